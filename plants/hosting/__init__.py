@@ -1,0 +1,1 @@
+"""What a hosted service adds around the application."""

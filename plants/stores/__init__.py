@@ -1,0 +1,85 @@
+"""The store's interface, its errors, and where a store is chosen by its URL. Nothing here knows HTTP."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A plant as a store keeps it.
+
+    ``id`` is an int from -2^63 to 2^63-1; ``name`` and ``tag`` are strings of any length without U+0000 and without
+    lone surrogates, and ``tag`` is None where none was given.
+    """
+
+    id: int
+    name: str
+    tag: str | None = None
+
+
+class PlantStoreError(Exception):
+    """A store did not take a plant."""
+
+
+class PlantIdInUse(PlantStoreError):
+    """Another plant already has this id; it is as it was."""
+
+    def __init__(self, plant_id: int) -> None:
+        super().__init__(f"a plant with the id {plant_id} is already in the store")
+        self.plant_id = plant_id
+
+
+class StoreUnavailable(PlantStoreError):
+    """The store cannot be reached now, or cannot keep its promise now; the same call may succeed later."""
+
+
+class PlantStore(abc.ABC):
+    """Where plants are kept. Threads may share a store."""
+
+    @abc.abstractmethod
+    def add(self, plant: Plant) -> None:
+        """Keep a plant whose id is not in use.
+
+        When this returns, the plant is kept as durably as the store promises. Of any number of concurrent calls for
+        one id exactly one returns.
+
+        :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
+        :raises StoreUnavailable: the plant cannot be kept now, or it is not known whether it was.
+        """
+
+    @abc.abstractmethod
+    def get(self, plant_id: int) -> Plant | None:
+        """Give the plant that has this id, or None.
+
+        :raises StoreUnavailable: the store cannot be read now.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Return if an ``add`` would be taken now.
+
+        :raises StoreUnavailable: it would not.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give back what the store holds (threads, files, connections). A second call does nothing."""
+
+
+_MODULES = {"memory": "plants.stores.memory"}
+
+
+def open_store(url: str) -> PlantStore:
+    """Give the store that a URL names; nothing is connected before its first use.
+
+    :raises ValueError: the URL names no store; the message says which there are.
+    """
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in _MODULES:
+        known = ", ".join(f"{name}:" for name in _MODULES)
+        raise ValueError(f"no store has a URL like this; one starts with {known}")
+    from_url = cast(Callable[[str], PlantStore], import_module(_MODULES[scheme]).from_url)
+    return from_url(url)
