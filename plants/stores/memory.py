@@ -1,15 +1,9 @@
 """A dictionary in the process: lives as long as the process, and is shared with no other."""
 
 import threading
+from typing import Self
 
 from plants.stores import Plant, PlantIdInUse, PlantStore
-
-
-def from_url(url: str) -> "MemoryStore":
-    """Give a new, empty store for ``memory:``."""
-    if url != "memory:":
-        raise ValueError("the memory store takes no path or options; its URL is memory:")
-    return MemoryStore()
 
 
 class MemoryStore(PlantStore):
@@ -18,6 +12,16 @@ class MemoryStore(PlantStore):
     def __init__(self) -> None:
         self._plants: dict[int, Plant] = {}
         self._lock = threading.Lock()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Give a new, empty store for ``memory:``.
+
+        :raises ValueError: there is more to the URL.
+        """
+        if url != "memory:":
+            raise ValueError("the dictionary store takes no path and no options: its URL is memory:")
+        return cls()
 
     def add(self, plant: Plant) -> None:
         with self._lock:
