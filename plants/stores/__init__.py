@@ -1,11 +1,10 @@
 """The store's interface, its errors, and where a store is chosen by its URL. Nothing here knows HTTP."""
 
 import abc
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Plant:
+class Plant(NamedTuple):
     """A plant as a store keeps it.
 
     ``id`` is an int from -2^63 to 2^63-1; ``name`` and ``tag`` are strings of any length without U+0000 and without

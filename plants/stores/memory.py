@@ -10,7 +10,7 @@ class MemoryStore(PlantStore):
     """Plants in a dictionary. An acknowledged plant survives nothing: it is gone with the store."""
 
     def __init__(self) -> None:
-        self._plants: dict[int, Plant] = {}
+        self._plants: dict[int, tuple[str, str | None]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -27,10 +27,12 @@ class MemoryStore(PlantStore):
         with self._lock:
             if plant.id in self._plants:
                 raise PlantIdInUse(plant.id)
-            self._plants[plant.id] = plant
+            # The garbage collector stops visiting a plain tuple of strings; a Plant it would visit for good.
+            self._plants[plant.id] = (plant.name, plant.tag)
 
     def get(self, plant_id: int) -> Plant | None:
-        return self._plants.get(plant_id)
+        kept = self._plants.get(plant_id)
+        return kept and Plant(plant_id, *kept)
 
     def check(self) -> None:
         pass

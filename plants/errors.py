@@ -1,0 +1,109 @@
+"""The one table of errors, and the only place that turns anything into an Error body."""
+
+import logging
+from collections.abc import Mapping
+from enum import IntEnum
+from http import HTTPStatus
+from typing import Any, NoReturn, Self
+
+import falcon
+from marshmallow import ValidationError
+
+from plants.schemas import ErrorSchema
+from plants.stores import PlantIdInUse, StoreUnavailable
+
+# Every answer has these, a success too.
+HEADERS = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
+RETRY_AFTER_SECONDS = 1
+
+_log = logging.getLogger(__name__)
+_error_schema = ErrorSchema()
+
+
+class ErrorCode(IntEnum):
+    """What ``error`` can be in an Error body: the HTTP status times 100, plus a number.
+
+    A member has the ``message`` that is sent where there is nothing more precise to say.
+    """
+
+    message: str
+
+    MALFORMED_REQUEST = 40000, "This is not a well-formed HTTP request, or its body was cut short."
+    NOT_JSON = 40001, "The body is missing or is not JSON."
+    NOT_A_NEW_PLANT = 40002, "The body is not a NewPlant."
+    ID_IN_USE = 40003, "The id is in use."
+    NO_TOKEN = 40100, "A bearer token is required: Authorization: Bearer <ACCESS_TOKEN>."
+    INVALID_TOKEN = 40101, "The bearer token is not valid."
+    NO_SUCH_PATH = 40400, "There is nothing at this path."
+    METHOD_NOT_ALLOWED = 40500, "This path does not have this method; the Allow header says which it has."
+    REQUEST_TIMEOUT = 40800, "The request did not arrive in time."
+    TOO_LARGE = 41300, "The body is too large."
+    UNSUPPORTED_MEDIA_TYPE = 41500, "The body must be application/json in UTF-8, without a content coding."
+    INTERNAL = 50000, "The service has a fault; its log has the details."
+    UNAVAILABLE = 50300, "The plant store cannot be reached now; try again later."
+
+    def __new__(cls, code: int, message: str) -> Self:
+        """Make a member of the table from a row of it."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.message = message
+        return member
+
+
+_MESSAGES = {int(code): code.message for code in ErrorCode}
+
+
+def http_error(
+    code: ErrorCode, message: str | None = None, headers: Mapping[str, str] | None = None
+) -> falcon.HTTPError:
+    """Give the exception that is answered with this code: its own message, or else the table's."""
+    return falcon.HTTPError(code // 100, description=message or code.message, headers=dict(headers or {}), code=code)
+
+
+def error_body(code: int, message: str | None = None) -> bytes:
+    """Give the Error body for a code: with this message, or else the table's, or else the status's own phrase."""
+    if message is None:
+        message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
+    body: str = _error_schema.dumps({"error": code, "message": message})
+    return body.encode()
+
+
+def add_error_handling(app: falcon.App[Any, Any]) -> None:
+    """Let every exception leave the application as an Error body."""
+    app.set_error_serializer(_serialize)
+    app.add_error_handler(Exception, _internal)
+    app.add_error_handler(ValidationError, _not_a_new_plant)
+    app.add_error_handler(PlantIdInUse, _id_in_use)
+    app.add_error_handler(StoreUnavailable, _unavailable)
+
+
+def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    # What Falcon itself raises (no such path, no such method, a bad Content-Length) has no code.
+    resp.data = error_body(error.code or error.status_code * 100, error.description)
+
+
+def _internal(_req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> NoReturn:
+    _log.error("a request failed", exc_info=error)
+    raise http_error(ErrorCode.INTERNAL)
+
+
+def _not_a_new_plant(
+    _req: falcon.Request, _resp: falcon.Response, error: ValidationError, _params: dict[str, Any]
+) -> NoReturn:
+    faults = "; ".join(f"{field}: {' '.join(messages)}" for field, messages in error.messages_dict.items())
+    raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
+
+
+def _id_in_use(_req: falcon.Request, _resp: falcon.Response, error: PlantIdInUse, _params: dict[str, Any]) -> NoReturn:
+    raise http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
+
+
+def _unavailable(
+    _req: falcon.Request, _resp: falcon.Response, error: StoreUnavailable, _params: dict[str, Any]
+) -> NoReturn:
+    _log.warning("the store is unavailable: %s", error)
+    raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

@@ -1,0 +1,92 @@
+"""Reading a request's body: bounded in memory, and as strict as RFC 8259."""
+
+import json
+import math
+import re
+from typing import Any, Never
+
+import falcon
+
+from plants.errors import ErrorCode, http_error
+
+_MEDIA_TYPE = re.compile(r'application/json[ \t]*(;[ \t]*charset=("utf-8"|utf-8)[ \t]*)?', re.IGNORECASE | re.ASCII)
+_LONGEST_INT64 = len(str(-(2**63)))
+
+
+def read_json(req: falcon.Request, max_bytes: int) -> Any:
+    """Read the JSON document that is the body of a request.
+
+    :raises falcon.HTTPError: the media type or the content coding is not supported; the body is larger than
+        ``max_bytes``, is cut short, or is not JSON.
+    """
+    coding = req.env.get("HTTP_CONTENT_ENCODING", "identity")
+    if not _MEDIA_TYPE.fullmatch(req.content_type or "") or coding.lower() not in {"identity", ""}:
+        raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
+    return parse_json(_read_body(req, max_bytes))
+
+
+def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
+    length = req.content_length
+    if length is None and not req.env.get("wsgi.input_terminated"):
+        return b""  # PEP 3333 tells no end of such a body; a server that ends a chunked one says so with that key.
+    if length is not None and length > max_bytes:
+        raise _too_large(max_bytes)
+    wanted = max_bytes + 1 if length is None else length
+    chunks = []
+    received = 0
+    while received < wanted:
+        try:
+            chunk = req.stream.read(wanted - received)
+        except Exception as error:  # what a server raises for a lost client or a broken chunk is its own affair
+            raise http_error(ErrorCode.MALFORMED_REQUEST) from error
+        if not chunk:
+            break
+        chunks.append(chunk)
+        received += len(chunk)
+    if received > max_bytes:
+        raise _too_large(max_bytes)
+    if length is not None and received < length:
+        raise http_error(ErrorCode.MALFORMED_REQUEST, "The body is shorter than its Content-Length.")
+    return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> falcon.HTTPError:
+    return http_error(ErrorCode.TOO_LARGE, f"The body is larger than {max_bytes} bytes.")
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse strict JSON: RFC 8259 text in UTF-8 without a byte order mark, no name twice in one object (RFC 7493).
+
+    An integer literal of more digits than an int64 has is given as an infinity, which no field takes for an integer.
+
+    :raises falcon.HTTPError: it is not.
+    """
+    try:
+        text = body.decode().strip(" \t\n\r")
+        document, end = _decoder.raw_decode(text)
+    except RecursionError:
+        raise http_error(ErrorCode.NOT_JSON, "The body is nested too deeply.") from None
+    except ValueError as error:
+        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
+    if end < len(text):
+        raise http_error(ErrorCode.NOT_JSON, f"The body has more text after its JSON (char {end}).")
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a name is used twice in one object")
+    return members
+
+
+def _int(literal: str) -> int | float:
+    # int() takes time that grows with the square of the digits, and refuses more than 4,300 with an error of its own.
+    return int(literal) if len(literal) <= _LONGEST_INT64 else math.inf
+
+
+def _no_constant(literal: str) -> Never:
+    raise ValueError(f"{literal} is not a JSON value")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)

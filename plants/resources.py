@@ -1,0 +1,25 @@
+"""The resource of the interface."""
+
+import falcon
+
+from plants.media import read_json
+from plants.schemas import NewPlantSchema, PlantSchema
+from plants.stores import Plant, PlantStore
+
+_new_plant_schema = NewPlantSchema()
+_plant_schema = PlantSchema()
+
+
+class PlantCollection:
+    """``/plants``: the plants of one store."""
+
+    def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
+        self._store = store
+        self._max_body_bytes = max_body_bytes
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Add the plant that the body describes, and answer with it as the store has it."""
+        document = read_json(req, self._max_body_bytes)
+        plant = Plant(**_new_plant_schema.load(document))
+        self._store.add(plant)
+        resp.data = _plant_schema.dumps(plant).encode()
