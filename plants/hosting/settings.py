@@ -1,0 +1,102 @@
+"""The settings of a hosted service, from the environment."""
+
+import re
+import secrets
+from collections.abc import MutableMapping
+from typing import NamedTuple, Self
+
+from gunicorn.errors import AppImportError
+
+from plants.auth import TokenCheck, TokenFile, Tokens
+from plants.stores import open_store
+
+
+class SettingsError(AppImportError):
+    """A setting that a service cannot be started with; the message names it and says how to mend it.
+
+    Gunicorn prints such an exception in a line, without a traceback, and stops.
+    """
+
+
+class Settings(NamedTuple):
+    """What the environment says, checked.
+
+    ``store`` is a store's URL; ``tokens`` tells which tokens are valid; ``max_body_bytes`` bounds a request's body;
+    ``request_timeout`` is how long, in seconds, a request may take to arrive; ``new_token`` is the token that was made
+    because the environment had none, or else None.
+    """
+
+    store: str
+    tokens: TokenCheck
+    max_body_bytes: int
+    request_timeout: float
+    new_token: str | None
+
+    @classmethod
+    def from_environ(cls, environ: MutableMapping[str, str]) -> Self:
+        """Read the settings.
+
+        Where the environment has no token, one is made and set there, so that what is started from here (workers, a
+        new master on ``USR2``) has the same.
+
+        :raises SettingsError: a name is not known, or a value is not usable.
+        """
+        unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in _NAMES)
+        if unknown:
+            raise SettingsError(f"{unknown[0]} is not a setting; unset it. The settings are {', '.join(_NAMES)}")
+        new_token = None
+        if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
+            new_token = environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
+        return cls(
+            store=_store(environ.get("PLANTS_STORE", "memory:")),
+            tokens=_tokens(environ),
+            max_body_bytes=_max_body_bytes(environ.get("PLANTS_MAX_BODY_BYTES", "1048576")),
+            request_timeout=_request_timeout(environ.get("PLANTS_REQUEST_TIMEOUT", "10")),
+            new_token=new_token,
+        )
+
+
+_NAMES = ("PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_STORE", "PLANTS_MAX_BODY_BYTES", "PLANTS_REQUEST_TIMEOUT")
+
+
+def _store(url: str) -> str:
+    try:
+        open_store(url).close()
+    except ValueError as error:
+        raise SettingsError(f"PLANTS_STORE is not usable: {error}") from None
+    return url
+
+
+def _max_body_bytes(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,17}", text):
+        raise SettingsError("PLANTS_MAX_BODY_BYTES is not usable: set a number of bytes, such as 1048576")
+    return int(text)
+
+
+def _request_timeout(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) or not float(text):
+        raise SettingsError("PLANTS_REQUEST_TIMEOUT is not usable: set a number of seconds above 0, such as 10")
+    return float(text)
+
+
+class _Either(NamedTuple):
+    checks: tuple[TokenCheck, ...]
+
+    def accepts(self, token: str) -> bool:
+        # A list, not a generator: the time does not tell which one it was.
+        return any([check.accepts(token) for check in self.checks])  # noqa: C419
+
+
+def _tokens(environ: MutableMapping[str, str]) -> TokenCheck:
+    checks: list[TokenCheck] = []
+    if "PLANTS_TOKENS" in environ:
+        try:
+            checks.append(Tokens(re.findall(r"[^,\s]+", environ["PLANTS_TOKENS"])))
+        except ValueError as error:
+            raise SettingsError(f"PLANTS_TOKENS is not usable: {error}") from None
+    if "PLANTS_TOKENS_FILE" in environ:
+        try:
+            checks.append(TokenFile(environ["PLANTS_TOKENS_FILE"]))
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"PLANTS_TOKENS_FILE is not usable: {error}") from None
+    return checks[0] if len(checks) == 1 else _Either(tuple(checks))
