@@ -26,3 +26,7 @@ def main() -> None:
             print(_USAGE)
         case _:
             sys.exit(_USAGE)
+
+
+if __name__ == "__main__":
+    main()

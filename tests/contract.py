@@ -1,0 +1,469 @@
+"""What every host of the application must do: the contract as one suite, and its bad inputs as tables with ids.
+
+A subclass gives the fixtures ``send``, which makes one request and gives its answer, and ``store``.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+
+from plants import Plant, PlantStore
+from plants.errors import HEADERS
+
+TOKEN = "correct-horse"
+LIMIT = 4096
+JSON_TYPE = ("Content-Type", "application/json")
+AUTH = ("Authorization", f"Bearer {TOKEN}")
+Headers = list[tuple[str, str]]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> int:
+        """The code of an answer that is an Error body in every respect."""
+        document = json.loads(self.body)
+        assert document.keys() == {"error", "message"}
+        assert type(document["error"]) is int
+        assert type(document["message"]) is str
+        assert 0 < len(document["message"]) < 500
+        assert document["error"] // 100 == self.status
+        self.check_headers()
+        return document["error"]
+
+    @property
+    def message(self) -> str:
+        message: str = json.loads(self.body)["message"]
+        return message
+
+    @property
+    def plant(self) -> Any:
+        assert self.status == 200
+        self.check_headers()
+        return json.loads(self.body)
+
+    def check_headers(self) -> None:
+        assert {name: self.headers.get(name.lower()) for name in HEADERS} == HEADERS
+
+
+class Send(Protocol):
+    def __call__(
+        self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers
+    ) -> Answer: ...
+
+
+def table(*rows: tuple[Any, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a test with rows whose first column is the id and whose others go to ``case``."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(row[1:] if len(row) > 2 else row[1], id=row[0]) for row in rows]
+    )
+
+
+def new_plant(**members: Any) -> bytes:
+    return json.dumps({"id": 1, "name": "Fern", **members}).encode()
+
+
+def with_id(literal: str) -> bytes:
+    return b'{"id": %s, "name": "Fern"}' % literal.encode()
+
+
+NO_TOKEN: list[tuple[str, Headers]] = [
+    ("nothing", []),
+    ("empty", [("Authorization", "")]),
+    ("basic", [("Authorization", "Basic Y29ycmVjdDpob3JzZQ==")]),
+    ("basic with the token", [("Authorization", f"Basic {TOKEN}")]),
+    ("digest", [("Authorization", 'Digest username="a"')]),
+    ("the token alone", [("Authorization", TOKEN)]),
+    ("a scheme that starts with bearer", [("Authorization", f"Bearers {TOKEN}")]),
+    ("no space", [("Authorization", f"Bearer{TOKEN}")]),
+    ("a colon", [("Authorization", f"Bearer:{TOKEN}")]),
+    ("an equals sign", [("Authorization", f"Bearer={TOKEN}")]),
+    ("a tab for the space", [("Authorization", f"Bearer\t{TOKEN}")]),
+    ("another header", [("X-Authorization", f"Bearer {TOKEN}")]),
+    ("the proxy's header", [("Proxy-Authorization", f"Bearer {TOKEN}")]),
+    ("a cookie", [("Cookie", f"access_token={TOKEN}")]),
+    ("basic, then bearer", [("Authorization", f"Basic x, Bearer {TOKEN}")]),
+]
+
+INVALID_TOKEN: list[tuple[str, Headers]] = [
+    ("the scheme alone", [("Authorization", "Bearer")]),
+    ("another token", [("Authorization", "Bearer wrong")]),
+    ("a prefix of it", [("Authorization", f"Bearer {TOKEN[:-1]}")]),
+    ("it and more", [("Authorization", f"Bearer {TOKEN}s")]),
+    ("another case", [("Authorization", f"Bearer {TOKEN.upper()}")]),
+    ("twice", [("Authorization", f"Bearer {TOKEN} {TOKEN}")]),
+    ("a comma after it", [("Authorization", f"Bearer {TOKEN},")]),
+    ("two, the valid one first", [("Authorization", f"Bearer {TOKEN},Bearer wrong")]),
+    ("two, the valid one last", [("Authorization", f"Bearer wrong,Bearer {TOKEN}")]),
+    ("two valid ones", [("Authorization", f"Bearer {TOKEN},Bearer {TOKEN}")]),
+    ("bearer, then basic", [("Authorization", f"Bearer {TOKEN}, Basic x")]),
+    ("a parameter", [("Authorization", f'Bearer {TOKEN}, realm="plants"')]),
+    ("in quotes", [("Authorization", f'Bearer "{TOKEN}"')]),
+    ("percent-encoded", [("Authorization", "Bearer correct%2Dhorse")]),
+    ("padding inside", [("Authorization", "Bearer correct=horse")]),
+    ("padding alone", [("Authorization", "Bearer ==")]),
+    ("not ASCII", [("Authorization", "Bearer corréct")]),
+    ("a digest of it", [("Authorization", "Bearer sha256:" + "0" * 64)]),
+    ("very long", [("Authorization", "Bearer " + "a" * 4000)]),
+]
+
+VALID_TOKEN: list[tuple[str, Headers]] = [
+    ("as it is", [("Authorization", f"Bearer {TOKEN}")]),
+    ("lower-case scheme", [("Authorization", f"bearer {TOKEN}")]),
+    ("upper-case scheme", [("Authorization", f"BEARER {TOKEN}")]),
+    ("many spaces", [("Authorization", f"Bearer     {TOKEN}")]),
+    ("the header's name in lower case", [("authorization", f"Bearer {TOKEN}")]),
+]
+
+NO_SUCH_PATH = [
+    ("root", "/"),
+    ("slash after it", "/plants/"),
+    ("two slashes before it", "//plants"),
+    ("three slashes before it", "///plants"),
+    ("two slashes after it", "/plants//"),
+    ("an item", "/plants/1"),
+    ("upper case", "/Plants"),
+    ("a part of it", "/plant"),
+    ("more than it", "/plantss"),
+    ("a file", "/plants.json"),
+    ("a percent-encoded slash after it", "/plants%2F"),
+    ("a percent-encoded space after it", "/plants%20"),
+    ("NUL after it", "/plants%00"),
+    ("not UTF-8", "/plants%ff"),
+    ("dots", "/./plants"),
+    ("dots that come back", "/x/../plants"),
+    ("a parameter", "/plants;v=1"),
+    ("a full-width p", "/%EF%BD%90lants"),
+    ("very long", "/" + "a" * 3000),
+]
+
+NO_SUCH_METHOD = [
+    (method, method)
+    for method in (
+        "GET HEAD PUT PATCH DELETE TRACE CONNECT PROPFIND QUERY LINK PURGE FOO WEBSOCKET PRI post Post POSTS M-SEARCH"
+    ).split()
+]
+
+UNSUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
+    ("none", []),
+    ("empty", [("Content-Type", "")]),
+    ("text", [("Content-Type", "text/plain")]),
+    ("a form", [("Content-Type", "application/x-www-form-urlencoded")]),
+    ("multipart", [("Content-Type", "multipart/form-data; boundary=x")]),
+    ("text/json", [("Content-Type", "text/json")]),
+    ("problem+json", [("Content-Type", "application/problem+json")]),
+    ("vendor", [("Content-Type", "application/vnd.api+json")]),
+    ("json lines", [("Content-Type", "application/jsonl")]),
+    ("a prefix", [("Content-Type", "application/jso")]),
+    ("a list", [("Content-Type", "application/json, text/plain")]),
+    ("any", [("Content-Type", "*/*")]),
+    ("latin-1", [("Content-Type", "application/json; charset=iso-8859-1")]),
+    ("utf-16", [("Content-Type", "application/json; charset=utf-16")]),
+    ("utf8 without its hyphen", [("Content-Type", "application/json; charset=utf8")]),
+    ("another parameter", [("Content-Type", "application/json; version=1")]),
+    ("two charsets", [("Content-Type", "application/json; charset=utf-8; charset=utf-8")]),
+    ("an empty parameter", [("Content-Type", "application/json;")]),
+    ("half a quote", [("Content-Type", 'application/json; charset="utf-8')]),
+    ("a long s", [("Content-Type", "application/j\u017fon".encode().decode("latin-1"))]),
+    ("gzip", [JSON_TYPE, ("Content-Encoding", "gzip")]),
+    ("deflate", [JSON_TYPE, ("Content-Encoding", "deflate")]),
+    ("br", [JSON_TYPE, ("Content-Encoding", "br")]),
+    ("identity and gzip", [JSON_TYPE, ("Content-Encoding", "identity, gzip")]),
+    ("an unknown coding", [JSON_TYPE, ("Content-Encoding", "x")]),
+]
+
+SUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
+    ("plain", [JSON_TYPE]),
+    ("upper case", [("Content-Type", "APPLICATION/JSON")]),
+    ("mixed case", [("Content-Type", "Application/Json")]),
+    ("charset", [("Content-Type", "application/json; charset=utf-8")]),
+    ("charset in upper case", [("Content-Type", "application/json; CHARSET=UTF-8")]),
+    ("charset without a space", [("Content-Type", "application/json;charset=utf-8")]),
+    ("charset with spaces", [("Content-Type", "application/json ; charset=utf-8")]),
+    ("charset in quotes", [("Content-Type", 'application/json; charset="utf-8"')]),
+    ("identity", [JSON_TYPE, ("Content-Encoding", "identity")]),
+    ("identity in upper case", [JSON_TYPE, ("Content-Encoding", "IDENTITY")]),
+    ("any Accept", [JSON_TYPE, ("Accept", "application/xml")]),
+    ("a broken Accept", [JSON_TYPE, ("Accept", ";;;,/")]),
+]
+
+NOT_JSON = [
+    ("empty", b""),
+    ("white space", b" \t\r\n"),
+    ("text", b"plants"),
+    ("a form", b"id=1&name=Fern"),
+    ("XML", b"<plant/>"),
+    ("cut in an object", b'{"id": 1, "name": "Fern"'),
+    ("cut in a string", b'{"id": 1, "name": "Fer'),
+    ("cut in an escape", b'{"id": 1, "name": "\\u00'),
+    ("cut in a code point", b'{"id": 1, "name": "\xc3'),
+    ("a name alone", b'{"id"}'),
+    ("no colon", b'{"id" 1, "name": "Fern"}'),
+    ("no comma", b'{"id": 1 "name": "Fern"}'),
+    ("a comma too many", b'{"id": 1, "name": "Fern",}'),
+    ("a comma too many in an array", b"[1,]"),
+    ("single quotes", b"{'id': 1, 'name': 'Fern'}"),
+    ("names without quotes", b'{id: 1, name: "Fern"}'),
+    ("a comment", b'{"id": 1, "name": "Fern"} // plant'),
+    ("text after it", b'{"id": 1, "name": "Fern"} x'),
+    ("a second document", b'{"id": 1, "name": "Fern"}{"id": 2, "name": "Fern"}'),
+    ("NUL after it", b'{"id": 1, "name": "Fern"}\0'),
+    ("a vertical tab after it", b'{"id": 1, "name": "Fern"}\x0b'),
+    ("a no-break space before it", b'\xc2\xa0{"id": 1, "name": "Fern"}'),
+    ("a byte order mark", b"\xef\xbb\xbf" + new_plant()),
+    ("UTF-16", new_plant().decode().encode("utf-16-le")),
+    ("UTF-32", new_plant().decode().encode("utf-32-be")),
+    ("latin-1", '{"id": 1, "name": "Orchidée"}'.encode("latin-1")),
+    ("an overlong encoding", b'{"id": 1, "name": "\xc0\xaf"}'),
+    ("an encoded surrogate", b'{"id": 1, "name": "\xed\xa0\x80"}'),
+    ("beyond U+10FFFF", b'{"id": 1, "name": "\xf4\x90\x80\x80"}'),
+    ("a line feed in a string", b'{"id": 1, "name": "Fe\nrn"}'),
+    ("a tab in a string", b'{"id": 1, "name": "Fe\trn"}'),
+    ("NUL in a string", b'{"id": 1, "name": "Fe\0rn"}'),
+    ("an unknown escape", b'{"id": 1, "name": "\\x41"}'),
+    ("an escape of three digits", b'{"id": 1, "name": "\\u041"}'),
+    ("an escape with a plus sign", b'{"id": 1, "name": "\\u+041"}'),
+    ("NaN", with_id("NaN")),
+    ("Infinity", with_id("Infinity")),
+    ("minus Infinity", with_id("-Infinity")),
+    ("NaN in a member that is ignored", new_plant(other=float("nan"))),
+    ("True", with_id("True")),
+    ("None", with_id("None")),
+    ("undefined", with_id("undefined")),
+    ("a leading zero", with_id("01")),
+    ("a leading plus", with_id("+1")),
+    ("a minus alone", with_id("-")),
+    ("a point at the end", with_id("1.")),
+    ("a point at the start", with_id(".5")),
+    ("an exponent without digits", with_id("1e")),
+    ("hexadecimal", with_id("0x1")),
+    ("an underscore", with_id("1_0")),
+    ("other digits", with_id("١")),
+    ("id twice", b'{"id": 1, "id": 2, "name": "Fern"}'),
+    ("id twice with one value", b'{"id": 1, "name": "Fern", "id": 1}'),
+    ("name twice, once escaped", b'{"id": 1, "name": "Fern", "n\\u0061me": "Ivy"}'),
+    ("a name twice in a member that is ignored", b'{"id": 1, "name": "Fern", "x": {"a": 1, "a": 1}}'),
+    ("deep arrays", b"[" * 2000),
+    ("deep arrays, closed", b"[" * 2000 + b"]" * 2000),
+    ("deep objects", b'{"a":' * 800),
+    ("deep in a member that is ignored", new_plant()[:-1] + b', "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
+]
+
+# The last column: the fields that the message must name.
+NOT_A_NEW_PLANT = [
+    ("null", b"null", []),
+    ("true", b"true", []),
+    ("a number", b"1", []),
+    ("a string", b'"plant"', []),
+    ("an empty array", b"[]", []),
+    ("an array of one", b"[" + new_plant() + b"]", []),
+    ("no members", b"{}", ["id", "name"]),
+    ("no id", b'{"name": "Fern"}', ["id"]),
+    ("no name", b'{"id": 1}', ["name"]),
+    ("a tag alone", b'{"tag": "fern"}', ["id", "name"]),
+    ("names in upper case", b'{"ID": 1, "NAME": "Fern"}', ["id", "name"]),
+    ("all three faulty", b'{"id": "1", "name": 1, "tag": 1}', ["id", "name", "tag"]),
+    ("id null", with_id("null"), ["id"]),
+    ("id true", with_id("true"), ["id"]),
+    ("id false", with_id("false"), ["id"]),
+    ("id a string", with_id('"1"'), ["id"]),
+    ("id an empty string", with_id('""'), ["id"]),
+    ("id an array", with_id("[1]"), ["id"]),
+    ("id an object", with_id('{"$gt": 0}'), ["id"]),
+    ("id 1.0", with_id("1.0"), ["id"]),
+    ("id 1.5", with_id("1.5"), ["id"]),
+    ("id 1e3", with_id("1e3"), ["id"]),
+    ("id 1E400", with_id("1E400"), ["id"]),
+    ("id -0.0", with_id("-0.0"), ["id"]),
+    ("id 2^63", with_id("9223372036854775808"), ["id"]),
+    ("id -2^63-1", with_id("-9223372036854775809"), ["id"]),
+    ("id of 20 digits", with_id("1" * 20), ["id"]),
+    ("id of 4,000 digits", with_id("1" * 4000), ["id"]),
+    ("name null", new_plant(name=None), ["name"]),
+    ("name a number", new_plant(name=1), ["name"]),
+    ("name true", new_plant(name=True), ["name"]),
+    ("name an array", new_plant(name=["Fern"]), ["name"]),
+    ("name an object", new_plant(name={"en": "Fern"}), ["name"]),
+    ("name with U+0000", new_plant(name="Fe\0rn"), ["name"]),
+    ("name U+0000", new_plant(name="\0"), ["name"]),
+    ("name with U+0000 at the end", new_plant(name="Fern\0"), ["name"]),
+    ("name with U+0000 after a line feed", new_plant(name="Fern\n\0"), ["name"]),
+    ("name with a high surrogate", new_plant(name="Fe\ud800rn"), ["name"]),
+    ("name with a low surrogate", new_plant(name="Fe\udfffrn"), ["name"]),
+    ("name with surrogates in the wrong order", new_plant(name="\udc00\ud800"), ["name"]),
+    ("tag null", new_plant(tag=None), ["tag"]),
+    ("tag a number", new_plant(tag=1.5), ["tag"]),
+    ("tag false", new_plant(tag=False), ["tag"]),
+    ("tag an empty array", new_plant(tag=[]), ["tag"]),
+    ("tag an object", new_plant(tag={}), ["tag"]),
+    ("tag with U+0000", new_plant(tag="\0"), ["tag"]),
+    ("tag with a surrogate", new_plant(tag="\udead"), ["tag"]),
+]
+
+NEW_PLANT = [
+    ("name", b'{"id": 1, "name": "Fern"}', Plant(1, "Fern")),
+    ("name and tag", b'{"id": 1, "name": "Fern", "tag": "shade"}', Plant(1, "Fern", "shade")),
+    ("another order", b'{"tag": "shade", "name": "Fern", "id": 1}', Plant(1, "Fern", "shade")),
+    ("white space", b'\r\n\t {\n"id" : 1 ,\t"name"\r:"Fern" } \n', Plant(1, "Fern")),
+    ("id 0", with_id("0"), Plant(0, "Fern")),
+    ("id -0", with_id("-0"), Plant(0, "Fern")),
+    ("id -1", with_id("-1"), Plant(-1, "Fern")),
+    ("id 2^53+1", with_id("9007199254740993"), Plant(2**53 + 1, "Fern")),
+    ("id 2^63-1", with_id("9223372036854775807"), Plant(2**63 - 1, "Fern")),
+    ("id -2^63", with_id("-9223372036854775808"), Plant(-(2**63), "Fern")),
+    ("empty name", new_plant(name=""), Plant(1, "")),
+    ("empty tag", new_plant(tag=""), Plant(1, "Fern", "")),
+    ("name of spaces", new_plant(name="  "), Plant(1, "  ")),
+    ("name with a line feed", new_plant(name="Fern\n"), Plant(1, "Fern\n")),
+    ("name with quotes", new_plant(name="\"'\\/<>&"), Plant(1, "\"'\\/<>&")),
+    ("name with control characters", new_plant(name="\x01\x1f\x7f\x85"), Plant(1, "\x01\x1f\x7f\x85")),
+    ("name in UTF-8", '{"id": 1, "name": "Orchidée 蘭 🌿"}'.encode(), Plant(1, "Orchidée 蘭 🌿")),
+    ("name in escapes", new_plant(name="Orchidée 蘭 🌿"), Plant(1, "Orchidée 蘭 🌿")),
+    ("name decomposed", new_plant(name="e\u0301"), Plant(1, "e\u0301")),
+    ("name with noncharacters", new_plant(name="\ufffe\uffff\U0010ffff"), Plant(1, "\ufffe\uffff\U0010ffff")),
+    ("name with a byte order mark", new_plant(name="\ufeffFern"), Plant(1, "\ufeffFern")),
+    ("name with line separators", new_plant(name="\u2028\u2029"), Plant(1, "\u2028\u2029")),
+    ("name next to the surrogates", new_plant(name="\ud7ff\ue000"), Plant(1, "\ud7ff\ue000")),
+    ("name of SQL", new_plant(name="'; DROP TABLE plants; --"), Plant(1, "'; DROP TABLE plants; --")),
+    ("name of a format", new_plant(name="%s {0} ${x}"), Plant(1, "%s {0} ${x}")),
+    ("a long name", new_plant(name="x" * 4000), Plant(1, "x" * 4000)),
+    ("other members", new_plant(colour="green", price=1.5, parts=[None, {"leaf": True}]), Plant(1, "Fern")),
+    ("a huge integer elsewhere", new_plant()[:-1] + b', "x": ' + b"1" * 4000 + b"}", Plant(1, "Fern")),
+    ("a huge float elsewhere", new_plant()[:-1] + b', "x": 1e999999}', Plant(1, "Fern")),
+    ("U+0000 elsewhere", new_plant(x="\0", **{"\0": "\ud800"}), Plant(1, "Fern")),
+    ("prototype names", new_plant(__proto__={}, constructor=1, self=1, cls=1), Plant(1, "Fern")),
+]
+
+
+class Contract:
+    """Every row of the contract that an application can decide."""
+
+    @table(*NO_TOKEN)
+    def test_a_request_without_a_bearer_token_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:
+        answer = send(new_plant(), headers=[*case, JSON_TYPE])
+        assert answer.error == 40100
+        assert answer.headers["www-authenticate"] == 'Bearer realm="plants"'
+        assert store.get(1) is None
+
+    @table(*INVALID_TOKEN)
+    def test_a_token_that_is_not_valid_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:
+        answer = send(new_plant(), headers=[*case, JSON_TYPE])
+        assert answer.error == 40101
+        assert answer.headers["www-authenticate"] == 'Bearer realm="plants", error="invalid_token"'
+        assert store.get(1) is None
+        assert TOKEN.encode() not in answer.body
+
+    @table(*VALID_TOKEN)
+    def test_a_valid_token_is_accepted(self, send: Send, case: Headers) -> None:
+        assert send(new_plant(), headers=[*case, JSON_TYPE]).plant == {"name": "Fern"}
+
+    def test_a_token_in_the_query_or_the_body_is_not_looked_at(self, send: Send) -> None:
+        answer = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
+        assert answer.error == 40100
+
+    @table(
+        *NO_SUCH_PATH, *[(f"method {method}", "/plants", method) for method, _ in NO_SUCH_METHOD if method != "HEAD"]
+    )
+    def test_without_a_token_nobody_learns_which_paths_and_methods_exist(self, send: Send, case: Any) -> None:
+        path, method = (case, "POST") if isinstance(case, str) else case
+        assert send(method=method, path=path, headers=[]).error == 40100
+
+    @table(*NO_SUCH_PATH)
+    def test_another_path_is_404(self, send: Send, store: PlantStore, case: str) -> None:
+        assert send(new_plant(), path=case, headers=[AUTH, JSON_TYPE]).error == 40400
+        assert store.get(1) is None
+
+    @table(*NO_SUCH_METHOD)
+    def test_another_method_is_405(self, send: Send, store: PlantStore, case: str) -> None:
+        answer = send(method=case, headers=[AUTH, JSON_TYPE])
+        assert answer.status == 405
+        assert "POST" in answer.headers["allow"]
+        if case == "HEAD":
+            assert answer.body == b""
+        else:
+            assert answer.error == 40500
+        assert store.get(1) is None
+
+    def test_another_method_on_another_path_is_404(self, send: Send) -> None:
+        assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
+
+    def test_options_answers_with_the_methods(self, send: Send) -> None:
+        answer = send(method="OPTIONS", headers=[AUTH])
+        assert (answer.status, answer.headers["allow"], answer.body) == (200, "POST", b"")
+
+    @pytest.mark.parametrize("query", ["", "a=1", "a=1&a=2", "id=9&name=x", "%", "%ff", "=&&;", "a" * 3000])
+    def test_a_query_string_is_ignored(self, send: Send, query: str) -> None:
+        assert send(new_plant(), path=f"/plants?{query}", headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+
+    @table(*UNSUPPORTED_MEDIA_TYPE)
+    def test_a_body_of_another_type_or_coding_is_415(self, send: Send, store: PlantStore, case: Headers) -> None:
+        assert send(new_plant(), headers=[AUTH, *case]).error == 41500
+        assert store.get(1) is None
+
+    @table(*SUPPORTED_MEDIA_TYPE)
+    def test_json_is_supported_however_it_is_named(self, send: Send, case: Headers) -> None:
+        assert send(new_plant(), headers=[AUTH, *case]).plant == {"name": "Fern"}
+
+    def test_a_body_of_the_largest_size_is_read(self, send: Send) -> None:
+        assert send(new_plant().ljust(LIMIT), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+
+    def test_a_body_that_is_one_byte_larger_is_413(self, send: Send, store: PlantStore) -> None:
+        assert send(new_plant().ljust(LIMIT + 1), headers=[AUTH, JSON_TYPE]).error == 41300
+        assert store.get(1) is None
+
+    @table(*NOT_JSON)
+    def test_a_body_that_is_not_strict_json_is_refused(self, send: Send, store: PlantStore, case: bytes) -> None:
+        assert send(case, headers=[AUTH, JSON_TYPE]).error == 40001
+        assert store.get(1) is None
+
+    @table(*NOT_A_NEW_PLANT)
+    def test_json_that_is_not_a_new_plant_is_refused(
+        self, send: Send, store: PlantStore, case: tuple[bytes, list[str]]
+    ) -> None:
+        body, fields = case
+        answer = send(body, headers=[AUTH, JSON_TYPE])
+        assert answer.error == 40002
+        assert [name for name in ("id", "name", "tag") if f"{name}: " in answer.message] == fields
+        assert store.get(1) is None
+
+    @table(*NEW_PLANT)
+    def test_a_new_plant_is_stored_and_answered_without_its_id(
+        self, send: Send, store: PlantStore, case: tuple[bytes, Plant]
+    ) -> None:
+        body, plant = case
+        shape = {"name": plant.name} if plant.tag is None else {"name": plant.name, "tag": plant.tag}
+        assert send(body, headers=[AUTH, JSON_TYPE]).plant == shape
+        assert store.get(plant.id) == plant
+
+    def test_an_id_in_use_is_refused_and_the_plant_stays_as_it_was(self, send: Send, store: PlantStore) -> None:
+        send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE])
+        answer = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
+        assert answer.error == 40003
+        assert store.get(1) == Plant(1, "Fern", "shade")
+
+    def test_the_same_request_twice_is_refused_the_second_time(self, send: Send) -> None:
+        first, second = (send(new_plant(), headers=[AUTH, JSON_TYPE]) for _ in range(2))
+        assert (first.status, second.error) == (200, 40003)
+
+    @pytest.mark.parametrize(
+        ("headers", "path", "method", "body", "error"),
+        [
+            ([], "/nothing", "GET", b"x", 40100),
+            ([AUTH], "/nothing", "GET", b"x", 40400),
+            ([AUTH], "/plants", "GET", b"x", 40500),
+            ([AUTH], "/plants", "POST", b"x", 41500),
+            ([AUTH, JSON_TYPE], "/plants", "POST", b"x", 40001),
+            ([AUTH, JSON_TYPE], "/plants", "POST", b'{"id": 1, "name": NaN, "tag": 1}', 40001),
+            ([AUTH, JSON_TYPE], "/plants", "POST", b'{"id": 1, "tag": 1}', 40002),
+        ],
+        ids=["token", "path", "method", "media type", "JSON", "JSON before the fields", "NewPlant"],
+    )
+    def test_faults_are_judged_in_order(
+        self, send: Send, headers: Headers, path: str, method: str, body: bytes, error: int
+    ) -> None:
+        assert send(body, method=method, path=path, headers=headers).error == error

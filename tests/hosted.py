@@ -1,0 +1,98 @@
+"""A hosted service in a process of its own, and a plain HTTP client for it."""
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.contract import LIMIT, TOKEN, Answer, Headers
+
+CHECKOUT = Path(__file__).parent.parent
+SERVE = [sys.executable, "-m", "plants.hosting.cli", "serve"]
+
+
+class Service:
+    """A running service. What it logs is read all the time, so that it never waits for a reader."""
+
+    def __init__(self, command: list[str], cwd: Path, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command, cwd=cwd, env=environment(**env), stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
+        # A worker that is stopped before it has set up its signals is killed only after Gunicorn's graceful timeout.
+        assert self.send(method="GET", path="/livez", headers=[]).status == 200
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self.lines.append("(end)")
+            self._changed.notify_all()
+
+    def wait_for(self, pattern: str, after: int = 0) -> re.Match[str]:
+        """Wait until a line of the log, not before line ``after``, has the pattern."""
+        with self._changed:
+            while True:
+                found = [match for line in self.lines[after:] if (match := re.search(pattern, line))]
+                if found:
+                    return found[0]
+                if self.lines and self.lines[-1] == "(end)":
+                    raise AssertionError(f"{pattern!r} is not in the log:\n{''.join(self.lines)}")
+                assert self._changed.wait(10), f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
+
+    def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+        """Make a request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.putrequest(method, path, skip_accept_encoding=True)
+            for name, value in headers:
+                connection.putheader(name, value)
+            if body or method == "POST":
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            response = connection.getresponse()
+            return Answer(
+                response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+            )
+        finally:
+            connection.close()
+
+    def stop(self) -> int:
+        """Stop it, and give its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self._reader.join()
+            assert self.process.stderr
+            self.process.stderr.close()
+
+
+def environment(**env: str) -> dict[str, str]:
+    """The environment of a service: of our own settings only these."""
+    ours = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | env
+
+
+@contextmanager
+def serving(*options: str, command: list[str] = SERVE, cwd: Path = CHECKOUT, **env: str) -> Iterator[Service]:
+    """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` says otherwise."""
+    settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
+    service = Service([*command, "--bind", "127.0.0.1:0", *options], cwd, settings)
+    try:
+        yield service
+    finally:
+        service.stop()

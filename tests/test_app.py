@@ -1,0 +1,217 @@
+"""The application in the process."""
+
+import io
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+from wsgiref.validate import validator
+
+import pytest
+
+import plants
+from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
+from tests.calls import Stream, call, sender
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant
+
+
+class TestInProcess(Contract):
+    pass
+
+
+@pytest.fixture
+def app(store: PlantStore) -> Any:
+    return plants.create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT)
+
+
+def test_wsgiref_finds_no_fault(app: Any) -> None:
+    environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0", "QUERY_STRING": ""}
+    setup_testing_defaults(environ)
+    answer = validator(app)(environ, lambda _status, _headers: lambda _data: None)
+    assert b"".join(answer)
+    answer.close()
+
+
+def test_no_byte_of_the_body_is_read_before_the_token_is_valid(app: Any) -> None:
+    stream = Stream(new_plant())
+    answer = call(app, stream, CONTENT_LENGTH="27", HTTP_AUTHORIZATION="Bearer wrong")
+    assert (answer.error, stream.sizes) == (40101, [])
+
+
+def test_a_body_that_is_announced_as_too_large_is_not_read(app: Any) -> None:
+    stream = Stream(b"x" * (LIMIT + 1))
+    assert (call(app, stream, CONTENT_LENGTH=str(LIMIT + 1)).error, stream.sizes) == (41300, [])
+
+
+def test_a_chunked_body_is_read_to_its_end(app: Any, store: PlantStore) -> None:
+    body = new_plant()
+    answer = call(app, Stream(body[:5], body[5:6], body[6:]), wsgi_input_terminated=True)
+    assert answer.plant == {"name": "Fern"}
+    assert store.get(1) == Plant(1, "Fern")
+
+
+def test_a_chunked_body_of_the_largest_size_is_read(app: Any) -> None:
+    body = new_plant().ljust(LIMIT)
+    assert call(app, io.BytesIO(body), wsgi_input_terminated=True).plant == {"name": "Fern"}
+
+
+def test_of_a_chunked_body_that_is_too_large_no_more_is_read_than_tells(app: Any, store: PlantStore) -> None:
+    stream = io.BytesIO(new_plant().ljust(10 * LIMIT))
+    assert call(app, stream, wsgi_input_terminated=True).error == 41300
+    assert stream.tell() == LIMIT + 1
+    assert store.get(1) is None
+
+
+def test_a_body_that_comes_in_parts_is_read_to_its_length(app: Any) -> None:
+    body = new_plant()
+    stream = Stream(body[:5], body[5:], b"x")
+    assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
+    assert stream.chunks == [b"x"]
+
+
+def test_a_body_that_is_shorter_than_its_length_is_refused(app: Any, store: PlantStore) -> None:
+    body = new_plant()
+    assert call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1)).error == 40000
+    assert store.get(1) is None
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), ValueError("chunk"), StopIteration(), KeyError("x")], ids=repr)
+def test_a_body_that_the_server_cannot_read_is_refused(app: Any, store: PlantStore, error: Exception) -> None:
+    assert call(app, Stream(new_plant(), error), wsgi_input_terminated=True).error == 40000
+    assert store.get(1) is None
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1x", "1.5", "0x10", "\xb2", "9" * 5000])
+def test_a_content_length_that_is_no_number_is_refused(app: Any, length: str) -> None:
+    assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).error == 40000
+
+
+@pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}, {"CONTENT_LENGTH": "0"}], ids=repr)
+def test_without_a_length_and_an_end_there_is_no_body(app: Any, environ: dict[str, str]) -> None:
+    stream = Stream(new_plant())
+    assert (call(app, stream, **environ).error, stream.sizes) == (40001, [])
+
+
+def test_an_empty_path_is_no_path(app: Any) -> None:
+    assert call(app, Stream(), PATH_INFO="").error == 40400
+
+
+class FaultyStore(MemoryStore):
+    """What a store whose engine is gone, or that has a fault, does."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def add(self, _plant: Plant) -> None:
+        raise self.error
+
+
+def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture) -> None:
+    answer = sender(FaultyStore(StoreUnavailable("no connection")))(new_plant(), headers=[AUTH, JSON_TYPE])
+    assert answer.error == 50300
+    assert int(answer.headers["retry-after"]) > 0
+    assert "no connection" not in answer.message
+    assert caplog.messages == ["the store is unavailable: no connection"]
+
+
+def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    answer = sender(FaultyStore(ZeroDivisionError("of the pump")))(new_plant(), headers=[AUTH, JSON_TYPE])
+    assert answer.error == 50000
+    assert "pump" not in answer.message
+    assert caplog.records[0].levelno == logging.ERROR
+    assert "of the pump" in caplog.text
+    assert TOKEN not in caplog.text
+
+
+def test_a_fault_of_the_token_check_lets_nobody_in() -> None:
+    class Broken:
+        def accepts(self, token: str) -> bool:
+            raise LookupError(token)
+
+    store = MemoryStore()
+    assert sender(store, Broken())(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert store.get(1) is None
+
+
+def test_any_object_with_accepts_checks_tokens() -> None:
+    class Odd:
+        def accepts(self, token: str) -> bool:
+            return len(token) % 2 == 1
+
+    send = sender(MemoryStore(), Odd())
+    assert send(new_plant(), headers=[("Authorization", "Bearer abc"), JSON_TYPE]).status == 200
+    assert send(new_plant(), headers=[("Authorization", "Bearer abcd"), JSON_TYPE]).error == 40101
+
+
+@pytest.mark.parametrize("token", ["one", "two", "three"])
+def test_each_of_several_tokens_is_valid(token: str) -> None:
+    send = sender(MemoryStore(), iter(["one", "two", "three"]))
+    assert send(new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE]).status == 200
+
+
+@pytest.mark.parametrize("tokens", [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]], ids=repr)
+def test_a_token_that_no_client_could_send_is_refused_at_once(tokens: list[str]) -> None:
+    with pytest.raises(ValueError, match="token") as caught:
+        plants.create_app(tokens=tokens)
+    assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
+
+
+def test_one_string_is_not_taken_for_a_list_of_tokens() -> None:
+    with pytest.raises(TypeError, match="not one string"):
+        plants.create_app(tokens="secret")
+
+
+def test_an_app_without_a_store_has_a_new_one() -> None:
+    for _ in range(2):
+        assert (
+            call(plants.create_app(tokens=[TOKEN]), io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
+        )
+
+
+def test_the_default_limit_is_one_mebibyte() -> None:
+    app = plants.create_app(tokens=[TOKEN])
+    assert call(app, io.BytesIO(new_plant().ljust(1_048_576)), CONTENT_LENGTH="1048576").status == 200
+    assert call(app, Stream(), CONTENT_LENGTH="1048577").error == 41300
+
+
+def test_of_64_clients_that_want_the_same_ids_exactly_one_gets_each() -> None:
+    store = MemoryStore()
+    app = plants.create_app(store, tokens=[TOKEN])
+    barrier = threading.Barrier(64)
+
+    def client(number: int) -> Iterator[int]:
+        barrier.wait()
+        for plant_id in range(50):
+            body = new_plant(id=plant_id, name=f"client {number}")
+            answer = call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body)))
+            assert answer.status == 200 or answer.error == 40003
+            if answer.status == 200:
+                yield plant_id
+
+    with ThreadPoolExecutor(64) as pool:
+        won = dict(enumerate(pool.map(list, map(client, range(64)))))
+    assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(50))
+    for number, ids in won.items():
+        assert all(store.get(plant_id) == Plant(plant_id, f"client {number}") for plant_id in ids)
+
+
+def test_ten_million_random_bytes_cause_no_fault(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    source = random.Random(20261121)
+    left = 10_000_000
+    pieces = [b'{"id":', b"1", b',"name":', b'"', b"\\u", b"\xe2\x82\xac", b"[", b"]", b"}", b"NaN", b"-", b"e9"]
+    while left > 0:
+        size = min(left, source.choice([1, 10, 100, 1_000, LIMIT, 3 * LIMIT]))
+        left -= size
+        body = source.randbytes(size) if source.random() < 0.5 else b"".join(source.choices(pieces, k=size // 2 + 1))
+        chunks = []
+        while body:
+            cut = source.randint(1, len(body))
+            chunks.append(body[:cut])
+            body = body[cut:]
+        answer = call(app, Stream(*chunks), wsgi_input_terminated=True)
+        assert answer.error in {40001, 40002, 41300}
+    assert not caplog.records

@@ -1,0 +1,312 @@
+"""The hosted service: its settings, what surrounds the interface, and how it starts."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from webtest import TestApp as WebTestApp
+
+import plants
+from plants import MemoryStore, PlantStore, StoreUnavailable
+from plants.hosting.probes import with_probes
+from plants.hosting.settings import Settings, SettingsError
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.hosted import CHECKOUT, SERVE, environment, serving
+
+DEFAULTS = {"PLANTS_TOKENS": "secret"}
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    settings = Settings.from_environ({**DEFAULTS})
+    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
+    assert settings.new_token is None
+
+
+def test_settings_are_taken_from_the_environment() -> None:
+    settings = Settings.from_environ(
+        {**DEFAULTS, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
+    )
+    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 5, 0.5)
+
+
+@pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)
+def test_tokens_are_separated_by_commas_or_white_space(text: str) -> None:
+    tokens = Settings.from_environ({"PLANTS_TOKENS": text}).tokens
+    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
+
+
+def test_tokens_of_the_file_and_of_the_environment_are_valid_together(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("two\n")
+    tokens = Settings.from_environ({"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}).tokens
+    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
+    tokens = Settings.from_environ({"PLANTS_TOKENS_FILE": str(path)}).tokens
+    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [False, True, False]
+
+
+def test_without_tokens_a_new_one_is_made_for_all_that_share_the_environment() -> None:
+    environ: dict[str, str] = {}
+    first = Settings.from_environ(environ)
+    second = Settings.from_environ(environ)
+    assert first.new_token
+    assert len(first.new_token) >= 43
+    assert first.tokens.accepts(first.new_token)
+    assert second.tokens.accepts(first.new_token)
+    assert second.new_token is None
+    assert Settings.from_environ({}).new_token != first.new_token
+
+
+BAD_SETTINGS = [
+    ("PLANTS_TOKEN", "secret", "PLANTS_TOKEN is not a setting"),
+    ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting"),
+    ("PLANTS_TOKENS", "", "there is no token"),
+    ("PLANTS_TOKENS", " , ", "there is no token"),
+    ("PLANTS_TOKENS", "sécret", "RFC 6750"),
+    ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
+    ("PLANTS_TOKENS_FILE", "/nonexistent/tokens", "No such file or directory: '/nonexistent/tokens'"),
+    ("PLANTS_TOKENS_FILE", "/", "Is a directory"),
+    ("PLANTS_TOKENS_FILE", os.devnull, "it has no token"),
+    ("PLANTS_TOKENS_FILE", "", "No such file|Is a directory"),
+    ("PLANTS_STORE", "", "a store's URL starts with"),
+    ("PLANTS_STORE", "memory", "its URL is memory:"),
+    ("PLANTS_STORE", "memory://", "its URL is memory:"),
+    ("PLANTS_STORE", "redis://localhost", "a store's URL starts with"),
+    ("PLANTS_MAX_BODY_BYTES", "", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "0", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "-1", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "1M", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "1e6", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "1_000", "set a number of bytes"),
+    ("PLANTS_MAX_BODY_BYTES", "9" * 5000, "set a number of bytes"),
+    ("PLANTS_REQUEST_TIMEOUT", "", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "0", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "-1", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "10s", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "inf", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS, ids=lambda value: value[:30] or "empty")
+def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as caught:
+        Settings.from_environ({**DEFAULTS, name: value})
+    assert str(caught.value).startswith(name)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+class StoppedStore(MemoryStore):
+    def check(self) -> None:
+        raise StoreUnavailable("stopped")
+
+
+def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
+    return WebTestApp(with_probes(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
+    app = hosted(MemoryStore())
+    assert app.get(path).json
+    assert app.head(path).headers["Content-Length"] == str(len(app.get(path).body))
+    assert app.get(path).headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_a_probe_has_no_other_method(path: str) -> None:
+    answer = hosted(MemoryStore()).post(path, expect_errors=True)
+    assert (answer.status_int, answer.json["error"], answer.headers["Allow"]) == (405, 40500, "GET, HEAD, OPTIONS")
+
+
+@pytest.mark.parametrize("path", ["/livez/", "//livez", "/healthz", "/", "/openapi.yaml"])
+def test_no_other_path_is_open(path: str) -> None:
+    assert hosted(MemoryStore()).get(path, expect_errors=True).json["error"] == 40100
+
+
+def test_the_service_is_live_and_not_ready_while_its_store_is_not() -> None:
+    app = hosted(StoppedStore())
+    assert app.get("/livez").status_int == 200
+    answer = app.get("/readyz", expect_errors=True)
+    assert (answer.status_int, answer.json["error"]) == (503, 50300)
+    assert answer.headers["Retry-After"]
+
+
+def test_the_service_is_not_ready_while_it_is_stopping() -> None:
+    answer = hosted(MemoryStore(), **{"plants.stopping": True}).get("/readyz", expect_errors=True)
+    assert (answer.status_int, answer.json["message"]) == (503, "The service is stopping.")
+
+
+def test_the_interface_description_is_served_as_it_is_packaged() -> None:
+    assert hosted(MemoryStore()).get("/openapi.json").body == files("plants").joinpath("openapi.json").read_bytes()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_an_embedded_app_has_no_probes(path: str) -> None:
+    app = WebTestApp(plants.create_app(tokens=[TOKEN]))
+    assert app.get(path, headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
+
+
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command], cwd=CHECKOUT, env=environment(**env), capture_output=True, text=True, timeout=20, check=False
+    )
+
+
+@pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
+def test_the_service_starts_with_one_command(command: list[str]) -> None:
+    with serving(command=command) as service:
+        assert service.send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern", "tag": "shade"}
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert service.stop() == 0
+
+
+def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
+    command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
+    with serving(command=command) as service:
+        token = service.wait_for(r"no token is set; a new one is valid until the service stops: (\S+)")[1]
+        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
+        assert service.send(new_plant(), headers=headers).status == 200
+        boots = len(service.lines)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("Booting worker", after=boots)
+        assert service.send(new_plant(id=2), headers=headers).status == 200
+    assert sum(token in line for line in service.lines) == 1
+
+
+def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("first\n")
+    with serving(PLANTS_TOKENS_FILE=str(tokens)) as service:
+        tokens.write_text("not a token\n")
+        while not any("the token file is not usable" in line for line in service.lines):
+            service.send(headers=[AUTH])
+        assert re.match(r"\[.*\] \[\d+\] \[ERROR\] the token file", service.wait_for(".*the token file.*")[0])
+
+
+def test_sigterm_and_ctrl_c_stop_it() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with serving() as service:
+            service.process.send_signal(number)
+            assert service.process.wait(10) == 0
+            assert "Traceback" not in "".join(service.lines)
+
+
+TOO_MANY_WORKERS = [
+    ([], {"WEB_CONCURRENCY": "2"}),
+    (["--workers", "2"], {}),
+    (["-w3", "--preload"], {}),
+    ([], {"GUNICORN_CMD_ARGS": "--workers 2"}),
+]
+
+
+@pytest.mark.parametrize(("options", "env"), TOO_MANY_WORKERS, ids=["environment", "option", "preload", "arguments"])
+def test_the_dictionary_store_is_not_served_by_two_processes(options: list[str], env: dict[str, str]) -> None:
+    result = run(*SERVE, *options, **env)
+    assert result.returncode == 1
+    assert result.stderr.startswith("plants: PLANTS_STORE=memory: cannot be shared by ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_second_worker_process_cannot_be_added_while_it_runs() -> None:
+    with serving() as service:
+        service.wait_for("Booting worker")
+        service.process.send_signal(signal.SIGTTIN)
+        service.wait_for(r"\[ERROR\] PLANTS_STORE=memory: cannot be shared by 2 worker processes")
+        assert service.stop() == 0
+    assert sum("Booting worker" in line for line in service.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "env"),
+    [([], {"PLANTS_STOER": "x"}), (["--preload"], {"PLANTS_STORE": "x:"}), ([], {"PLANTS_TOKENS": "a;b"})],
+    ids=["unknown name", "store", "token"],
+)
+@pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
+def test_a_bad_setting_stops_the_start_with_one_line(
+    command: list[str], options: list[str], env: dict[str, str]
+) -> None:
+    result = run(*command, *options, **env)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"plants: {next(iter(env))} is not ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bad_setting_stops_a_plain_gunicorn_without_a_traceback() -> None:
+    result = run(
+        sys.executable, "-m", "gunicorn", "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:"
+    )
+    assert result.returncode != 0
+    assert "PLANTS_STORE is not usable: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_without_tokens_another_server_logs_a_new_one() -> None:
+    result = run(sys.executable, "-c", "import plants.wsgi, os; print(os.environ['PLANTS_TOKENS'])")
+    assert result.stderr == (f"no token is set; a new one is valid until the service stops: {result.stdout.strip()}\n")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as other:
+        port = other.getsockname()[1]
+        result = run(*SERVE, "--bind", f"{host}:{port}", PLANTS_TOKENS="a")
+    assert result.returncode == 1
+    assert f":{port} (Address already in use); choose another address with --bind HOST:PORT" in result.stderr
+    assert len([line for line in result.stderr.splitlines() if "[INFO]" not in line]) == 1
+
+
+def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with serving("--bind", f"unix:{path}") as service, socket.socket(socket.AF_UNIX) as client:
+        service.wait_for("Booting worker")
+        client.connect(str(path))
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_no_forwarded_header_is_trusted() -> None:
+    with serving() as service:
+        headers = [AUTH, JSON_TYPE, ("SCRIPT_NAME", "/plants"), ("PATH_INFO", "/livez"), ("X-Forwarded-Proto", "https")]
+        assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
+
+
+def test_no_control_socket_is_opened(tmp_path: Path) -> None:
+    with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) as service:
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Path) -> None:
+    outputs = [run(sys.executable, "-m", "plants.hosting.cli", "token").stdout.splitlines() for _ in range(2)]
+    assert outputs[0] != outputs[1]
+    token, line = outputs[0]
+    (tmp_path / "tokens").write_text(line)
+    assert Settings.from_environ({"PLANTS_TOKENS_FILE": str(tmp_path / "tokens")}).tokens.accepts(token)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 1), (["grow"], 1), (["--help"], 0), (["-h"], 0)], ids=repr)
+def test_the_command_says_how_it_is_used(arguments: list[str], status: int) -> None:
+    result = run(sys.executable, "-m", "plants.hosting.cli", *arguments)
+    assert result.returncode == status
+    assert "usage: plants serve" in result.stdout + result.stderr
+
+
+def test_importing_plants_has_no_side_effect() -> None:
+    code = (
+        "import sys, threading, logging, os, json; before = dict(os.environ); import plants;"
+        "assert os.environ == before and threading.active_count() == 1 and not logging.getLogger('plants').handlers;"
+        "print(json.dumps(sorted(name for name in sys.modules if name.startswith(('gunicorn', 'plants.')))))"
+    )
+    modules = json.loads(run(sys.executable, "-c", code, PLANTS_UNKNOWN="x").stdout)
+    assert not [name for name in modules if name.startswith(("gunicorn", "plants.hosting", "plants.wsgi"))]
