@@ -6,7 +6,8 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import closing
+from typing import Any, cast
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
@@ -30,9 +31,8 @@ def app(store: PlantStore) -> Any:
 def test_wsgiref_finds_no_fault(app: Any) -> None:
     environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0", "QUERY_STRING": ""}
     setup_testing_defaults(environ)
-    answer = validator(app)(environ, lambda _status, _headers: lambda _data: None)
-    assert b"".join(answer)
-    answer.close()
+    with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as answer:
+        assert b"".join(answer)
 
 
 def test_no_byte_of_the_body_is_read_before_the_token_is_valid(app: Any) -> None:
@@ -193,7 +193,7 @@ def test_of_64_clients_that_want_the_same_ids_exactly_one_gets_each() -> None:
                 yield plant_id
 
     with ThreadPoolExecutor(64) as pool:
-        won = dict(enumerate(pool.map(list, map(client, range(64)))))
+        won: dict[int, list[int]] = dict(enumerate(pool.map(list, map(client, range(64)))))
     assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(50))
     for number, ids in won.items():
         assert all(store.get(plant_id) == Plant(plant_id, f"client {number}") for plant_id in ids)

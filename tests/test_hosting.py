@@ -193,6 +193,33 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
         assert re.match(r"\[.*\] \[\d+\] \[ERROR\] the token file", service.wait_for(".*the token file.*")[0])
 
 
+def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> None:
+    (tmp_path / "logging.json").write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "disable_existing_loggers": False,
+                "handlers": {"file": {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}},
+                "loggers": {"plants": {"handlers": ["file"]}},
+            }
+        )
+    )
+    (tmp_path / "tokens").write_text("first\n")
+    with serving(
+        "--log-config-json", str(tmp_path / "logging.json"), PLANTS_TOKENS_FILE=str(tmp_path / "tokens")
+    ) as service:
+        (tmp_path / "tokens").unlink()
+        while not (tmp_path / "log").read_text():
+            service.send(headers=[AUTH])
+    assert "the token file is not usable" in (tmp_path / "log").read_text()
+    assert not any("the token file" in line for line in service.lines)
+
+
+def test_two_services_may_share_a_port_that_both_ask_to_share() -> None:
+    with serving("--reuse-port") as one, serving("--reuse-port", "--bind", f"127.0.0.1:{one.port}") as other:
+        assert other.send(method="GET", path="/livez", headers=[]).status == 200
+
+
 def test_sigterm_and_ctrl_c_stop_it() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
@@ -288,7 +315,7 @@ def test_no_control_socket_is_opened(tmp_path: Path) -> None:
 
 
 def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Path) -> None:
-    outputs = [run(sys.executable, "-m", "plants.hosting.cli", "token").stdout.splitlines() for _ in range(2)]
+    outputs = [run(sys.executable, "-m", "plants", "token").stdout.splitlines() for _ in range(2)]
     assert outputs[0] != outputs[1]
     token, line = outputs[0]
     (tmp_path / "tokens").write_text(line)
@@ -297,7 +324,7 @@ def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Pa
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 1), (["grow"], 1), (["--help"], 0), (["-h"], 0)], ids=repr)
 def test_the_command_says_how_it_is_used(arguments: list[str], status: int) -> None:
-    result = run(sys.executable, "-m", "plants.hosting.cli", *arguments)
+    result = run(sys.executable, "-m", "plants", *arguments)
     assert result.returncode == status
     assert "usage: plants serve" in result.stdout + result.stderr
 

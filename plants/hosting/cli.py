@@ -26,7 +26,3 @@ def main() -> None:
             print(_USAGE)
         case _:
             sys.exit(_USAGE)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,8 @@ from gunicorn.errors import AppImportError
 from plants.auth import TokenCheck, TokenFile, Tokens
 from plants.stores import open_store
 
+NAMES = ("PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_STORE", "PLANTS_MAX_BODY_BYTES", "PLANTS_REQUEST_TIMEOUT")
+
 
 class SettingsError(AppImportError):
     """A setting that a service cannot be started with; the message names it and says how to mend it.
@@ -41,9 +43,9 @@ class Settings(NamedTuple):
 
         :raises SettingsError: a name is not known, or a value is not usable.
         """
-        unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in _NAMES)
+        unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in NAMES)
         if unknown:
-            raise SettingsError(f"{unknown[0]} is not a setting; unset it. The settings are {', '.join(_NAMES)}")
+            raise SettingsError(f"{unknown[0]} is not a setting; unset it. The settings are {', '.join(NAMES)}")
         new_token = None
         if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
             new_token = environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
@@ -54,9 +56,6 @@ class Settings(NamedTuple):
             request_timeout=_request_timeout(environ.get("PLANTS_REQUEST_TIMEOUT", "10")),
             new_token=new_token,
         )
-
-
-_NAMES = ("PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_STORE", "PLANTS_MAX_BODY_BYTES", "PLANTS_REQUEST_TIMEOUT")
 
 
 def _store(url: str) -> str:

@@ -1,0 +1,126 @@
+"""What a create costs in the process, without a server, and where the time goes.
+
+    python benchmarks/application.py [--rounds 15] [--creates 5000]
+
+Each round calls every application below in turn with new environments, and measures the CPU time of the process. The
+first is a Falcon application that reads the body and returns constant bytes; each further one does one thing more, and
+the last is the service. Printed are the medians of all rounds; the ratio is the median of the rounds' own ratios.
+"""
+
+import argparse
+import io
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import falcon
+
+import plants
+from plants.auth import BearerAuth, Tokens
+from plants.framework import json_app
+from plants.media import read_json
+from plants.schemas import NewPlantSchema, PlantSchema
+
+TOKEN = "benchmark"
+NEW_PLANT_SCHEMA = NewPlantSchema()
+PLANT_SCHEMA = PlantSchema()
+
+
+class Stage:
+    """A resource that goes through the first ``stages`` steps of a create, and then returns constant bytes."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+        self.store = plants.MemoryStore()
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = b'{"name": "Monstera", "tag": "tropical"}'
+        if self.stages == 0:
+            req.stream.read(req.content_length)
+            return
+        document = read_json(req, 1_048_576)
+        if self.stages == 1:
+            return
+        plant = plants.Plant(**NEW_PLANT_SCHEMA.load(document))
+        if self.stages == 2:
+            return
+        self.store.add(plant)
+        if self.stages == 3:
+            return
+        resp.data = PLANT_SCHEMA.dumps(plant).encode()
+
+
+def with_route(app: Any, stages: int) -> Any:
+    app.add_route("/plants", Stage(stages))
+    return app
+
+
+def bearer() -> BearerAuth:
+    return BearerAuth(Tokens([TOKEN]))
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "Falcon, read the body, constant bytes": lambda: with_route(falcon.App(), 0),
+    "strict methods and paths, headers": lambda: with_route(json_app(), 0),
+    "the bearer token": lambda: with_route(json_app(bearer()), 0),
+    "media type, strict JSON": lambda: with_route(json_app(bearer()), 1),
+    "marshmallow in": lambda: with_route(json_app(bearer()), 2),
+    "the dictionary store": lambda: with_route(json_app(bearer()), 3),
+    "marshmallow out: the service": lambda: plants.create_app(tokens=[TOKEN]),
+}
+
+
+def environ(number: int) -> dict[str, Any]:
+    body = b'{"id": %d, "name": "Monstera", "tag": "tropical"}' % number
+    return {
+        "REQUEST_METHOD": "POST",
+        "SCRIPT_NAME": "",
+        "PATH_INFO": "/plants",
+        "QUERY_STRING": "",
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(body)),
+        "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
+        "HTTP_HOST": "localhost:8000",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "8000",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.url_scheme": "http",
+    }
+
+
+def microseconds(app: Any, creates: int) -> float:
+    statuses = set()
+
+    def start_response(status: str, _headers: object) -> None:
+        statuses.add(status)
+
+    began = time.process_time()
+    for number in range(creates):
+        app(environ(number), start_response)
+    took = time.process_time() - began
+    assert statuses == {"200 OK"}
+    return took / creates * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--creates", type=int, default=5_000)
+    args = parser.parse_args()
+    rounds = [{name: microseconds(step(), args.creates) for name, step in STEPS.items()} for _ in range(args.rounds)]
+    before = 0.0
+    for name in STEPS:
+        median = statistics.median(round_[name] for round_ in rounds)
+        print(f"{name:40} {median:6.2f} us {median - before:+6.2f}")
+        before = median
+    first, *_, last = STEPS
+    ratio = statistics.median(round_[last] / round_[first] for round_ in rounds)
+    print(f"{'the service over the first':40} {ratio:6.2f} times, {args.rounds} rounds of {args.creates} creates")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the README says is so: its commands, its snippet, its tables."""
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import plants
+from plants.errors import ErrorCode
+from plants.hosting import settings
+from tests.calls import call
+from tests.contract import TOKEN
+from tests.hosted import CHECKOUT, Service
+
+README = (CHECKOUT / "README.md").read_text()
+START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)[:3]
+
+
+def curl(command: str, service: Service) -> dict[str, str]:
+    """Do what a curl command does, on the service's own port."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("-H", dest="headers", action="append", type=lambda header: tuple(header.split(": ")))
+    parser.add_argument("-d", dest="body")
+    args = parser.parse_args(shlex.split(command)[1:])
+    assert urlsplit(args.url).netloc == "127.0.0.1:8000"
+    answer = service.send(args.body.encode(), path=urlsplit(args.url).path, headers=args.headers)
+    assert answer.status == 200
+    document: dict[str, str] = json.loads(answer.body)
+    return document
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy of the checkout, in which the README's first command has made a virtual environment."""
+    clone = tmp_path_factory.mktemp("clone") / "plants"
+    shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
+    # The command ends with the service itself, which each test starts for itself.
+    setup, _, _ = START.rpartition(" && ")
+    command = setup.replace("python3", sys.executable, 1)
+    subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=120)
+    return clone
+
+
+def test_the_readmes_commands_start_a_service_that_answers_its_request(clone: Path) -> None:
+    _, _, start = START.rpartition(" && ")
+    service = Service(["sh", "-c", f"exec env {start}"], clone, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"})
+    try:
+        answer = curl(CURL, service)
+    finally:
+        service.stop()
+    assert f"the answer is `{json.dumps(answer)}`" in README
+
+
+def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: Path) -> None:
+    command = [str(clone / ".venv/bin/plants"), "serve", "--bind", "127.0.0.1:0"]
+    service = Service(command, tmp_path, {"PLANTS_TOKENS": "secret"})
+    try:
+        assert curl(CURL, service)
+        description = service.send(method="GET", path="/openapi.json", headers=[])
+        assert json.loads(description.body)["info"]["version"] == "1.0.0"
+    finally:
+        service.stop()
+
+
+def test_the_test_command_is_the_one_that_ci_runs() -> None:
+    assert TEST.endswith("coverage run -m pytest")
+    assert "grep -m 1 'coverage run -m pytest' README.md" in (CHECKOUT / ".ci/run").read_text()
+
+
+def test_the_snippet_gives_an_application() -> None:
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0].replace("secret", TOKEN), names)
+    assert call(names["app"], None, CONTENT_LENGTH="0").error == 40001
+
+
+def test_the_table_of_errors_is_the_codes_own() -> None:
+    rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", README, re.MULTILINE)
+    assert [(int(code), int(status)) for code, status in rows] == [(code, code // 100) for code in ErrorCode]
+
+
+def test_the_table_of_settings_is_the_codes_own() -> None:
+    assert re.findall(r"^\| `(PLANTS_\w+)` \|", README, re.MULTILINE) == list(settings.NAMES)
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(plants.__all__) == plants.__all__
+    assert all(hasattr(plants, name) for name in plants.__all__)
