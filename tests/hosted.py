@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from tests.contract import LIMIT, TOKEN, Answer, Headers
 
@@ -27,6 +28,8 @@ class Service:
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def wait_until_it_serves(self) -> None:
         self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
         # A worker that is stopped before it has set up its signals is killed only after Gunicorn's graceful timeout.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
@@ -68,16 +71,23 @@ class Service:
         finally:
             connection.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        patience = threading.Timer(10, self.process.kill)
+        patience.start()
+        self.process.terminate()
+        self.process.wait()
+        patience.cancel()
+        self._reader.join()
+        assert self.process.stderr
+        self.process.stderr.close()
+
     def stop(self) -> int:
         """Stop it, and give its exit status."""
         self.process.terminate()
-        try:
-            return self.process.wait(10)
-        finally:
-            self.process.kill()
-            self._reader.join()
-            assert self.process.stderr
-            self.process.stderr.close()
+        return self.process.wait(10)
 
 
 def environment(**env: str) -> dict[str, str]:
@@ -90,8 +100,6 @@ def environment(**env: str) -> dict[str, str]:
 def serving(*options: str, command: list[str] = SERVE, cwd: Path = CHECKOUT, **env: str) -> Iterator[Service]:
     """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` says otherwise."""
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
-    service = Service([*command, "--bind", "127.0.0.1:0", *options], cwd, settings)
-    try:
+    with Service([*command, "--bind", "127.0.0.1:0", *options], cwd, settings) as service:
+        service.wait_until_it_serves()
         yield service
-    finally:
-        service.stop()

@@ -51,23 +51,21 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readmes_commands_start_a_service_that_answers_its_request(clone: Path) -> None:
     _, _, start = START.rpartition(" && ")
-    service = Service(["sh", "-c", f"exec env {start}"], clone, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"})
-    try:
+    with Service(["sh", "-c", f"exec env {start}"], clone, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
+        service.wait_until_it_serves()
         answer = curl(CURL, service)
-    finally:
-        service.stop()
+        assert service.stop() == 0
     assert f"the answer is `{json.dumps(answer)}`" in README
 
 
 def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: Path) -> None:
     command = [str(clone / ".venv/bin/plants"), "serve", "--bind", "127.0.0.1:0"]
-    service = Service(command, tmp_path, {"PLANTS_TOKENS": "secret"})
-    try:
+    with Service(command, tmp_path, {"PLANTS_TOKENS": "secret"}) as service:
+        service.wait_until_it_serves()
         assert curl(CURL, service)
         description = service.send(method="GET", path="/openapi.json", headers=[])
         assert json.loads(description.body)["info"]["version"] == "1.0.0"
-    finally:
-        service.stop()
+        assert service.stop() == 0
 
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
