@@ -20,9 +20,15 @@ SERVE = [sys.executable, "-m", "plants", "serve"]
 class Service:
     """A running service. What it logs is read all the time, so that it never waits for a reader."""
 
-    def __init__(self, command: list[str], cwd: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
         self.process = subprocess.Popen(
-            command, cwd=cwd, env=environment(**env), stderr=subprocess.PIPE, text=True, bufsize=1
+            command,
+            cwd=cwd,
+            env=environment(**env),
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            stdin=stdin,
         )
         self.lines: list[str] = []
         self._changed = threading.Condition()

@@ -216,12 +216,13 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
     assert not any("the token file" in line for line in service.lines)
 
 
-def test_a_port_that_others_share_too_may_be_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
-        bind = ["--reuse-port", "--bind", f"127.0.0.1:{other.getsockname()[1]}"]
-        with Service([*SERVE, *bind], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-            service.wait_for("Booting worker")
-            service.process.kill()
+def test_a_listening_socket_may_be_inherited() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        activate = 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0'
+        command = ["sh", "-c", activate, "sh", *SERVE, "--bind", f"127.0.0.1:{listener.getsockname()[1]}"]
+        with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}, stdin=listener.fileno()) as service:
+            service.wait_until_it_serves()
+            assert service.port == listener.getsockname()[1]
 
 
 def test_sigterm_and_ctrl_c_stop_it() -> None:
