@@ -1,8 +1,12 @@
 """The Plant Store Service: a plant store interface over HTTP with JSON bodies."""
 
-from plants.app import create_app
+from typing import TYPE_CHECKING, Any
+
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from plants.app import create_app
 
 __all__ = [
     "MemoryStore",
@@ -13,3 +17,13 @@ __all__ = [
     "create_app",
     "open_store",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Falcon and marshmallow come with the application: a test session that only has the pytest plugin, or a program
+    # that only reads a store, does not wait for them.
+    if name == "create_app":
+        from plants.app import create_app
+
+        return create_app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
