@@ -6,16 +6,15 @@ from wsgiref.util import setup_testing_defaults
 
 from webtest import TestApp as WebTestApp
 
-import plants
-from plants import PlantStore
-from tests.contract import LIMIT, TOKEN, Answer, Headers, Send
+from tests.contract import TOKEN, Answer, Headers, Send
 
 
-def sender(store: PlantStore, tokens: Any = (TOKEN,)) -> Send:
-    webtest = WebTestApp(plants.create_app(store, tokens=tokens, max_body_bytes=LIMIT), lint=True)
+def sender(app: Any, prefix: str = "") -> Send:
+    """What makes a request through WebTest, with its lint on, to an application that is mounted under a prefix."""
+    webtest = WebTestApp(app, lint=True)
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
-        answer = webtest.request(path, method=method, headers=dict(headers), body=body, expect_errors=True)
+        answer = webtest.request(prefix + path, method=method, headers=dict(headers), body=body, expect_errors=True)
         return Answer(answer.status_int, {name.lower(): value for name, value in answer.headers.items()}, answer.body)
 
     return send

@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 
+import plants
 from plants import MemoryStore, PlantStore
 from tests.calls import sender
-from tests.contract import Send
+from tests.contract import LIMIT, TOKEN, Send
 
 
 @pytest.fixture
@@ -11,5 +14,10 @@ def store() -> PlantStore:
 
 
 @pytest.fixture
-def send(store: PlantStore) -> Send:
-    return sender(store)
+def app(store: PlantStore) -> Any:
+    return plants.create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT)
+
+
+@pytest.fixture
+def send(app: Any) -> Send:
+    return sender(app)

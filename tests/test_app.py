@@ -15,17 +15,13 @@ import pytest
 
 import plants
 from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
+from plants.testing import FaultyStore
 from tests.calls import Stream, call, sender
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant
 
 
 class TestInProcess(Contract):
     pass
-
-
-@pytest.fixture
-def app(store: PlantStore) -> Any:
-    return plants.create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT)
 
 
 def test_wsgiref_finds_no_fault(app: Any) -> None:
@@ -99,19 +95,16 @@ def test_an_empty_path_is_no_path(app: Any) -> None:
     assert call(app, Stream(), PATH_INFO="").error == 40400
 
 
-class FaultyStore(MemoryStore):
-    """What a store whose engine is gone, or that has a fault, does."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-    def add(self, _plant: Plant) -> None:
-        raise self.error
+def faulty(fault: Exception) -> FaultyStore:
+    store = FaultyStore()
+    store.fault = fault
+    return store
 
 
 def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture) -> None:
-    answer = sender(FaultyStore(StoreUnavailable("no connection")))(new_plant(), headers=[AUTH, JSON_TYPE])
+    answer = sender(plants.create_app(faulty(StoreUnavailable("no connection")), tokens=[TOKEN]))(
+        new_plant(), headers=[AUTH, JSON_TYPE]
+    )
     assert answer.error == 50300
     assert int(answer.headers["retry-after"]) > 0
     assert "no connection" not in answer.message
@@ -119,7 +112,9 @@ def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
-    answer = sender(FaultyStore(ZeroDivisionError("of the pump")))(new_plant(), headers=[AUTH, JSON_TYPE])
+    answer = sender(plants.create_app(faulty(ZeroDivisionError("of the pump")), tokens=[TOKEN]))(
+        new_plant(), headers=[AUTH, JSON_TYPE]
+    )
     assert answer.error == 50000
     assert "pump" not in answer.message
     assert caplog.records[0].levelno == logging.ERROR
@@ -133,7 +128,7 @@ def test_a_fault_of_the_token_check_lets_nobody_in() -> None:
             raise LookupError(token)
 
     store = MemoryStore()
-    assert sender(store, Broken())(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert sender(plants.create_app(store, tokens=Broken()))(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
     assert store.get(1) is None
 
 
@@ -142,14 +137,14 @@ def test_any_object_with_accepts_checks_tokens() -> None:
         def accepts(self, token: str) -> bool:
             return len(token) % 2 == 1
 
-    send = sender(MemoryStore(), Odd())
+    send = sender(plants.create_app(tokens=Odd()))
     assert send(new_plant(), headers=[("Authorization", "Bearer abc"), JSON_TYPE]).status == 200
     assert send(new_plant(), headers=[("Authorization", "Bearer abcd"), JSON_TYPE]).error == 40101
 
 
 @pytest.mark.parametrize("token", ["one", "two", "three"])
 def test_each_of_several_tokens_is_valid(token: str) -> None:
-    send = sender(MemoryStore(), iter(["one", "two", "three"]))
+    send = sender(plants.create_app(tokens=iter(["one", "two", "three"])))
     assert send(new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE]).status == 200
 
 

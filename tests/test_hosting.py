@@ -18,6 +18,7 @@ import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.hosting.probes import with_probes
 from plants.hosting.settings import Settings, SettingsError
+from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.hosted import CHECKOUT, SERVE, Service, environment, serving
 
@@ -105,11 +106,6 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
     assert "secret" not in str(caught.value)
 
 
-class StoppedStore(MemoryStore):
-    def check(self) -> None:
-        raise StoreUnavailable("stopped")
-
-
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
     return WebTestApp(with_probes(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
 
@@ -134,7 +130,9 @@ def test_no_other_path_is_open(path: str) -> None:
 
 
 def test_the_service_is_live_and_not_ready_while_its_store_is_not() -> None:
-    app = hosted(StoppedStore())
+    store = FaultyStore()
+    store.fault = StoreUnavailable("stopped")
+    app = hosted(store)
     assert app.get("/livez").status_int == 200
     answer = app.get("/readyz", expect_errors=True)
     assert (answer.status_int, answer.json["error"]) == (503, 50300)

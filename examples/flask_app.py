@@ -1,0 +1,15 @@
+"""The plant store under /store of a Flask application: flask --app examples/flask_app.py run."""
+
+from flask import Flask
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+
+import plants
+
+app = Flask(__name__)
+app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/store": plants.create_app(tokens=["secret"])})
+
+
+@app.get("/")
+def garden() -> str:
+    """Answer with the host's own page."""
+    return "garden"

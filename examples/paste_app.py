@@ -1,0 +1,21 @@
+"""The factories that paste.ini names."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import plants
+
+
+def store(_global_config: dict[str, str], tokens: str) -> Any:
+    """Give the plant store, with the tokens that the ini file has."""
+    return plants.create_app(tokens=tokens.split())
+
+
+def garden(_global_config: dict[str, str]) -> Callable[..., Iterable[bytes]]:
+    """Give the host's own page."""
+
+    def app(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"garden"]
+
+    return app

@@ -1,0 +1,136 @@
+"""The application inside other frameworks' applications, through the examples themselves."""
+
+import runpy
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+from paste.deploy import loadapp
+from webtest import TestApp as WebTestApp
+
+import plants
+from plants import MemoryStore, PlantStore
+from plants.app import create_app
+from tests.calls import sender
+from tests.contract import JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
+from tests.hosted import CHECKOUT
+
+EXAMPLES = CHECKOUT / "examples"
+
+
+def load(name: str) -> Any:
+    if name.endswith(".ini"):
+        return loadapp(f"config:{EXAMPLES / name}")
+    return runpy.run_path(str(EXAMPLES / name))["app"]
+
+
+@pytest.fixture(scope="class")
+def mounted(request: pytest.FixtureRequest) -> Iterator[tuple[Any, MemoryStore]]:
+    """The application of a class's example, and the store that is in it."""
+    store = MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plants, "create_app", lambda **_: create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT))
+        yield load(request.cls.example), store
+
+
+class Mounted(Contract):
+    """The contract of the application that an example mounts under ``/store``, with a store of ours in it."""
+
+    example: ClassVar[str]
+    does_not_apply: ClassVar[dict[str, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def store(self, mounted: tuple[Any, MemoryStore]) -> PlantStore:
+        _, store = mounted
+        MemoryStore.__init__(store)
+        return store
+
+    @pytest.fixture
+    def send(self, mounted: tuple[Any, MemoryStore], request: pytest.FixtureRequest) -> Send:
+        for part, reason in self.does_not_apply.items():
+            if part in request.node.name:
+                pytest.skip(reason)
+        app, _ = mounted
+        return sender(app, prefix="/store")
+
+    def test_the_rest_is_the_hosts_own(self, mounted: tuple[Any, MemoryStore]) -> None:
+        assert WebTestApp(mounted[0]).get("/").text == "garden"
+
+
+class TestFlask(Mounted):
+    example = "flask_app.py"
+
+
+class TestDjango(Mounted):
+    example = "django_app.py"
+
+
+class TestPyramid(Mounted):
+    example = "pyramid_app.py"
+    does_not_apply: ClassVar[dict[str, str]] = {
+        "slashes before it]": "Pyramid folds slashes in the path below a mount",
+        "dots]": "Pyramid resolves dots in the path below a mount",
+        "dots that come back]": "Pyramid resolves dots in the path below a mount",
+        "not UTF-8]": "Pyramid raises before it looks for a view",
+    }
+
+
+class TestBottle(Mounted):
+    example = "bottle_app.py"
+    does_not_apply: ClassVar[dict[str, str]] = {
+        "a full-width p]": "Bottle gives a mount its path decoded, which no WSGI application expects (PEP 3333)",
+        "not UTF-8]": "Bottle drops bytes that are not UTF-8 from the path",
+    }
+
+
+class TestFalcon(Mounted):
+    example = "falcon_app.py"
+
+
+class TestPasteDeploy(Mounted):
+    example = "paste.ini"
+    does_not_apply: ClassVar[dict[str, str]] = {
+        "slashes before it]": "Paste's urlmap folds slashes in the path",
+    }
+
+
+def test_two_apps_in_one_process_keep_their_plants_and_tokens_apart_under_load() -> None:
+    app = load("two_apps.py")
+
+    def client(side: str, other: str, number: int) -> None:
+        send = sender(app, prefix=f"/{side}")
+        ours, theirs = (("Authorization", f"Bearer {name}-secret") for name in (side, other))
+        for plant_id in range(25 * number, 25 * number + 25):
+            body = new_plant(id=plant_id, name=side)
+            assert send(body, headers=[theirs, JSON_TYPE]).error == 40101
+            assert send(body, headers=[ours, JSON_TYPE]).plant == {"name": side}
+            assert send(body, headers=[ours, JSON_TYPE]).error == 40003
+
+    with ThreadPoolExecutor(16) as pool:
+        clients = [
+            pool.submit(client, side, other, number)
+            for number in range(8)
+            for side, other in (("north", "south"), ("south", "north"))
+        ]
+    for done in clients:
+        done.result()
+
+
+def test_the_hosts_own_token_check_is_asked() -> None:
+    names = runpy.run_path(str(EXAMPLES / "own_check.py"))
+    send = sender(names["app"])
+    assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
+    names["leases"].ends["secret"] = 0
+    assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
+
+
+def test_the_example_of_a_clients_test_passes(pytester: pytest.Pytester) -> None:
+    pytester.runpytest_subprocess(EXAMPLES / "test_client.py", "-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_no_example_is_without_a_test() -> None:
+    tested = {"two_apps.py", "own_check.py", "test_client.py", "paste_app.py"}
+    tested |= {mounted.example for mounted in Mounted.__subclasses__()}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+    assert all(len(path.read_text().splitlines()) < 30 for path in EXAMPLES.glob("*.*"))
