@@ -1,0 +1,41 @@
+"""Clients of other languages: the service and its description serve their tools."""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from plants.testing import Server
+from tests.hosted import CHECKOUT
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    missing = [program for program in programs if not shutil.which(program)]
+    return pytest.mark.skipif(bool(missing), reason=f"there is no {missing}")
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param("sh curl.sh URL TOKEN", marks=needs("curl"), id="curl"),
+        pytest.param(
+            "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN",
+            marks=needs("node", "npm"),
+            id="openapi-typescript and openapi-fetch",
+        ),
+    ],
+)
+def test_a_client_creates_a_plant_and_gets_an_error(plants_server: Server, tmp_path: Path, commands: str) -> None:
+    shutil.copytree(CHECKOUT / "tests/clients", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "openapi.json").write_bytes(files("plants").joinpath("openapi.json").read_bytes())
+    script = commands.replace("URL", plants_server.url).replace("TOKEN", f"'{plants_server.token}'")
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    plant, error = map(json.loads, result.stdout.splitlines())
+    assert plant == {"name": "Fern"}
+    assert error["error"] == 40003
