@@ -1,0 +1,44 @@
+"""What the package costs those who embed it or have its pytest plugin: the time of imports, in new processes.
+
+    python benchmarks/embedding.py [--rounds 21]
+
+Every round runs each row in a process of its own; printed are the medians.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+
+PRELUDE = "import time; {before}; began = time.perf_counter(); {timed}; print(time.perf_counter() - began)"
+ROWS = {
+    "import falcon, marshmallow": ("pass", "import falcon, marshmallow"),
+    "from plants import create_app": ("pass", "from plants import create_app"),
+    "create_app, all else imported": ("from plants import create_app", "create_app(tokens=['a'])"),
+    "import falcon, marshmallow, create_app on top": ("import falcon, marshmallow", "from plants import create_app"),
+    "the pytest plugin, in a session": ("import pytest, _pytest.fixtures", "import plants.pytest_plugin"),
+    "plants_server, to its first answer": (
+        "import pytest, plants.pytest_plugin, http.client",
+        "from plants.testing import serve; context = serve(); server = context.__enter__();"
+        "client = http.client.HTTPConnection(server.url.removeprefix('http://')); client.request('GET', '/');"
+        "client.getresponse().read(); client.close(); context.__exit__(None, None, None)",
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=21)
+    args = parser.parse_args()
+    seconds: dict[str, list[float]] = {row: [] for row in ROWS}
+    for _ in range(args.rounds):
+        for row, (before, timed) in ROWS.items():
+            code = PRELUDE.format(before=before, timed=timed)
+            output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+            seconds[row].append(float(output))
+    for row, values in seconds.items():
+        print(f"{row:46} {statistics.median(values) * 1e3:7.1f} ms, {args.rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()
