@@ -19,9 +19,11 @@ ROWS = {
     "the pytest plugin, in a session": ("import pytest, _pytest.fixtures", "import plants.pytest_plugin"),
     "plants_server, to its first answer": (
         "import pytest, plants.pytest_plugin, http.client",
-        "from plants.testing import serve; context = serve(); server = context.__enter__();"
-        "client = http.client.HTTPConnection(server.url.removeprefix('http://')); client.request('GET', '/');"
-        "client.getresponse().read(); client.close(); context.__exit__(None, None, None)",
+        (
+            "from plants.testing import serve; context = serve(); server = context.__enter__();"
+            "client = http.client.HTTPConnection(server.url.removeprefix('http://')); client.request('GET', '/');"
+            "client.getresponse().read(); client.close(); context.__exit__(None, None, None)"
+        ),
     ),
 }
 
