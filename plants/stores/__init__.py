@@ -75,4 +75,8 @@ def open_store(url: str) -> PlantStore:
         from plants.stores.memory import MemoryStore
 
         return MemoryStore.from_url(url)
-    raise ValueError("a store's URL starts with memory:")
+    if scheme == "sqlite":
+        from plants.stores.sqlite import SQLiteStore
+
+        return SQLiteStore.from_url(url)
+    raise ValueError("a store's URL starts with memory: or sqlite:")
