@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 
@@ -213,6 +214,12 @@ class TestSQLiteStore(StoreContract):
         return f"sqlite:///{tmp_path}/plants.db"
 
 
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def store_url(self, server: PostgresServer) -> str:
+        return server.url
+
+
 BAD_URLS = {
     "empty": ("", "starts with memory:"),
     "another engine": ("mysql://user:secret@host/plants", "starts with memory:"),
@@ -227,6 +234,9 @@ BAD_URLS = {
     "SQLite with an option": ("sqlite:///plants.db?mode=ro", "sqlite:///relative/file"),
     "SQLite with a fragment": ("sqlite:///plants#1.db", "sqlite:///relative/file"),
     "SQLite with U+0000": ("sqlite:///plants%00.db", "sqlite:///relative/file"),
+    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", "postgresql://user"),
+    "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", "postgresql://user"),
+    "PostgreSQL with no slashes": ("postgresql:plants password=secret", "postgresql://user"),
 }
 
 
@@ -236,3 +246,9 @@ def test_a_bad_url_is_refused_in_one_line_that_helps(url: str, hint: str) -> Non
         open_store(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
+    with pytest.raises(ValueError, match=r"pip install 'plants\[postgres\]'"):
+        open_store("postgresql://host/plants")
