@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from postgres_server import free_port
@@ -18,6 +19,9 @@ from plants import Plant
 
 TOKEN = "audit"
 SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
+
+
+ID_IN_USE = 40003
 
 
 class Service:
@@ -64,7 +68,17 @@ class Service:
 
     def status(self, path: str) -> int | None:
         with contextlib.closing(Client(self.url, self.token)) as client:
-            return client.request("GET", path)[0]
+            return client.request("GET", path).status
+
+
+class Answer(NamedTuple):
+    """What a client was told, if anything, and when."""
+
+    status: int | None
+    error: int | None
+    retry_after: str | None
+    began: float
+    ended: float
 
 
 class Client:
@@ -76,20 +90,21 @@ class Client:
         self._path = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
-    def add(self, plant: Plant) -> tuple[int | None, int | None]:
-        """Give the status and the error code, or None where there is none."""
+    def add(self, plant: Plant) -> Answer:
         members = {"id": plant.id, "name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag})
         return self.request("POST", "/plants", json.dumps(members))
 
-    def request(self, method: str, path: str, body: str | None = None) -> tuple[int | None, int | None]:
+    def request(self, method: str, path: str, body: str | None = None) -> Answer:
+        began = time.monotonic()
         try:
             self._connection.request(method, self._path + path, body, self._headers)
             response = self._connection.getresponse()
             content = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError):
             self._connection.close()
-            return None, None
-        return response.status, content.get("error")
+            return Answer(None, None, None, began, time.monotonic())
+        retry_after = response.headers["Retry-After"]
+        return Answer(response.status, content.get("error"), retry_after, began, time.monotonic())
 
     def close(self) -> None:
         self._connection.close()

@@ -26,16 +26,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from deployment import TOKEN, Client, Service
+from deployment import ID_IN_USE, TOKEN, Answer, Client, Service
 from postgres_server import PostgresServer
 
 from plants import Plant, PlantStore, open_store
 
-ID_IN_USE = 40003
-Attempts = list[tuple[Plant, int | None, int | None]]
+Attempts = list[tuple[Plant, Answer]]
 
 
 class Command:
@@ -83,10 +83,10 @@ class Load:
                 plant = Plant(
                     plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
                 )
-                status, error = client.add(plant)
-                attempts.append((plant, status, error))
-                if status in {200, 400}:
-                    self.acknowledged[number] += status == 200
+                answer = client.add(plant)
+                attempts.append((plant, answer))
+                if answer.status in {200, 400}:
+                    self.acknowledged[number] += answer.status == 200
                     break
                 self._over.wait(0.02)
         client.close()
@@ -95,9 +95,9 @@ class Load:
 def audit(store: PlantStore, attempts: Attempts) -> str:
     """Say what became of a plant; what must not be starts with an exclamation mark."""
     stored = store.get(attempts[0][0].id)
-    kept = [plant for plant, status, _ in attempts if status == 200]
-    unknown = [plant for plant, status, _ in attempts if status in {None, 503}]
-    in_use = any(error == ID_IN_USE for *_, error in attempts)
+    kept = [plant for plant, answer in attempts if answer.status == 200]
+    unknown = [plant for plant, answer in attempts if answer.status in {None, 503}]
+    in_use = any(answer.error == ID_IN_USE for _, answer in attempts)
     if len(kept) + len(unknown) + in_use != len(attempts):
         return "! answered with neither 200, 503 nor the id in use"
     if kept:
@@ -105,6 +105,16 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     if stored is None:
         return "! said to be in use but absent" if in_use else "not acknowledged, absent"
     return "not acknowledged, there whole" if stored in unknown else "! not acknowledged, there changed"
+
+
+def report(store_url: str, load: Load) -> int:
+    """Audit all that was written and print what was found; give an exit status."""
+    journal = (attempts for part in load.journal for attempts in part.values() if attempts)
+    with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
+        findings = Counter(threads.map(lambda attempts: audit(store, attempts), journal))
+    for finding, number in sorted(findings.items()):
+        print(f"{number:9,} {finding}")
+    return int(any(finding.startswith("!") for finding in findings))
 
 
 def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -149,14 +159,7 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
     finally:
         service.kill()
     print(f"{time.monotonic() - started:.0f} s; killed: {', '.join(f'{n} x {name}' for name, n in kills.items())}")
-    store = open_store(store_url)
-    with ThreadPoolExecutor(4) as threads:
-        journal = (attempts for part in load.journal for attempts in part.values() if attempts)
-        findings = Counter(threads.map(lambda attempts: audit(store, attempts), journal))
-    store.close()
-    for finding, number in sorted(findings.items()):
-        print(f"{number:9,} {finding}")
-    return int(any(finding.startswith("!") for finding in findings))
+    return report(store_url, load)
 
 
 def main() -> int:
