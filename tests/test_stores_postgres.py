@@ -23,7 +23,13 @@ OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(PostgresStore.from_url(server.url)) as store:
+    with closing(PostgresStore(server.url)) as store:
+        yield store
+
+
+@pytest.fixture
+def hasty(server: PostgresServer) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(server.url, patience=0.5)) as store:
         yield store
 
 
@@ -109,28 +115,28 @@ def test_an_add_whose_connection_is_lost_is_not_tried_again(
     assert store.get(1) is None
 
 
-def test_an_add_that_is_locked_out_gives_up_in_time(store: PostgresStore, server: PostgresServer) -> None:
-    store.check()
+def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server: PostgresServer) -> None:
+    hasty.check()
     with table_locked(server), pytest.raises(StoreUnavailable, match="statement timeout"):
-        store.add(Plant(1, "oak"))
-    assert store.get(1) is None
+        hasty.add(Plant(1, "oak"))
+    assert hasty.get(1) is None
 
 
-def test_an_add_is_answered_in_time_when_the_server_hangs(store: PostgresStore, admin: psycopg.Connection) -> None:
-    store.check()
+def test_an_add_is_answered_in_time_when_the_server_hangs(hasty: PostgresStore, admin: psycopg.Connection) -> None:
+    hasty.check()
     [(pid,)] = rows(admin, f"SELECT pid {OURS}")
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(StoreUnavailable):
-        store.add(Plant(1, "oak"))
+        hasty.add(Plant(1, "oak"))
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: is_available(store))
+    wait_until(lambda: is_available(hasty))
 
 
 def test_an_add_is_answered_in_time_when_the_network_swallows_everything() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        store = PostgresStore.from_url(f"postgresql://{host}:{port}/plants")
+        store = PostgresStore(f"postgresql://{host}:{port}/plants", patience=0.5)
         for message in ("couldn't get a connection", "just now"):
             with pytest.raises(StoreUnavailable, match=message):
                 store.add(Plant(1, "oak"))
@@ -149,15 +155,15 @@ def test_a_serialization_failure_is_tried_again(server: PostgresServer, thread: 
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_endless_serialization_failures_end_in_time(store: PostgresStore, admin: psycopg.Connection) -> None:
-    store.check()
+def test_endless_serialization_failures_end_in_time(hasty: PostgresStore, admin: psycopg.Connection) -> None:
+    hasty.check()
     admin.execute("""
         CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''40001'', MESSAGE = ''again''; END'
     """)
     admin.execute("CREATE TRIGGER fail BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()")
     with pytest.raises(StoreUnavailable, match="again"):
-        store.add(Plant(1, "oak"))
+        hasty.add(Plant(1, "oak"))
 
 
 def test_a_server_that_became_a_standby_is_left(store: PostgresStore, admin: psycopg.Connection) -> None:

@@ -33,6 +33,12 @@ def store(path: Path) -> Iterator[SQLiteStore]:
         yield store
 
 
+@pytest.fixture
+def hasty(path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(str(path), patience=0.5)) as store:
+        yield store
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     never = threading.Event()
     assert any(condition() or never.wait(0.001) for _ in range(5000))
@@ -148,24 +154,24 @@ def test_a_file_that_disappeared_is_not_made_again(store: SQLiteStore, path: Pat
     assert not path.exists()
 
 
-def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(store: SQLiteStore, path: Path) -> None:
-    store.check()
+def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLiteStore, path: Path) -> None:
+    hasty.check()
     with locked(path), ThreadPoolExecutor(4) as threads:
-        adds = [threads.submit(store.add, Plant(plant_id, "oak")) for plant_id in range(4)]
+        adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
         assert [type(add.exception(timeout=5)) for add in adds] == [StoreUnavailable] * 4
-    assert [store.get(plant_id) for plant_id in range(4)] == [None] * 4
+    assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
 
 
-def test_an_add_is_answered_in_time_when_the_disk_hangs(store: SQLiteStore) -> None:
+def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     disk = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(store._writer().run, lambda _: disk.wait())
+        hanging = thread.submit(hasty._writer().run, lambda _: disk.wait())
         with pytest.raises(StoreUnavailable, match="no answer"):
-            store.add(Plant(1, "oak"))
+            hasty.add(Plant(1, "oak"))
         disk.set()
         assert isinstance(hanging.exception(), StoreUnavailable)
-    store.add(Plant(2, "oak"))
-    assert store.get(1) is None
+    hasty.add(Plant(2, "oak"))
+    assert hasty.get(1) is None
 
 
 @contextmanager

@@ -15,9 +15,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 
-_PATIENCE = 2.0  # seconds for an answer, whatever the network and the server do
 _REST = 0.5  # seconds between two attempts while no connection can be made
-_STATEMENT_TIMEOUT = 1500  # milliseconds, so that the server says no before the caller leaves
 _DEFAULTS = {
     "application_name": "plants",
     "connect_timeout": "2",
@@ -50,12 +48,16 @@ class PostgresStore(PlantStore):
     synchronous standby, so that a fail-over would take it back. Who tries again after StoreUnavailable may therefore
     be told that the id is in use, by the own earlier attempt.
 
-    The table is made when it is missed. While no connection can be made, one caller each half second tries; the others
-    are told at once.
+    The table is made when it is missed. No call takes longer than ``patience``, in seconds, whatever the network and
+    the server do. While no connection can be made, one caller each half second tries; the others are told at once.
     """
 
-    def __init__(self, conninfo: str, max_connections: int = 16) -> None:
-        self._conninfo = conninfo
+    def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
+        given = conninfo_to_dict(conninfo)
+        self._conninfo = make_conninfo(
+            conninfo, **{name: value for name, value in _DEFAULTS.items() if name not in given}
+        )
+        self._patience = patience
         self._max_connections = max_connections
         self._pools: dict[int, ConnectionPool[_Connection]] = {}
         self._next_attempt = 0.0
@@ -67,8 +69,7 @@ class PostgresStore(PlantStore):
         :raises ValueError: libpq cannot read the URL.
         """
         try:
-            given = conninfo_to_dict(url)
-            return cls(make_conninfo(url, **{name: value for name, value in _DEFAULTS.items() if name not in given}))
+            return cls(url)
         except psycopg.ProgrammingError:
             # Its message may quote the password.
             raise ValueError(
@@ -95,7 +96,7 @@ class PostgresStore(PlantStore):
             if now < self._next_attempt:
                 raise StoreUnavailable("no connection could be made just now")
             self._next_attempt = now + _REST
-        deadline = now + _PATIENCE
+        deadline = now + self._patience
         pause = 0.005
         while True:
             try:
@@ -115,6 +116,14 @@ class PostgresStore(PlantStore):
                 self._next_attempt = 0.0
                 return row
 
+    def _configure(self, connection: "_Connection") -> None:
+        connection.deadline = time.monotonic() + self._patience
+        connection.add_notice_handler(connection.note)
+        # In milliseconds, and sooner than the caller leaves: a statement that the server gave up keeps nothing.
+        connection.execute(f"SET statement_timeout = {self._patience * 750:.0f}")
+        if connection.info.parameter_status("server_encoding") != "UTF8":
+            raise psycopg.NotSupportedError("the database's encoding is not UTF8")
+
     def _execute_once(self, query: LiteralString, parameters: tuple[Any, ...], deadline: float) -> _Row | None:
         pool = self._pool()
         pool.open()
@@ -133,7 +142,7 @@ class PostgresStore(PlantStore):
                 self._conninfo,
                 connection_class=_Connection,
                 kwargs={"autocommit": True},
-                configure=_configure,
+                configure=self._configure,
                 min_size=0,
                 max_size=self._max_connections,
                 # The pool's own attempts grow apart to minutes; here each caller that may try starts a new one.
@@ -173,14 +182,6 @@ class _Connection(psycopg.Connection[_Row]):
     def note(self, notice: errors.Diagnostic) -> None:
         # PostgreSQL reports success, with a mere warning, when the wait for a synchronous standby was cancelled.
         self.replication_cancelled |= notice.source_function == "SyncRepWaitForLSN"
-
-
-def _configure(connection: _Connection) -> None:
-    connection.deadline = time.monotonic() + _PATIENCE
-    connection.add_notice_handler(connection.note)
-    connection.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT}")
-    if connection.info.parameter_status("server_encoding") != "UTF8":
-        raise psycopg.NotSupportedError("the database's encoding is not UTF8")
 
 
 def _take(pool: ConnectionPool[_Connection], deadline: float) -> _Connection:

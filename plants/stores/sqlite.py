@@ -12,8 +12,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 
-_LOCK_PATIENCE = 2.0  # seconds for another process to leave the file
-_PATIENCE = 2.5  # seconds for an answer, whatever the disk does
 _LOCK_POLL = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -37,11 +35,13 @@ class SQLiteStore(PlantStore):
     The file is made on the first use, its directory is not. A file that disappears from under a running store is not
     made again, because ids that were in use would be free: the store is unavailable until the file is back.
 
-    Fork before the first use: SQLite does not carry a connection across a fork.
+    No call takes longer than ``patience``, in seconds, whatever the disk and other processes do. Fork before the first
+    use: SQLite does not carry a connection across a fork.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, patience: float = 2.5) -> None:
         self._path = str(Path(path).absolute())
+        self._patience = patience
         self._writers: dict[int, _Writer] = {}
 
     @classmethod
@@ -66,7 +66,7 @@ class SQLiteStore(PlantStore):
         row = self._writer().run(
             lambda connection: connection.execute("SELECT name, tag FROM plants WHERE id = ?", (plant_id,)).fetchone()
         )
-        return row and Plant(plant_id, *row)
+        return None if row is None else Plant(plant_id, *row)
 
     def check(self) -> None:
         self._writer().run(_write_nothing_new)
@@ -78,7 +78,7 @@ class SQLiteStore(PlantStore):
         # A parent's writer stays in the dictionary of its child, unused: to close its connection here would be to
         # close files under the parent's locks.
         pid = os.getpid()
-        return self._writers.get(pid) or self._writers.setdefault(pid, _Writer(self._path))
+        return self._writers.get(pid) or self._writers.setdefault(pid, _Writer(self._path, self._patience))
 
 
 def _write_nothing_new(connection: sqlite3.Connection) -> None:
@@ -92,11 +92,11 @@ class _Job:
 
     __slots__ = ("deadline", "done", "error", "result", "work")
 
-    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], deadline: float) -> None:
         self.work = work
         self.result: Any = None
         self.error: Exception | None = None
-        self.deadline = time.monotonic() + _LOCK_PATIENCE
+        self.deadline = deadline
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -114,8 +114,9 @@ class _Job:
 class _Writer:
     """The thread of one process that owns the connection; it starts with the first job."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, patience: float) -> None:
         self._path = path
+        self._patience = patience
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -128,7 +129,8 @@ class _Writer:
 
     def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         """Give what the work gives, once it is committed."""
-        job = _Job(work)
+        # The last fifth is for the work and the commit, so that a caller is told why and not only that it took long.
+        job = _Job(work, time.monotonic() + 0.8 * self._patience)
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the store is closed")
@@ -136,8 +138,8 @@ class _Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="plants-sqlite", daemon=True)
                 self._thread.start()
-        if not job.done.acquire(timeout=_PATIENCE):
-            raise StoreUnavailable(f"{self._path}: no answer within {_PATIENCE} s")
+        if not job.done.acquire(timeout=self._patience):
+            raise StoreUnavailable(f"{self._path}: no answer within {self._patience} s")
         if job.error:
             raise job.error
         return job.result
@@ -149,7 +151,7 @@ class _Writer:
             self._waiting.put(None)
             thread = self._thread
         if thread:
-            thread.join(_PATIENCE)
+            thread.join(self._patience)
 
     def _serve(self) -> None:
         while (first := self._waiting.get()) is not None:
