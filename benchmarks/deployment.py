@@ -27,12 +27,11 @@ ID_IN_USE = 40003
 class Service:
     """A service that a command runs in the foreground, with Gunicorn's master and workers."""
 
-    def __init__(
-        self, store_url: str, *, command: str = "", url: str = "", token: str = TOKEN, workers: int = 1
-    ) -> None:
+    def __init__(self, store_url: str, options: str = "", command: str = "", url: str = "", token: str = TOKEN) -> None:
         self.url = url or f"http://127.0.0.1:{free_port()}"
         self.token = token
-        self._command = shlex.split(command or f"{SERVE} --bind {urlsplit(self.url).netloc} --workers {workers}")
+        default = f"{SERVE} --bind {urlsplit(self.url).netloc} {options}"
+        self._command = shlex.split(command or default)
         self._environ = os.environ | {"PLANTS_STORE": store_url, "PLANTS_TOKENS": token}
         self._master: subprocess.Popen[bytes] | None = None
 

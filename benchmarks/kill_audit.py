@@ -143,7 +143,7 @@ def disasters(service: Service, database: PostgresServer | Command | None) -> It
 
 
 def run(options: argparse.Namespace, store_url: str, database: PostgresServer | Command | None) -> int:
-    service = Service(store_url, command=options.service, url=options.url, token=options.token, workers=options.workers)
+    service = Service(store_url, f"--workers {options.workers}", options.service, options.url, options.token)
     kills: Counter[str] = Counter()
     started = time.monotonic()
     try:

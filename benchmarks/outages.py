@@ -57,7 +57,7 @@ def statuses(answers: list[Answer], since: float, until: float) -> str:
 def outage(server: PostgresServer, seconds: float) -> None:
     server.create()
     server.start()
-    service = Service(server.url, workers=1)
+    service = Service(server.url)
     probes = polled(service, "/livez"), polled(service, "/readyz")
     with running(service), probes[0] as live, probes[1] as ready, Load(service, 64) as load:
         time.sleep(5)
@@ -86,7 +86,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
     primary.start(synchronous_standby_names="standby")
     standby.start()
     url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
-    service = Service(url, workers=2)
+    service = Service(url, "--workers 2")
     with running(service), Load(service, 32) as load:
         time.sleep(5)
         primary.kill()
@@ -111,7 +111,7 @@ def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
             return [(number, client.add(Plant(plant_id, f"of {number}"))) for plant_id in range(plants)]
 
     together = threading.Barrier(clients)
-    with running(Service(store_url, workers=2)) as service, ThreadPoolExecutor(clients) as threads:
+    with running(Service(store_url, "--workers 2")) as service, ThreadPoolExecutor(clients) as threads:
         rounds = list(zip(*threads.map(compete, range(clients)), strict=True))
     winners = [[number for number, answer in one if answer.status == 200] for one in rounds]
     others = Counter(answer.error for one in rounds for _, answer in one if answer.status != 200)
