@@ -1,6 +1,10 @@
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import PostgresServer
 
 import plants
 from plants import MemoryStore, PlantStore
@@ -21,3 +25,27 @@ def app(store: PlantStore) -> Any:
 @pytest.fixture
 def send(app: Any) -> Send:
     return sender(app)
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """Give a directory that another user can enter, unlike tmp_path: PostgreSQL does not run as root."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def session_server(server_directory: Path) -> Iterator[PostgresServer]:
+    server = PostgresServer(server_directory / "postgres")
+    server.create()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(session_server: PostgresServer) -> PostgresServer:
+    """Give a PostgreSQL server that has no table."""
+    session_server.execute("DROP TABLE IF EXISTS plants")
+    return session_server

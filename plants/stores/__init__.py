@@ -75,4 +75,15 @@ def open_store(url: str) -> PlantStore:
         from plants.stores.memory import MemoryStore
 
         return MemoryStore.from_url(url)
-    raise ValueError("a store's URL starts with memory:")
+    if scheme == "sqlite":
+        from plants.stores.sqlite import SQLiteStore
+
+        return SQLiteStore.from_url(url)
+    if scheme in {"postgresql", "postgres"}:
+        try:
+            from plants.stores.postgres import PostgresStore
+        except ImportError as error:
+            raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
+
+        return PostgresStore.from_url(url)
+    raise ValueError("a store's URL starts with memory:, sqlite: or postgresql:")

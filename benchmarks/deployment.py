@@ -1,0 +1,109 @@
+"""A hosted service under test and its clients; for the audit, the outages and the figures over HTTP."""
+
+import contextlib
+import http.client
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from postgres_server import free_port
+
+from plants import Plant
+
+TOKEN = "audit"
+SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
+
+
+ID_IN_USE = 40003
+
+
+class Service:
+    """A service that a command runs in the foreground, with Gunicorn's master and workers."""
+
+    def __init__(self, store_url: str, options: str = "", command: str = "", url: str = "", token: str = TOKEN) -> None:
+        self.url = url or f"http://127.0.0.1:{free_port()}"
+        self.token = token
+        default = f"{SERVE} --bind {urlsplit(self.url).netloc} {options}"
+        self._command = shlex.split(command or default)
+        self._environ = os.environ | {"PLANTS_STORE": store_url, "PLANTS_TOKENS": token}
+        self._master: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the service if it does not run, and wait until it is ready."""
+        deadline = time.monotonic() + 60
+        while not self.workers() or self.status("/readyz") != 200:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.url}: not ready within 60 s")
+            if self._master is None or self._master.poll() is not None:
+                # As systemd does: what a master left behind is ended before there is a new one.
+                self.kill()
+                self._master = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
+            time.sleep(0.05)
+
+    def workers(self) -> list[int]:
+        """Give the processes of a master that runs."""
+        if self._master is None or self._master.poll() is not None:
+            return []
+        pid = self._master.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def kill_master(self) -> None:
+        assert self._master is not None
+        self._master.kill()
+
+    def kill(self) -> None:
+        """Kill the master and all workers."""
+        if self._master:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._master.pid, signal.SIGKILL)
+            self._master.wait()
+
+    def status(self, path: str) -> int | None:
+        with contextlib.closing(Client(self.url, self.token)) as client:
+            return client.request("GET", path).status
+
+
+class Answer(NamedTuple):
+    """What a client was told, if anything, and when."""
+
+    status: int | None
+    error: int | None
+    retry_after: str | None
+    began: float
+    ended: float
+
+
+class Client:
+    """One connection, made anew when it is lost."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        self._path = parts.path.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def add(self, plant: Plant) -> Answer:
+        members = {"id": plant.id, "name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag})
+        return self.request("POST", "/plants", json.dumps(members))
+
+    def request(self, method: str, path: str, body: str | None = None) -> Answer:
+        began = time.monotonic()
+        try:
+            self._connection.request(method, self._path + path, body, self._headers)
+            response = self._connection.getresponse()
+            content = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            self._connection.close()
+            return Answer(None, None, None, began, time.monotonic())
+        retry_after = response.headers["Retry-After"]
+        return Answer(response.status, content.get("error"), retry_after, began, time.monotonic())
+
+    def close(self) -> None:
+        self._connection.close()

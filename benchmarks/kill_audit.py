@@ -1,0 +1,196 @@
+"""Kill a service and its database under load with kill -9, again and again; then audit what was acknowledged.
+
+    python benchmarks/kill_audit.py --store sqlite --workers 2
+    python benchmarks/kill_audit.py --store postgresql
+
+A deployment of your own is audited with its commands, which must run in the foreground; its store gets new plants:
+
+    python benchmarks/kill_audit.py --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
+        --url http://127.0.0.1:8000 --token "$TOKEN" --database "postgres -D /var/lib/plants"
+
+The exit status is 0 if every plant that was answered with 200 is in the store with its name and tag, no id was given
+twice, and every other plant is there whole or not at all.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Self
+
+from deployment import ID_IN_USE, TOKEN, Answer, Client, Service
+from postgres_server import PostgresServer
+
+from plants import Plant, PlantStore, open_store
+
+Attempts = list[tuple[Plant, Answer]]
+
+
+class Command:
+    """A database that a command runs in the foreground."""
+
+    def __init__(self, command: str) -> None:
+        self._command = shlex.split(command)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, start_new_session=True)
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Load:
+    """Clients that add plants, and the journal of what they were told."""
+
+    def __init__(self, service: Service, clients: int) -> None:
+        self.journal: list[dict[int, Attempts]] = [{} for _ in range(clients)]
+        self.acknowledged = [0] * clients
+        self._service = service
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, number: int) -> None:
+        client = Client(self._service.url, self._service.token)
+        plant_id = random.getrandbits(62) - 2**61
+        while not self._over.is_set():
+            plant_id += 1
+            attempts = self.journal[number][plant_id] = []
+            # A second attempt differs from the first, so that the store tells which of them it kept.
+            for attempt in range(1 + plant_id % 2):
+                plant = Plant(
+                    plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
+                )
+                answer = client.add(plant)
+                attempts.append((plant, answer))
+                if answer.status in {200, 400}:
+                    self.acknowledged[number] += answer.status == 200
+                    break
+                self._over.wait(0.02)
+        client.close()
+
+
+def audit(store: PlantStore, attempts: Attempts) -> str:
+    """Say what became of a plant; what must not be starts with an exclamation mark."""
+    stored = store.get(attempts[0][0].id)
+    kept = [plant for plant, answer in attempts if answer.status == 200]
+    unknown = [plant for plant, answer in attempts if answer.status in {None, 503}]
+    in_use = any(answer.error == ID_IN_USE for _, answer in attempts)
+    if len(kept) + len(unknown) + in_use != len(attempts):
+        return "! answered with neither 200, 503 nor the id in use"
+    if kept:
+        return "acknowledged and kept" if stored == kept[0] else f"! acknowledged but {'changed' if stored else 'lost'}"
+    if stored is None:
+        return "! said to be in use but absent" if in_use else "not acknowledged, absent"
+    return "not acknowledged, there whole" if stored in unknown else "! not acknowledged, there changed"
+
+
+def report(store_url: str, load: Load) -> int:
+    """Audit all that was written and print what was found; give an exit status."""
+    journal = (attempts for part in load.journal for attempts in part.values() if attempts)
+    with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
+        findings = Counter(threads.map(lambda attempts: audit(store, attempts), journal))
+    for finding, number in sorted(findings.items()):
+        print(f"{number:9,} {finding}")
+    return int(any(finding.startswith("!") for finding in findings))
+
+
+def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Give what can happen, in random order, for ever; the service is started again after each."""
+
+    def kill_a_worker() -> None:
+        if workers := service.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(random.choice(workers), signal.SIGKILL)
+
+    def kill_master() -> None:
+        service.kill_master()
+        time.sleep(random.random())
+
+    happenings = {"a worker": kill_a_worker, "the master": kill_master, "the service": service.kill}
+    if database:
+
+        def kill_database() -> None:
+            database.kill()
+            time.sleep(random.random() / 2)
+            database.start()
+
+        happenings["the database"] = kill_database
+    while True:
+        yield from random.sample(list(happenings.items()), len(happenings))
+
+
+def run(options: argparse.Namespace, store_url: str, database: PostgresServer | Command | None) -> int:
+    service = Service(store_url, f"--workers {options.workers}", options.service, options.url, options.token)
+    kills: Counter[str] = Counter()
+    started = time.monotonic()
+    try:
+        service.start()
+        with Load(service, options.clients) as load:
+            for name, kill in disasters(service, database):
+                time.sleep(random.uniform(0.1, 1))
+                kill()
+                kills[name] += 1
+                service.start()
+                if kills.total() >= options.kills and sum(load.acknowledged) >= options.plants:
+                    break
+    finally:
+        service.kill()
+    print(f"{time.monotonic() - started:.0f} s; killed: {', '.join(f'{n} x {name}' for name, n in kills.items())}")
+    return report(store_url, load)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", default="sqlite", help="sqlite or postgresql, made for the audit; or a store's URL")
+    parser.add_argument("--kills", type=int, default=50, help="at least so many (%(default)s)")
+    parser.add_argument("--plants", type=int, default=100_000, help="at least so many acknowledged (%(default)s)")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--service", default="", help="the command that serves; the packaged configuration by default")
+    parser.add_argument("--url", default="", help="where the service is, with --service")
+    parser.add_argument("--token", default=TOKEN)
+    parser.add_argument("--database", default="", help="the command that runs the database, with a store's URL")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        if options.store == "sqlite":
+            return run(options, f"sqlite:///{directory}/plants.db", None)
+        database: PostgresServer | Command | None = Command(options.database) if options.database else None
+        if options.store == "postgresql":
+            database = PostgresServer(Path(directory, "postgres"))
+            database.create()
+            options.store = database.url
+        if database:
+            database.start()
+        try:
+            return run(options, options.store, database)
+        finally:
+            if database:
+                database.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""What clients see of a database that stops, of a fail-over, and of many that want one id.
+
+python benchmarks/outages.py outage      PostgreSQL is stopped for 20 s under load
+python benchmarks/outages.py fail-over   a primary is killed under load, its synchronous standby promoted
+python benchmarks/outages.py race        64 clients add the same plants over two worker processes
+"""
+
+import argparse
+import contextlib
+import itertools
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from deployment import ID_IN_USE, Answer, Client, Service
+from kill_audit import Load, report
+from postgres_server import PostgresServer
+
+from plants import Plant, open_store
+
+
+@contextmanager
+def running(service: Service) -> Iterator[Service]:
+    try:
+        service.start()
+        yield service
+    finally:
+        service.kill()
+
+
+@contextmanager
+def polled(service: Service, path: str) -> Iterator[list[Answer]]:
+    """Ask a probe ten times a second."""
+    answers: list[Answer] = []
+    over = threading.Event()
+
+    def poll() -> None:
+        with closing(Client(service.url, service.token)) as client:
+            while not over.wait(0.1):
+                answers.append(client.request("GET", path))
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(poll)
+        yield answers
+        over.set()
+
+
+def statuses(answers: list[Answer], since: float, until: float) -> str:
+    return str(dict(Counter(answer.status for answer in answers if since < answer.began and answer.ended < until)))
+
+
+def outage(server: PostgresServer, seconds: float) -> None:
+    server.create()
+    server.start()
+    service = Service(server.url)
+    probes = polled(service, "/livez"), polled(service, "/readyz")
+    with running(service), probes[0] as live, probes[1] as ready, Load(service, 64) as load:
+        time.sleep(5)
+        server.stop()
+        stopped = time.monotonic()
+        time.sleep(seconds)
+        server.start()
+        returned = time.monotonic()
+        time.sleep(8)
+    answers = [answer for part in load.journal for attempts in part.values() for _, answer in attempts]
+    refused = [answer for answer in answers if answer.status == 503]
+    print(f"answers while stopped:  {statuses(answers, stopped, returned)}")
+    print(f"longest wait for a 503: {max(answer.ended - answer.began for answer in refused):.2f} s")
+    print(f"503 as Error 50300 with Retry-After: {all(a.error == 50300 and a.retry_after for a in refused)}")
+    print(f"/livez while stopped:   {statuses(live, stopped, returned)}")
+    print(f"/readyz while stopped:  {statuses(ready, stopped + 1, returned)}")
+    first = min(answer.ended for answer in answers if answer.status == 200 and answer.began > returned)
+    last = max(answer.ended for answer in refused)
+    print(f"after the return: first 200 {first - returned:.2f} s, last 503 {last - returned:.2f} s")
+    report(server.url, load)
+
+
+def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
+    primary.create()
+    standby.follow(primary)
+    primary.start(synchronous_standby_names="standby")
+    standby.start()
+    url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+    service = Service(url, "--workers 2")
+    with running(service), Load(service, 32) as load:
+        time.sleep(5)
+        primary.kill()
+        killed = time.monotonic()
+        time.sleep(2)
+        standby.execute("SELECT pg_promote()")
+        promoted = time.monotonic()
+        time.sleep(8)
+    answers = [answer for part in load.journal for attempts in part.values() for _, answer in attempts]
+    kept = sorted(answer.ended for answer in answers if answer.status == 200)
+    gap = max(later - earlier for earlier, later in itertools.pairwise(kept))
+    first = min(ended for ended in kept if ended > promoted)
+    print(f"promoted {promoted - killed:.2f} s after the kill; first 200 {first - promoted:.2f} s after that")
+    print(f"longest gap between two 200: {gap:.2f} s")
+    report(url, load)
+
+
+def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
+    def compete(number: int) -> list[tuple[int, Answer]]:
+        with closing(Client(service.url, service.token)) as client:
+            together.wait()
+            return [(number, client.add(Plant(plant_id, f"of {number}"))) for plant_id in range(plants)]
+
+    together = threading.Barrier(clients)
+    with running(Service(store_url, "--workers 2")) as service, ThreadPoolExecutor(clients) as threads:
+        rounds = list(zip(*threads.map(compete, range(clients)), strict=True))
+    winners = [[number for number, answer in one if answer.status == 200] for one in rounds]
+    others = Counter(answer.error for one in rounds for _, answer in one if answer.status != 200)
+    with closing(open_store(store_url)) as store:
+        kept = sum(store.get(plant_id) == Plant(plant_id, f"of {won[0]}") for plant_id, won in enumerate(winners))
+    print(f"{store_url.partition(':')[0]}: {plants} ids, wanted by {clients} clients each")
+    print(f"ids by their number of winners: {dict(Counter(map(len, winners)))}; the winner's plant is kept: {kept}")
+    print(f"the others were told {dict(others)} ({ID_IN_USE} is: in use)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", choices=["outage", "fail-over", "race"])
+    parser.add_argument("--seconds", type=float, default=20, help="how long the outage is")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        directory.chmod(0o755)
+        servers = [PostgresServer(directory / name) for name in ("postgres", "standby")]
+        for server in servers:
+            stack.callback(server.kill)
+        if options.scenario == "outage":
+            outage(servers[0], options.seconds)
+        elif options.scenario == "fail-over":
+            fail_over(*servers)
+        else:
+            race(f"sqlite:///{directory}/plants.db")
+            servers[0].create()
+            servers[0].start()
+            race(servers[0].url)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""What every store promises, run on each of them; and how a URL chooses one."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from postgres_server import PostgresServer
+
+from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
+
+CLIENT = """
+import sys
+from plants.stores import Plant, PlantIdInUse, open_store
+
+url, name, count = sys.argv[1:]
+store = open_store(url)
+print("ready", flush=True)
+sys.stdin.readline()
+for plant_id in range(int(count)):
+    try:
+        store.add(Plant(plant_id, name))
+    except PlantIdInUse:
+        continue
+    print(plant_id, flush=True)
+store.close()
+"""
+
+FORKING = """
+import os, sys
+from plants.stores import Plant, open_store
+
+store = open_store(sys.argv[1])
+if sys.argv[2] == "after":
+    store.add(Plant(1, "parent"))
+child = os.fork()
+if not child:
+    store.add(Plant(2, "child"))
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+store.add(Plant(3, "parent"))
+assert store.get(2) == Plant(2, "child")
+"""
+
+TEXTS = {
+    "empty": "",
+    "spaces": "  two  ",
+    "letter case": "Fern FERN fern",
+    "like a number": "1.0",
+    "like SQL": "'; DROP TABLE plants; --",
+    "like a parameter": "%s %(name)s ? :name $1 {}",
+    "backslash": "\\x41 \\u0000 \\",
+    "line breaks": "a\nb\r\nc\u2028d",
+    "control characters": "\x01\x1b\x7f\x80",
+    "precomposed": "caf\u00e9",
+    "decomposed": "cafe\u0301",
+    "right to left": "\u202eشجرة",
+    "byte order mark": "\ufeffoak",
+    "noncharacters": "\ufdd0\uffff",
+    "beyond the first plane": "🌵\U0010ffff",
+    "two million characters": "né" * 1_000_000,
+}
+
+
+def start_client(url: str, name: str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CLIENT, url, name, str(count)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+class StoreContract:
+    """Subclass with a fixture ``store_url``; ``forgets`` says that the store ends with its process."""
+
+    forgets = False
+
+    @pytest.fixture
+    def store(self, store_url: str) -> Iterator[PlantStore]:
+        with contextlib.closing(open_store(store_url)) as store:
+            yield store
+
+    @pytest.fixture
+    def lasting_url(self, store_url: str) -> str:
+        if self.forgets:
+            pytest.skip("the store ends with its process")
+        return store_url
+
+    @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+    def test_text_comes_back_exactly(self, store: PlantStore, text: str) -> None:
+        store.add(Plant(1, text, text))
+        assert store.get(1) == Plant(1, text, text)
+
+    def test_no_tag_and_an_empty_tag_are_told_apart(self, store: PlantStore) -> None:
+        store.add(Plant(1, "oak"))
+        store.add(Plant(2, "oak", ""))
+        assert (store.get(1), store.get(2)) == (Plant(1, "oak", None), Plant(2, "oak", ""))
+
+    @pytest.mark.parametrize("plant_id", [-(2**63), -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1])
+    def test_the_whole_range_of_ids_is_kept(self, store: PlantStore, plant_id: int) -> None:
+        store.add(Plant(plant_id, "oak"))
+        assert store.get(plant_id) == Plant(plant_id, "oak")
+
+    def test_an_id_that_was_never_added_gives_none(self, store: PlantStore) -> None:
+        assert store.get(1) is None
+
+    def test_an_id_in_use_is_refused_and_its_plant_is_as_it_was(self, store: PlantStore) -> None:
+        store.add(Plant(1, "oak", "tree"))
+        for again in (Plant(1, "fern"), Plant(1, "oak", "tree")):
+            with pytest.raises(PlantIdInUse) as caught:
+                store.add(again)
+            assert caught.value.plant_id == 1
+        assert store.get(1) == Plant(1, "oak", "tree")
+
+    def test_of_concurrent_adds_of_one_id_exactly_one_wins(self, store: PlantStore) -> None:
+        def compete(name: str) -> set[int]:
+            won = set()
+            for plant_id in range(100):
+                together.wait()
+                with contextlib.suppress(PlantIdInUse):
+                    store.add(Plant(plant_id, name))
+                    won.add(plant_id)
+            return won
+
+        names = list("abcdefgh")
+        together = threading.Barrier(len(names), timeout=30)
+        with ThreadPoolExecutor(len(names)) as threads:
+            won = dict(zip(names, threads.map(compete, names), strict=True))
+        assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(100))
+        assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
+
+    def test_an_add_that_conflicts_never_fails_the_others(self, store: PlantStore) -> None:
+        def add(plant_id: int) -> bool:
+            try:
+                store.add(Plant(plant_id, "fern"))
+            except PlantIdInUse:
+                return False
+            return True
+
+        store.add(Plant(0, "oak"))
+        with ThreadPoolExecutor(16) as threads:
+            added = list(threads.map(add, (plant_id % 2 * plant_id for plant_id in range(400))))
+        assert added == [False, True] * 200
+
+    def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
+        store.check()
+        store.add(Plant(1, "oak"))
+        store.check()
+
+    def test_a_store_may_be_closed_twice_and_unused(self, store: PlantStore) -> None:
+        store.close()
+        store.close()
+
+    def test_a_plant_outlives_its_store(self, store: PlantStore, lasting_url: str) -> None:
+        store.add(Plant(1, "oak", "tree"))
+        store.close()
+        with contextlib.closing(open_store(lasting_url)) as reopened:
+            assert reopened.get(1) == Plant(1, "oak", "tree")
+
+    def test_a_closed_store_is_unavailable(self, store: PlantStore, lasting_url: str) -> None:
+        assert lasting_url
+        store.add(Plant(1, "oak"))
+        store.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            store.add(Plant(2, "oak"))
+
+    def test_an_acknowledged_plant_survives_the_kill_of_its_process(self, store: PlantStore, lasting_url: str) -> None:
+        with start_client(lasting_url, "oak", 10**9) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            client.stdin.write("go\n")
+            client.stdin.flush()
+            lines = [client.stdout.readline() for _ in range(100)]
+            client.kill()
+            acknowledged = [int(line) for line in (*lines[1:], *client.stdout) if line.endswith("\n")]
+        assert len(acknowledged) >= 99
+        assert all(store.get(plant_id) == Plant(plant_id, "oak") for plant_id in acknowledged)
+
+    def test_processes_that_start_at_once_share_a_store(self, store: PlantStore, lasting_url: str) -> None:
+        with contextlib.ExitStack() as stack:
+            clients = {name: stack.enter_context(start_client(lasting_url, name, 200)) for name in "abc"}
+            for client in clients.values():
+                assert client.stdout is not None
+                assert client.stdout.readline() == "ready\n"
+            won = dict.fromkeys(clients, "")
+            for client in clients.values():
+                assert client.stdin is not None
+                client.stdin.write("go\n")
+                client.stdin.flush()
+            for name, client in clients.items():
+                won[name], _ = client.communicate(timeout=30)
+        winners = {int(line): name for name, lines in won.items() for line in lines.splitlines()}
+        assert sum(lines.count("\n") for lines in won.values()) == len(winners) == 200
+        assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners.items())
+
+    @pytest.mark.parametrize("first_use", ["before", "after"])
+    def test_a_process_may_fork(self, lasting_url: str, first_use: str) -> None:
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING, lasting_url, first_use]
+        subprocess.run(command, check=True, timeout=30)
+
+
+class TestMemoryStore(StoreContract):
+    forgets = True
+
+    @pytest.fixture
+    def store_url(self) -> str:
+        return "memory:"
+
+
+class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def store_url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/plants.db"
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def store_url(self, server: PostgresServer) -> str:
+        return server.url
+
+
+BAD_URLS = {
+    "empty": ("", "starts with memory:"),
+    "another engine": ("mysql://user:secret@host/plants", "starts with memory:"),
+    "a path alone": ("/var/lib/plants.db", "starts with memory:"),
+    "memory with a path": ("memory:plants", "memory:"),
+    "memory with slashes": ("memory://", "memory:"),
+    "SQLite with no slashes": ("sqlite:plants.db", "sqlite:///relative/file"),
+    "SQLite with two slashes": ("sqlite://plants.db", "sqlite:///relative/file"),
+    "SQLite with a host": ("sqlite://user:secret@host/plants.db", "sqlite:///relative/file"),
+    "SQLite with no file": ("sqlite:///", "sqlite:///relative/file"),
+    "SQLite in memory": ("sqlite:///:memory:", "sqlite:///relative/file"),
+    "SQLite with an option": ("sqlite:///plants.db?mode=ro", "sqlite:///relative/file"),
+    "SQLite with a fragment": ("sqlite:///plants#1.db", "sqlite:///relative/file"),
+    "SQLite with U+0000": ("sqlite:///plants%00.db", "sqlite:///relative/file"),
+    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", "postgresql://user"),
+    "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", "postgresql://user"),
+    "PostgreSQL with no slashes": ("postgresql:plants password=secret", "postgresql://user"),
+}
+
+
+@pytest.mark.parametrize(("url", "hint"), BAD_URLS.values(), ids=BAD_URLS)
+def test_a_bad_url_is_refused_in_one_line_that_helps(url: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
+    with pytest.raises(ValueError, match=r"pip install 'plants\[postgres\]'"):
+        open_store("postgresql://host/plants")

@@ -1,0 +1,268 @@
+"""What the SQLite store does when its file, its disk or another process fails it."""
+
+import os
+import resource
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from plants.stores import Plant, StoreUnavailable, open_store
+from plants.stores.sqlite import SQLiteStore
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    # Unlike tmp_path, a directory that another user can enter.
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory, "plants.db")
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(str(path))) as store:
+        yield store
+
+
+@pytest.fixture
+def hasty(path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(str(path), patience=0.5)) as store:
+        yield store
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    never = threading.Event()
+    assert any(condition() or never.wait(0.001) for _ in range(5000))
+
+
+@contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    elsewhere = path.rename(path.with_name("elsewhere"))
+    yield
+    elsewhere.rename(path)
+
+
+@contextmanager
+def directory_moved_away(path: Path) -> Iterator[None]:
+    with moved_away(path.parent):
+        yield
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[None]:
+    backup = path.with_name("backup")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    backup.replace(path)
+    yield
+
+
+@contextmanager
+def log_removed(path: Path) -> Iterator[None]:
+    path.with_name(f"{path.name}-wal").unlink()
+    yield
+
+
+@contextmanager
+def disk_full(path: Path) -> Iterator[None]:
+    assert path.exists()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+    user = os.geteuid()
+    os.seteuid(user or NOBODY)  # to root no file is read-only
+    yield
+    os.seteuid(user)
+    path.parent.chmod(0o755)
+    path.chmod(0o644)
+
+
+@contextmanager
+def not_a_database(path: Path) -> Iterator[None]:
+    whole = path.read_bytes()
+    path.write_bytes(b"plants" * 1000)
+    yield
+    path.write_bytes(whole)
+
+
+WHILE_OPEN = [moved_away, directory_moved_away, replaced, log_removed, disk_full]
+WHILE_CLOSED = [directory_moved_away, disk_full, read_only, not_a_database]
+Breakage = Callable[[Path], AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize("breakage", WHILE_OPEN)
+def test_an_open_store_is_unavailable_until_the_cause_is_gone(
+    store: SQLiteStore, path: Path, breakage: Breakage
+) -> None:
+    store.add(Plant(1, "oak"))
+    with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
+        store.add(Plant(2, "fern"))
+    store.check()
+    assert store.get(1) == Plant(1, "oak")
+    store.add(Plant(3, "moss"))
+    assert store.get(3) == Plant(3, "moss")
+
+
+@pytest.mark.parametrize("breakage", WHILE_CLOSED)
+def test_a_store_that_opens_is_unavailable_until_the_cause_is_gone(path: Path, breakage: Breakage) -> None:
+    with closing(SQLiteStore(str(path))) as earlier:
+        earlier.add(Plant(1, "oak"))
+    with closing(SQLiteStore(str(path))) as store:
+        with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
+            store.check()
+        store.check()
+        assert store.get(1) == Plant(1, "oak")
+
+
+def test_a_directory_that_comes_later_is_used_and_none_is_made(path: Path) -> None:
+    with closing(SQLiteStore(f"{path.parent}/later/plants.db")) as store:
+        with pytest.raises(StoreUnavailable, match="unable to open"):
+            store.add(Plant(1, "oak"))
+        path.with_name("later").mkdir()
+        store.add(Plant(1, "oak"))
+
+
+def test_a_file_that_disappeared_is_not_made_again(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    path.unlink()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            store.add(Plant(1, "fern"))
+    assert not path.exists()
+
+
+def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLiteStore, path: Path) -> None:
+    hasty.check()
+    with locked(path), ThreadPoolExecutor(4) as threads:
+        adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
+        assert [type(add.exception(timeout=5)) for add in adds] == [StoreUnavailable] * 4
+    assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
+
+
+def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+    disk = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(hasty._writer().run, lambda _: disk.wait())
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            hasty.add(Plant(1, "oak"))
+        disk.set()
+        assert isinstance(hanging.exception(), StoreUnavailable)
+    hasty.add(Plant(2, "oak"))
+    assert hasty.get(1) is None
+
+
+@contextmanager
+def all_waiting(store: SQLiteStore, path: Path, plants: list[Plant]) -> Iterator[list[Future[None]]]:
+    """Hold the file until every plant waits for it."""
+    with ThreadPoolExecutor(len(plants)) as threads, locked(path):
+        adds = [threads.submit(store.add, plant) for plant in plants]
+        wait_until(lambda: store._writer()._waiting.qsize() == len(plants) - 1)
+        yield adds
+
+
+def test_all_adds_that_wait_are_one_transaction(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    log = path.with_name("plants.db-wal")
+    before = log.stat().st_size
+    with all_waiting(store, path, [Plant(plant_id, "oak") for plant_id in range(1, 17)]) as adds:
+        pass
+    assert [add.result() for add in adds] == [None] * 16
+    assert log.stat().st_size - before < 2 * 5000  # a page of 4096 bytes and its header are written once
+
+
+def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: Path) -> None:
+    store.check()
+    plants = [Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "\ud800"), Plant(3, "oak")]
+    with all_waiting(store, path, plants) as adds:
+        pass
+    assert [type(add.exception()) for add in adds] == [type(None), OverflowError, UnicodeEncodeError, type(None)]
+
+
+def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, path: Path) -> None:
+    store.check()
+    with ThreadPoolExecutor(1) as thread:
+        with all_waiting(store, path, [Plant(1, "oak"), Plant(2, "oak"), Plant(3, "oak")]) as adds:
+            closed = thread.submit(store.close)
+            wait_until(lambda: store._writer()._closed)
+        closed.result()
+    assert [add.exception() for add in adds] == [None] * 3
+    assert not path.with_name("plants.db-wal").exists()
+    with closing(SQLiteStore(str(path))) as reopened:
+        assert reopened.get(3) == Plant(3, "oak")
+
+
+def test_a_busy_neighbour_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
+    def keep_busy() -> None:
+        while not enough.is_set():
+            neighbour.add(Plant(next(ids), "fern"))
+
+    ids = count(1000)
+    enough = threading.Event()
+    with closing(SQLiteStore(str(path))) as neighbour, ThreadPoolExecutor(4) as threads:
+        busy = [threads.submit(keep_busy) for _ in range(4)]
+        for plant_id in range(50):
+            store.add(Plant(plant_id, "oak"))
+        enough.set()
+        assert [thread.result() for thread in busy] == [None] * 4
+
+
+def test_a_commit_is_on_the_disk_before_its_answer(store: SQLiteStore) -> None:
+    def settings(connection: sqlite3.Connection) -> list[object]:
+        pragmas = ("journal_mode", "synchronous", "fullfsync")
+        return [connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
+
+    assert store._writer().run(settings) == ["wal", 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite:///plants.db", "plants.db"),
+        ("sqlite:///a%20b%3F%23%25%C3%A9%FF.db", os.fsdecode(b"a b?#%\xc3\xa9\xff.db")),
+        ("sqlite:///caf\u00e9.db", "caf\u00e9.db"),
+    ],
+)
+def test_a_path_is_relative_to_where_the_store_was_opened(
+    url: str, file: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    with closing(open_store(url)) as store:
+        monkeypatch.chdir("/")
+        store.add(Plant(1, "oak"))
+    assert path.with_name(file).exists()
+
+
+def test_an_absolute_path_has_four_slashes(path: Path) -> None:
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        assert not path.exists()
+        store.add(Plant(1, "oak"))
+    assert path.exists()
+
+
+def test_an_sqlite_without_returning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ValueError, match=r"needs SQLite 3\.35"):
+        open_store("sqlite:///plants.db")
