@@ -14,7 +14,11 @@ def sender(app: Any, prefix: str = "") -> Send:
     webtest = WebTestApp(app, lint=True)
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
-        answer = webtest.request(prefix + path, method=method, headers=dict(headers), body=body, expect_errors=True)
+        joined: dict[str, str] = {}
+        for name, value in headers:
+            # RFC 3875, section 4.1.18: fields of one name are given to the application as one.
+            joined[name] = f"{joined[name]},{value}" if name in joined else value
+        answer = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
         return Answer(answer.status_int, {name.lower(): value for name, value in answer.headers.items()}, answer.body)
 
     return send

@@ -87,6 +87,7 @@ NO_TOKEN: list[tuple[str, Headers]] = [
     ("another header", [("X-Authorization", f"Bearer {TOKEN}")]),
     ("the proxy's header", [("Proxy-Authorization", f"Bearer {TOKEN}")]),
     ("a cookie", [("Cookie", f"access_token={TOKEN}")]),
+    ("a basic header, then a bearer header", [("Authorization", "Basic x"), AUTH]),
     ("basic, then bearer", [("Authorization", f"Basic x, Bearer {TOKEN}")]),
 ]
 
@@ -101,6 +102,9 @@ INVALID_TOKEN: list[tuple[str, Headers]] = [
     ("two, the valid one first", [("Authorization", f"Bearer {TOKEN},Bearer wrong")]),
     ("two, the valid one last", [("Authorization", f"Bearer wrong,Bearer {TOKEN}")]),
     ("two valid ones", [("Authorization", f"Bearer {TOKEN},Bearer {TOKEN}")]),
+    ("two headers, the valid one first", [AUTH, ("Authorization", "Bearer wrong")]),
+    ("two headers, the valid one last", [("Authorization", "Bearer wrong"), AUTH]),
+    ("two valid headers", [AUTH, AUTH]),
     ("bearer, then basic", [("Authorization", f"Bearer {TOKEN}, Basic x")]),
     ("a parameter", [("Authorization", f'Bearer {TOKEN}, realm="plants"')]),
     ("in quotes", [("Authorization", f'Bearer "{TOKEN}"')]),

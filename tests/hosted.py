@@ -61,21 +61,7 @@ class Service:
                 assert more, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
 
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
-        """Make a request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            connection.putrequest(method, path, skip_accept_encoding=True)
-            for name, value in headers:
-                connection.putheader(name, value)
-            if body or method == "POST":
-                connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body)
-            response = connection.getresponse()
-            return Answer(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
-            )
-        finally:
-            connection.close()
+        return send_to(self.port, body, method=method, path=path, headers=headers)
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +80,22 @@ class Service:
         """Stop it, and give its exit status."""
         self.process.terminate()
         return self.process.wait(10)
+
+
+def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+    """Make a request on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        for name, value in headers:
+            connection.putheader(name, value)
+        if body or method == "POST":
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    finally:
+        connection.close()
 
 
 def environment(**env: str) -> dict[str, str]:
