@@ -44,14 +44,8 @@ class Refused(Exception):
 
 def error_answer(code: int, message: str | None = None, *, has_no_body: bool = False) -> bytes:
     """Give a whole answer, an Error body with its head, that ends the connection."""
-    body = error_body(code, message)
-    status = HTTPStatus(code // 100)
-    fields = HEADERS | {"Content-Length": str(len(body)), "Connection": "close"}
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        fields["Retry-After"] = "1"
-    lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items())]
-    head = "".join(f"{line}\r\n" for line in lines).encode() + _date(int(time.time())) + b"\r\n"
-    return head if has_no_body else head + body
+    head, body = _error(code, message)
+    return b"%b%b\r\n%b" % (head, _date(int(time.time())), b"" if has_no_body else body)
 
 
 class Head:
@@ -259,7 +253,7 @@ class Exchange:
         return b"".join(head)
 
 
-# Clients repeat a few names, and an application repeats a few fields: both are checked once, not for each request.
+# What is sent and received repeats itself: it is made or checked once, not for each request.
 @lru_cache(maxsize=512)
 def _environ_key(name: bytes) -> str:
     key = name.decode().upper()
@@ -267,6 +261,17 @@ def _environ_key(name: bytes) -> str:
         return ""  # It would be taken for the field that has a hyphen there.
     key = key.replace("-", "_")
     return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
+
+
+@lru_cache(maxsize=64)
+def _error(code: int, message: str | None) -> tuple[bytes, bytes]:
+    body = error_body(code, message)
+    status = HTTPStatus(code // 100)
+    fields = HEADERS | {"Content-Length": str(len(body)), "Connection": "close"}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        fields["Retry-After"] = "1"
+    lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items())]
+    return "".join(f"{line}\r\n" for line in lines).encode(), body
 
 
 @lru_cache(maxsize=512)

@@ -21,6 +21,7 @@ from plants.hosting.connection import STOPPING_SECONDS, Connection
 from plants.hosting.settings import Settings
 
 _READ_BYTES = 65536
+_ACCEPTS_A_TURN = 50
 _SWEEP_SECONDS = 1.0
 _STOPPING_SWEEP_SECONDS = 0.05
 
@@ -142,13 +143,17 @@ class Worker(ASGIWorker):
             }
         for _ in range(cfg.threads if self._has_threads else 0):
             threading.Thread(target=self._work, daemon=True).start()
-        servers = [
-            # Without backlog, asyncio sets the one that Gunicorn has set to 100.
-            await self.loop.create_server(partial(Connection, self), sock=sock.sock, backlog=cfg.backlog, **tls)
-            for sock in self.sockets
-        ]
+        servers = []
+        for listener in self.sockets:
+            servers.append(
+                await self.loop.create_server(
+                    partial(Connection, self), sock=listener.sock, backlog=_ACCEPTS_A_TURN, **tls
+                )
+            )
+            # asyncio takes the number of connections to accept at a time for the length of the queue too.
+            listener.sock.listen(cfg.backlog)
         while self.alive and self.ppid == os.getppid():
-            self._sweep()
+            await self._sweep()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _SWEEP_SECONDS)
         self.stop()
@@ -158,7 +163,7 @@ class Worker(ASGIWorker):
         start = self.now()
         listening = True
         while not self._quick_shutdown and self.now() < start + self.cfg.graceful_timeout:
-            self._sweep()
+            await self._sweep()
             await asyncio.sleep(_STOPPING_SWEEP_SECONDS)
             # Whoever waits in the backlog has connected, and would be reset. The round after the last one that was
             # accepted sees it among the connections.
@@ -169,13 +174,14 @@ class Worker(ASGIWorker):
             elif not listening and not self.connections:
                 break
 
-    def _sweep(self) -> None:
+    async def _sweep(self) -> None:
         # One look at all connections costs less than a timer for each request.
         self.notify()
         now = self.now()
         for connection in list(self.connections):
             if connection.deadline <= now:
                 connection.expire()
+                await asyncio.sleep(0)  # A thousand may expire at once, and nobody is to wait for them.
 
 
 class _ErrorLog(io.TextIOBase):
