@@ -4,6 +4,7 @@ import json
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,35 @@ def test_start_response_may_be_called_with_the_first_block(client: Client) -> No
 def test_a_large_answer_is_sent_whole(client: Client) -> None:
     assert len(client.send(request(target=b"/large")).answer().body) == 8_000_000
     assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("client_ends", [False, True])
+def test_a_large_answer_is_sent_whole_before_its_connection_is_closed(client: Client, client_ends: bool) -> None:
+    client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
+    if client_ends:
+        client.end()
+    assert len(client.answer().body) == 8_000_000
+    assert client.is_closed()
+
+
+def test_an_application_is_asked_for_more_when_its_client_has_read(server: Server, client: Client) -> None:
+    before = len(server.notes())
+    client.send(request(target=b"/many"))
+    counts = [-1, 0]
+    while counts[-1] != counts[-2] or not counts[-1]:
+        time.sleep(0.1)
+        counts.append(server.notes()[before:].count("block"))
+    assert counts[-1] < 200
+    assert len(client.answer().body) == 200 * 65536
+    assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("target", [b"/echo", b"/written"], ids=["answered-in-blocks", "answered-at-once"])
+def test_a_client_that_breaks_off_many_requests_harms_nobody(server: Server, target: bytes) -> None:
+    with server.client() as client:
+        client.send(request(target=target) * 2000).sock.recv(1)
+        client.reset()
+    assert server.get().status == 200
 
 
 def test_an_answer_can_be_replaced_until_it_is_sent(client: Client) -> None:

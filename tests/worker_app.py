@@ -34,10 +34,9 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 def judge(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Refuse a body that is announced as larger than 1,000 bytes, as an application with a limit does."""
-    if int(environ.get("CONTENT_LENGTH") or 0) > 1000:
-        start_response("413 Content Too Large", [*JSON, ("Content-Length", "2")])
-        return [b"{}"]
-    return echo(environ, start_response)
+    status = "413 Content Too Large" if int(environ["CONTENT_LENGTH"]) > 1000 else "200 OK"
+    start_response(status, [*JSON, ("Content-Length", "2")])
+    return [b"{}"]
 
 
 def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -76,6 +75,14 @@ def endless(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]
 
     start_response("200 OK", [("Content-Type", "text/plain")])
     return Blocks(generate())
+
+
+def many(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer in more blocks than a socket takes at once."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    for _ in range(200):
+        note("block")
+        yield b"x" * 65536
 
 
 def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -119,9 +126,7 @@ def too_late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes
 
 def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Call start_response twice without an error to report."""
-    start_response("200 OK", [])
-    start_response("200 OK", [])
-    return []
+    return [b"" for _ in range(2) if start_response("200 OK", []) is not None]
 
 
 def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
@@ -193,6 +198,7 @@ ANSWERS = {
         late,
         leave,
         long,
+        many,
         second_thought,
         short,
         silent,

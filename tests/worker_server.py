@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -110,6 +111,12 @@ class Client:
             while self._file.peek(1):
                 found.append(self.answer())
         return found
+
+    def has_news(self) -> bool:
+        """Tell whether there is something to read, if only that the connection is closed."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def is_closed(self) -> bool:
         """Wait for the server to close the connection, and tell whether it did without a further byte."""

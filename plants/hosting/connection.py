@@ -120,6 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         """Let the application end."""
         self._worker.connections.discard(self)
         self._state = _State.CLOSING
+        self._held = b""
         if not self._is_advancing:
             self._abandon()
 
