@@ -44,6 +44,11 @@ def test_a_client_that_stalls_gets_408_and_the_others_an_answer(impatient: Serve
         assert refusal.error() == 40800
 
 
+def test_all_of_many_stalled_clients_get_408(impatient: Server) -> None:
+    clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
+    assert [client.answer().error() for client in clients] == [40800] * 50
+
+
 def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
     with impatient.client() as client:
         client.send(b"GET /")

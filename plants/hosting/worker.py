@@ -21,7 +21,10 @@ from plants.hosting.connection import STOPPING_SECONDS, Connection
 from plants.hosting.settings import Settings
 
 _READ_BYTES = 65536
-_ACCEPTS_A_TURN = 50
+# How many connections are accepted, or are told that they are late, before the others have their turn: a thousand may
+# come or expire at once, and nobody is to wait for all of them.
+_ACCEPTED_A_TURN = 50
+_EXPIRED_A_TURN = 10
 _SWEEP_SECONDS = 1.0
 _STOPPING_SWEEP_SECONDS = 0.05
 
@@ -147,7 +150,7 @@ class Worker(ASGIWorker):
         for listener in self.sockets:
             servers.append(
                 await self.loop.create_server(
-                    partial(Connection, self), sock=listener.sock, backlog=_ACCEPTS_A_TURN, **tls
+                    partial(Connection, self), sock=listener.sock, backlog=_ACCEPTED_A_TURN, **tls
                 )
             )
             # asyncio takes the number of connections to accept at a time for the length of the queue too.
@@ -178,10 +181,13 @@ class Worker(ASGIWorker):
         # One look at all connections costs less than a timer for each request.
         self.notify()
         now = self.now()
+        expired = 0
         for connection in list(self.connections):
             if connection.deadline <= now:
                 connection.expire()
-                await asyncio.sleep(0)  # A thousand may expire at once, and nobody is to wait for them.
+                expired += 1
+                if expired % _EXPIRED_A_TURN == 0:
+                    await asyncio.sleep(0)
 
 
 class _ErrorLog(io.TextIOBase):
