@@ -1,0 +1,423 @@
+"""What the worker makes of requests that are right, and of what applications answer."""
+
+import json
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker_server import Answer, Client, Server, eventually, serving
+
+HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
+
+
+@pytest.fixture(scope="module", params=["1", "3"], ids=["in-the-event-loop", "in-threads"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("server"), f"--threads={request.param}") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with server.client() as client:
+        yield client
+
+
+def environ_of(answer: Answer) -> dict[str, Any]:
+    environ: dict[str, Any] = json.loads(answer.body)["environ"]
+    return environ
+
+
+def body_of(answer: Answer) -> str:
+    body: str = json.loads(answer.body)["body"]
+    return body
+
+
+def request(fields: bytes = b"", target: bytes = b"/echo", method: bytes = b"GET", version: bytes = b"1.1") -> bytes:
+    return b"%b %b HTTP/%b\r\nHost: plants.example\r\n%b\r\n" % (method, target, version, fields)
+
+
+def post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
+    return request(b"Content-Length: %d\r\n%b" % (len(body), fields), target, b"POST") + body
+
+
+def test_the_environ_is_honest(server: Server, client: Client) -> None:
+    answer = client.send(post(b"/a%20b?c=%20d", b"body", b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\n")).answer()
+    environ = environ_of(answer)
+    assert body_of(answer) == "body"
+    assert environ["REQUEST_METHOD"] == "POST"
+    assert environ["PATH_INFO"] == "/a b"
+    assert environ["SCRIPT_NAME"] == ""
+    assert environ["QUERY_STRING"] == "c=%20d"
+    assert environ["RAW_URI"] == "/a%20b?c=%20d"
+    assert environ["SERVER_PROTOCOL"] == "HTTP/1.1"
+    assert environ["CONTENT_TYPE"] == "text/plain"
+    assert environ["CONTENT_LENGTH"] == "4"
+    assert environ["HTTP_HOST"] == "plants.example"
+    assert environ["HTTP_X_A"] == "1,2"
+    assert environ["REMOTE_ADDR"] == "127.0.0.1"
+    assert environ["REMOTE_PORT"] == str(client.sock.getsockname()[1])
+    assert f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}" == server.address
+    assert environ["wsgi.url_scheme"] == "http"
+    assert environ["wsgi.multiprocess"] is False
+    assert environ["wsgi.run_once"] is False
+    assert environ["wsgi.input_terminated"] is True
+    assert environ["plants.stopping"] is False
+
+
+def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) -> None:
+    for threads in (1, 2):
+        with serving(tmp_path, f"--threads={threads}") as server:
+            assert environ_of(server.get())["wsgi.multithread"] is (threads > 1)
+
+
+def test_a_field_with_an_underscore_is_not_taken_for_one_with_a_hyphen(client: Client) -> None:
+    environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).answer())
+    assert not environ.keys() & {"HTTP_X_A", "HTTP_CONTENT_LENGTH", "CONTENT_LENGTH", ""}
+
+
+def test_a_path_that_is_not_utf8_reaches_the_application_as_pep_3333_says(client: Client) -> None:
+    assert environ_of(client.send(request(target=b"/plants%ff")).answer())["PATH_INFO"] == "/plants\xff"
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query", "host"),
+    [
+        pytest.param(b"http://b.example:80/echo?q", "/echo", "q", "b.example:80", id="absolute-form"),
+        pytest.param(b"HTTPS://b.example", "/", "", "b.example", id="no-path"),
+        pytest.param(b"http://[::1]:8000?q=http://a", "/", "q=http://a", "[::1]:8000", id="ipv6-and-no-path"),
+        pytest.param(b"/http://b.example/", "/http://b.example/", "", "plants.example", id="origin-form"),
+        pytest.param(b"//b.example/echo", "//b.example/echo", "", "plants.example", id="two-slashes"),
+    ],
+)
+def test_the_target_is_read_as_rfc_9112_says(client: Client, target: bytes, path: str, query: str, host: str) -> None:
+    environ = environ_of(client.send(request(target=target)).answer())
+    assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
+
+
+def test_options_of_the_server_has_an_empty_path(client: Client) -> None:
+    assert environ_of(client.send(request(target=b"*", method=b"OPTIONS")).answer())["PATH_INFO"] == ""
+
+
+def test_a_chunked_body_reaches_the_application_with_its_length(client: Client) -> None:
+    client.send(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n3;a=b\r\nabc\r\n").send(
+        b"2\r\nde\r\n0\r\nTrailer-A: 1\r\n\r\n"
+    )
+    answer = client.answer()
+    assert body_of(answer) == "abcde"
+    assert environ_of(answer)["CONTENT_LENGTH"] == "5"
+    assert "HTTP_TRANSFER_ENCODING" not in environ_of(answer)
+
+
+def test_requests_that_arrive_together_are_answered_in_their_order(client: Client) -> None:
+    count = 50
+    client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(count)))
+    answers = [client.answer() for _ in range(count)]
+    assert [environ_of(answer)["PATH_INFO"] for answer in answers] == [f"/echo/{number}" for number in range(count)]
+    assert [len(body_of(answer)) for answer in answers] == list(range(count))
+
+
+def test_a_request_in_single_bytes_is_answered(client: Client) -> None:
+    client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in post(b"/echo", b"body"):
+        client.send(bytes([byte]))
+    assert body_of(client.answer()) == "body"
+
+
+def test_a_repeated_head_means_the_same_with_another_body(client: Client) -> None:
+    for body in (b"one", b"two", b"six"):
+        assert body_of(client.send(post(b"/echo", body)).answer()) == body.decode()
+
+
+def test_a_head_that_differs_in_one_byte_is_read_anew(client: Client) -> None:
+    client.send(post(b"/echo/a", b"one")).answer()
+    answer = client.send(post(b"/echo/b", b"one")).answer()
+    assert environ_of(answer)["PATH_INFO"] == "/echo/b"
+    answer = client.send(post(b"/echo/b", b"four")).answer()
+    assert body_of(answer) == "four"
+
+
+def test_a_repeated_head_whose_body_comes_later_is_waited_for(client: Client) -> None:
+    client.send(post(b"/echo", b"one")).answer()
+    whole = post(b"/echo", b"two")
+    assert body_of(client.send(whole[:-1]).send(whole[-1:]).answer()) == "two"
+    assert body_of(client.send(post(b"/echo", b"six") * 2).answer()) == "six"
+    assert body_of(client.answer()) == "six"
+
+
+def test_a_client_that_only_ends_its_side_gets_its_answers(client: Client) -> None:
+    client.send(request() * 3).end()
+    assert [answer.status for answer in client.answers()] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "stays"),
+    [
+        pytest.param(b"1.1", b"", True, id="1.1"),
+        pytest.param(b"1.1", b"Connection: close\r\n", False, id="1.1-close"),
+        pytest.param(b"1.1", b"Connection: keep-alive\r\nConnection: Close\r\n", False, id="1.1-close-among-others"),
+        pytest.param(b"1.1", b"Connection: foreclosed\r\n", True, id="1.1-another-option"),
+        pytest.param(b"1.0", b"", False, id="1.0"),
+        pytest.param(b"1.0", b"Connection: Keep-Alive\r\n", True, id="1.0-keep-alive"),
+    ],
+)
+def test_a_connection_stays_open_if_the_client_wants_it(
+    client: Client, version: bytes, fields: bytes, stays: bool
+) -> None:
+    answer = client.send(request(fields, version=version)).answer()
+    assert answer.headers.get("connection") == (("keep-alive" if version == b"1.0" else None) if stays else "close")
+    if stays:
+        assert client.send(request(fields, version=version)).answer().status == 200
+    else:
+        assert client.is_closed()
+
+
+def test_a_body_is_asked_for_if_the_client_waits_for_that(client: Client) -> None:
+    client.send(HEAD + b"Expect: 100-Continue\r\nContent-Length: 4\r\n\r\n")
+    assert client.answer().status == 100
+    assert body_of(client.send(b"body").answer()) == "body"
+
+
+@pytest.mark.parametrize(
+    ("version", "length"), [pytest.param(b"1.1", 0, id="no-body"), pytest.param(b"1.0", 4, id="HTTP/1.0")]
+)
+def test_a_body_is_not_asked_for_in_vain(client: Client, version: bytes, length: int) -> None:
+    fields = b"Expect: 100-continue\r\nContent-Length: %d\r\n" % length
+    client.send(request(fields, b"/echo", b"POST", version) + b"x" * length)
+    assert client.answer().status == 200
+
+
+@pytest.mark.parametrize(
+    "fields", [b"Content-Length: 1001\r\n", b"Content-Length: 1001\r\nExpect: 100-continue\r\n"], ids=["", "expecting"]
+)
+def test_the_application_refuses_an_announced_large_body_before_it_comes(client: Client, fields: bytes) -> None:
+    answer = client.send(request(fields, b"/judge", b"POST")).answer()
+    assert answer.status == 413
+    assert answer.headers["connection"] == "close"
+
+
+def test_the_application_refuses_a_large_chunked_body_as_soon_as_it_is_too_large(client: Client) -> None:
+    client.send(request(b"Transfer-Encoding: chunked\r\n", b"/judge", b"POST") + b"fffff\r\n" + b"x" * 1001)
+    assert client.answer().status == 413
+
+
+def test_a_client_that_sends_all_of_a_refused_body_still_gets_the_answer(client: Client) -> None:
+    client.send(request(b"Content-Length: 3000000\r\n", b"/judge", b"POST"))
+    client.send(b"x" * 3_000_000)
+    assert client.answer().status == 413
+
+
+def test_nothing_of_a_body_that_is_too_large_reaches_the_application(client: Client) -> None:
+    client.send(post(b"/echo", b"x" * 1001))
+    answer = client.answer()
+    assert body_of(answer) == ""
+    assert environ_of(answer)["CONTENT_LENGTH"] == "1001"
+
+
+def test_a_list_is_sent_with_its_length(client: Client) -> None:
+    answer = client.send(request(target=b"/written")).answer()
+    assert (answer.headers["content-length"], answer.body) == ("20", b"written and returned")
+    assert "transfer-encoding" not in answer.headers
+    assert answer.headers["date"].endswith(" GMT")
+
+
+def test_blocks_of_unknown_length_are_sent_in_chunks(client: Client) -> None:
+    answer = client.send(request(target=b"/blocks")).answer()
+    assert (answer.headers["transfer-encoding"], answer.body) == ("chunked", b"one two three")
+    assert client.send(request()).answer().status == 200
+
+
+def test_blocks_of_unknown_length_end_the_connection_of_http_1_0(client: Client) -> None:
+    answer = client.send(request(b"Connection: keep-alive\r\n", b"/blocks", version=b"1.0")).answer()
+    assert (answer.headers["connection"], answer.body) == ("close", b"one two three")
+    assert "transfer-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written", b"/long"])
+def test_the_answer_to_head_has_no_body(client: Client, target: bytes) -> None:
+    assert client.send(request(target=target, method=b"HEAD")).answer("HEAD").status == 200
+    assert client.send(request()).answer().status == 200
+
+
+def test_start_response_may_be_called_with_the_first_block(client: Client) -> None:
+    assert client.send(request(target=b"/late")).answer().body == b"late"
+
+
+def test_a_large_answer_is_sent_whole(client: Client) -> None:
+    assert len(client.send(request(target=b"/large")).answer().body) == 8_000_000
+    assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("client_ends", [False, True])
+def test_a_large_answer_is_sent_whole_before_its_connection_is_closed(client: Client, client_ends: bool) -> None:
+    client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
+    if client_ends:
+        client.end()
+    assert len(client.answer().body) == 8_000_000
+    assert client.is_closed()
+
+
+def test_an_application_is_asked_for_more_when_its_client_has_read(server: Server, client: Client) -> None:
+    before = len(server.notes())
+    client.send(request(target=b"/many"))
+    counts = [-1, 0]
+    while counts[-1] != counts[-2] or not counts[-1]:
+        time.sleep(0.1)
+        counts.append(server.notes()[before:].count("block"))
+    assert counts[-1] < 200
+    assert len(client.answer().body) == 200 * 65536
+    assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("target", [b"/echo", b"/written"], ids=["answered-in-blocks", "answered-at-once"])
+def test_a_client_that_breaks_off_many_requests_harms_nobody(server: Server, target: bytes) -> None:
+    with server.client() as client:
+        client.send(request(target=target) * 2000).sock.recv(1)
+        client.reset()
+    assert server.get().status == 200
+
+
+def test_an_answer_can_be_replaced_until_it_is_sent(client: Client) -> None:
+    answer = client.send(request(target=b"/second_thought")).answer()
+    assert (answer.status, answer.body) == (503, b"sorry")
+
+
+def test_more_than_was_announced_is_cut_off(client: Client) -> None:
+    assert client.send(request(target=b"/long")).answer().body == b"long"
+    assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("line", ["204 No Content", "304 Not Modified"])
+def test_a_status_without_a_body_is_sent_without_one(client: Client, line: str) -> None:
+    answer = client.send(post(b"/status", json.dumps([line, []]).encode())).answer()
+    assert not answer.headers.keys() & {"content-length", "transfer-encoding"}
+    assert client.send(request()).answer().status == 200
+
+
+def test_fields_of_the_connection_are_not_the_applications(client: Client) -> None:
+    fields = [["Connection", "close"], ["Keep-Alive", "timeout=1"], ["X-Own", "1"]]
+    answer = client.send(post(b"/status", json.dumps(["200 OK", fields]).encode())).answer()
+    assert not answer.headers.keys() & {"connection", "keep-alive"}
+    assert answer.headers["x-own"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        pytest.param("200 OK\r\nX-A: 1", [], id="status"),
+        pytest.param("100 Continue", [], id="status-that-is-not-final"),
+        pytest.param("200", [], id="status-without-a-phrase"),
+        pytest.param("200 OK", [["X-A", "1\r\nX-B: 2"]], id="value"),
+        pytest.param("200 OK", [["X A", "1"]], id="name"),
+        pytest.param("200 OK", [["Content-Length", "four"]], id="length"),
+    ],
+)
+def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields: list[list[str]]) -> None:
+    client.send(post(b"/status", json.dumps([line, fields]).encode()))
+    assert client.answer().error() == 50000
+
+
+@pytest.mark.parametrize(
+    ("target", "logged"),
+    [
+        pytest.param(b"/fail", "RuntimeError: secret details", id="exception"),
+        pytest.param(b"/leave", "SystemExit: 3", id="exit"),
+        pytest.param(b"/twice", "AssertionError: start_response was called twice", id="start-response-twice"),
+        pytest.param(b"/silent", "AssertionError: the application did not call", id="no-start-response"),
+    ],
+)
+def test_a_fault_of_the_application_is_a_500_and_its_details_are_in_the_log(
+    server: Server, client: Client, target: bytes, logged: str
+) -> None:
+    answer = client.send(request(target=target)).answer()
+    assert answer.error() == 50000
+    assert answer.headers["connection"] == "close"
+    assert b"secret" not in answer.body
+    server.logged(logged)
+
+
+@pytest.mark.parametrize(
+    ("target", "logged"),
+    [
+        pytest.param(b"/too_late", "KeyError: 'a fault in the middle'", id="exception"),
+        pytest.param(b"/short", "ValueError: the application announced 10 bytes and gave 5", id="too-short"),
+    ],
+)
+def test_an_answer_that_cannot_be_finished_breaks_off(
+    server: Server, client: Client, target: bytes, logged: str
+) -> None:
+    client.send(request(target=target))
+    with pytest.raises((AssertionError, ConnectionResetError, EOFError)):
+        client.answer()
+    server.logged(logged)
+
+
+def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server, client: Client) -> None:
+    assert client.send(request(target=b"/complain")).answer().status == 204
+    server.logged(r"\[ERROR\] a complaint$")
+
+
+@pytest.mark.parametrize("target", [b"/endless", b"/bad_close"])
+def test_an_application_is_told_when_its_client_has_gone(server: Server, target: bytes) -> None:
+    before = len(server.notes())
+    with server.client() as client:
+        client.send(request(target=target)).sock.recv(1)
+        client.reset()
+    eventually(lambda: any(line.startswith("closed") for line in server.notes()[before:]))
+    assert server.get().status == 200
+
+
+@pytest.mark.parametrize("server", ["3"], indirect=True)
+def test_a_client_that_goes_away_while_it_is_answered_harms_nobody(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    before = len(server.notes())
+    with server.client() as gone:
+        gone.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
+        eventually(lambda: "waiting" in server.notes()[before:])
+        gone.reset()
+    (tmp_path / "gate").touch()
+    eventually(lambda: "GET /wait 0 of 0" in server.notes()[before:])
+    assert client.send(request()).answer().status == 200
+
+
+@pytest.mark.parametrize("server", ["3"], indirect=True)
+def test_others_are_answered_while_a_thread_waits_and_its_connection_keeps_its_order(
+    server: Server, client: Client, tmp_path: Path
+) -> None:
+    with server.client() as waiting:
+        waiting.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
+        waiting.send(request(target=b"/echo/second")).send(request(target=b"/echo/third"))
+        assert client.send(request()).answer().status == 200
+        (tmp_path / "gate").touch()
+        paths = [environ_of(waiting.answer())["PATH_INFO"] for _ in range(3)]
+        assert paths == ["/wait", "/echo/second", "/echo/third"]
+
+
+def test_a_unix_socket_has_no_addresses_to_tell(tmp_path: Path) -> None:
+    with serving(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
+        environ = environ_of(client.send(request()).answer())
+        assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pem = tmp_path_factory.mktemp("certificate") / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", pem, "-out", pem], check=True)
+    return pem
+
+
+def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path) -> None:
+    context = ssl.create_default_context(cafile=str(certificate))
+    with serving(tmp_path, f"--certfile={certificate}", f"--keyfile={certificate}") as server:
+        plain = server.client().sock
+        with Client(context.wrap_socket(plain, server_hostname="127.0.0.1")) as client:
+            assert environ_of(client.send(post(b"/echo", b"x" * 900)).answer())["wsgi.url_scheme"] == "https"
+            assert client.send(request(b"Connection: close\r\n")).answer().status == 200
+            assert client.is_closed()

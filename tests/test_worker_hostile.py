@@ -1,0 +1,235 @@
+"""What the worker makes of requests that are wrong: each gets an Error or a closed connection, and harms nobody."""
+
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.worker_server import Server, serving
+
+GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
+POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
+# What a smuggler wants to be read as a request.
+HIDDEN = b"POST /hidden HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+
+
+def with_fields(*fields: bytes, body: bytes = b"") -> bytes:
+    return POST + b"".join(b"%b\r\n" % field for field in fields) + b"\r\n" + body
+
+
+def with_chunks(body: bytes) -> bytes:
+    return with_fields(b"Transfer-Encoding: chunked", body=body)
+
+
+def with_target(target: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n" % target
+
+
+def with_hosts(*hosts: bytes) -> bytes:
+    return b"POST /bad HTTP/1.1\r\n" + b"".join(b"Host:%b\r\n" % host for host in hosts) + b"Content-Length: 0\r\n\r\n"
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+HOSTILE = {
+    # The request line
+    "no-version": (b"POST /bad\r\n\r\n", 40000),
+    "http-0.9": (b"GET /bad\r\nHost: a\r\n\r\n", 40000),
+    "http-2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 40000),
+    "http-1.2": (b"POST /bad HTTP/1.2\r\nHost: a\r\n\r\n", 40000),
+    "http-1.10": (b"POST /bad HTTP/1.10\r\nHost: a\r\n\r\n", 40000),
+    "http-lower-case": (b"POST /bad http/1.1\r\nHost: a\r\n\r\n", 40000),
+    "icap": (b"POST /bad ICAP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "two-spaces": (b"POST  /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "tab": (b"POST\t/bad\tHTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "space-in-target": (with_target(b"/bad path"), 40000),
+    "space-at-the-end": (b"POST /bad HTTP/1.1 \r\nHost: a\r\n\r\n", 40000),
+    "leading-space": (b" POST /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "two-empty-lines-first": (b"\r\n\r\n" + GOOD, 40000),
+    "bare-lf-first": (b"\n" + GOOD, 40000),
+    "nul": (b"\0" + GOOD, 40000),
+    "tls-hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 40000),
+    "only-crlf": (b"\r\n\r\n\r\n", 40000),
+    "lower-case-method": (b"post /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "method-with-a-control": (b"PO\x01ST /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "method-with-a-slash": (b"P/ST /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "method-not-ascii": (b"P\xd6ST /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "method-too-long": (b"P" * 100 + b" /bad HTTP/1.1\r\nHost: a\r\n\r\n", 40000),
+    "request-line-too-long": (with_target(b"/" + b"b" * 9000), 41400),
+    "request-line-without-end": (b"POST /" + b"b" * 9000, 41400),
+    # The target
+    "no-slash": (with_target(b"bad"), 40000),
+    "asterisk": (with_target(b"*"), 40000),
+    "not-ascii": (with_target(b"/b\xc3\xa4d"), 40000),
+    "control": (with_target(b"/b\x7fd"), 40000),
+    "fragment": (with_target(b"/bad#part"), 40000),
+    "other-scheme": (with_target(b"ftp://a/bad"), 40000),
+    "scheme-in-the-middle": (with_target(b"bad://http://a/"), 40000),
+    "user-information": (with_target(b"http://user:password@a/bad"), 40000),
+    "no-host-in-url": (with_target(b"http:///bad"), 40000),
+    "bad-port-in-url": (with_target(b"http://a:b/bad"), 40000),
+    "backslash-in-url": (with_target(b"http://a\\b/bad"), 40000),
+    "bracket-in-url": (with_target(b"http://[::1/bad"), 40000),
+    "connect": (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", 50100),
+    # The host
+    "no-host": (with_hosts(), 40000),
+    "empty-host": (with_hosts(b""), 40000),
+    "two-hosts": (with_hosts(b" a", b" b"), 40000),
+    "same-host-twice": (with_hosts(b" a", b" a"), 40000),
+    "hosts-in-a-list": (with_hosts(b" a, b"), 40000),
+    "host-with-user": (with_hosts(b" user@a"), 40000),
+    "host-with-path": (with_hosts(b" a/b"), 40000),
+    "host-with-bad-port": (with_hosts(b" a:b"), 40000),
+    "host-with-two-ports": (with_hosts(b" a:1:2"), 40000),
+    "host-not-ascii": (with_hosts(b" \xe4"), 40000),
+    "host-bad-percent": (with_hosts(b" a%2"), 40000),
+    "host-bad-in-http-1.0": (b"POST /bad HTTP/1.0\r\nHost: a b\r\nContent-Length: 0\r\n\r\n", 40000),
+    # The header fields
+    "bare-lf": (b"POST /bad HTTP/1.1\nHost: a\nContent-Length: 0\n\n", 40000),
+    "bare-lf-in-head": (b"POST /bad HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n", 40000),
+    "bare-cr-in-value": (with_fields(b"X-A: b\rContent-Length: 4", b"Content-Length: 0"), 40000),
+    "nul-in-value": (with_fields(b"X-A: \0", b"Content-Length: 0"), 40000),
+    "obs-fold": (with_fields(b"X-A: b", b" c", b"Content-Length: 0"), 40000),
+    "obs-fold-of-framing": (with_fields(b"Content-Length:", b" 4", body=b"body"), 40000),
+    "space-before-colon": (with_fields(b"Content-Length : 4", body=b"body"), 40000),
+    "tab-before-colon": (with_fields(b"Transfer-Encoding\t: chunked", body=b"0\r\n\r\n"), 40000),
+    "space-before-name": (b"POST /bad HTTP/1.1\r\n Host: a\r\n\r\n", 40000),
+    "no-colon": (with_fields(b"Content-Length", b"Content-Length: 0"), 40000),
+    "no-name": (with_fields(b": a", b"Content-Length: 0"), 40000),
+    "name-with-nul": (with_fields(b"X\0A: a", b"Content-Length: 0"), 40000),
+    "name-not-ascii": (with_fields(b"X\xe4: a", b"Content-Length: 0"), 40000),
+    "name-with-parenthesis": (with_fields(b"X(A: a", b"Content-Length: 0"), 40000),
+    "too-many-fields": (with_fields(*[b"X-%d: a" % number for number in range(101)]), 43100),
+    "field-too-large": (with_fields(b"X-A: " + b"a" * 8190), 43100),
+    "field-without-end": (POST + b"X-A: " + b"a" * 9000, 43100),
+    "head-without-end": (POST + b"X-A: a\r\n", 40000),
+    "unknown-expectation": (with_fields(b"Expect: 200-ok", b"Content-Length: 0"), 41700),
+    "two-expectations": (with_fields(b"Expect: 100-continue, a", b"Content-Length: 0"), 41700),
+    # The length
+    "length-plus": (with_fields(b"Content-Length: +4", body=b"body"), 40000),
+    "length-minus": (with_fields(b"Content-Length: -4", body=b"body"), 40000),
+    "length-space": (with_fields(b"Content-Length: 4 4", body=b"body"), 40000),
+    "length-hex": (with_fields(b"Content-Length: 0x4", body=b"body"), 40000),
+    "length-underscore": (with_fields(b"Content-Length: 1_0", body=b"body"), 40000),
+    "length-dot": (with_fields(b"Content-Length: 4.0", body=b"body"), 40000),
+    "length-exponent": (with_fields(b"Content-Length: 4e0", body=b"body"), 40000),
+    "length-empty": (with_fields(b"Content-Length:", body=b"body"), 40000),
+    "length-nul": (with_fields(b"Content-Length: 4\0", body=b"body"), 40000),
+    "length-not-ascii-digit": (with_fields("Content-Length: \u0664".encode(), body=b"body"), 40000),
+    "length-list": (with_fields(b"Content-Length: 4, 4", body=b"body"), 40000),
+    "length-list-differs": (with_fields(b"Content-Length: 4, 0", body=b"body"), 40000),
+    "length-twice": (with_fields(b"Content-Length: 4", b"Content-Length: 4", body=b"body"), 40000),
+    "length-twice-differs": (with_fields(b"Content-Length: 0", b"content-length: 4", body=b"body"), 40000),
+    "length-of-5000-digits": (with_fields(b"Content-Length: " + b"9" * 5000), 40000),
+    "length-not-reached": (with_fields(b"Content-Length: 5", body=b"body"), 40000),
+    # Two framings
+    "length-then-chunked": (with_fields(b"Content-Length: 4", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-then-length": (with_fields(CHUNKED, b"Content-Length: 4", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-and-bad-length": (with_fields(CHUNKED, b"Content-Length: x", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-twice": (with_fields(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-in-a-list-twice": (with_fields(CHUNKED + b", chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-then-identity": (with_fields(CHUNKED, b"Transfer-Encoding: identity", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-not-last": (with_fields(CHUNKED + b", gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "gzip-then-chunked": (with_fields(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "gzip-and-chunked": (with_fields(b"Transfer-Encoding: gzip", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "identity-then-chunked": (with_fields(b"Transfer-Encoding: identity, chunked", body=b"0\r\n\r\n"), 50100),
+    "gzip-only": (with_fields(b"Transfer-Encoding: gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "identity-only": (with_fields(b"Transfer-Encoding: identity", b"Content-Length: 4", body=b"body"), 40000),
+    "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "empty-coding": (with_fields(b"Transfer-Encoding:", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "comma-then-chunked": (with_fields(b"Transfer-Encoding: , chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-quoted": (with_fields(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-vertical-tab": (with_fields(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-nul": (with_fields(CHUNKED + b"\0", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-after-obs-fold": (with_fields(b"Transfer-Encoding:", b" chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-after-bare-lf": (with_fields(b"X-A: b\nTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
+    "chunked-after-bare-cr": (with_fields(b"X-A: b\rTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
+    "chunked-in-http-1.0": (b"POST /bad HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, 40000),
+    # The chunks
+    "chunk-0x": (with_chunks(b"0x4\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-negative": (with_chunks(b"-4\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-plus": (with_chunks(b"+4\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-underscore": (with_chunks(b"0_4\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-space-before": (with_chunks(b" 4\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-space-after": (with_chunks(b"4 \r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-empty-size": (with_chunks(b"\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-not-hex": (with_chunks(b"g\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-nul": (with_chunks(b"4\0\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-bare-lf": (with_chunks(b"4\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-bare-lf-in-extension": (with_chunks(b"4;\nx\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-bare-cr-in-extension": (with_chunks(b"4;a\rb\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-bad-extension": (with_chunks(b"4;=\r\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-size-without-end": (with_chunks(b"4" * 9000), 40000),
+    "chunk-data-too-long": (with_chunks(b"4\r\nbody too long\r\n0\r\n\r\n"), 40000),
+    "chunk-without-crlf": (with_chunks(b"4\r\nbody0\r\n\r\n"), 40000),
+    "chunk-data-then-bare-lf": (with_chunks(b"4\r\nbody\n0\r\n\r\n"), 40000),
+    "chunk-cut-short": (with_chunks(b"5\r\nbody"), 40000),
+    "chunks-without-last": (with_chunks(b"4\r\nbody\r\n"), 40000),
+    "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
+    "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 9000), 43100),
+    "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101), 43100),
+    "trailer-of-framing": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
+    "trailer-of-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
+    "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("server"), PLANTS_REQUEST_TIMEOUT="20") as server:
+        yield server
+
+
+@pytest.mark.parametrize("first", [b"", GOOD], ids=["alone", "after-a-good-request"])
+@pytest.mark.parametrize("piece", [1 << 20, 3], ids=["whole", "in-pieces"])
+@pytest.mark.parametrize(("payload", "code"), HOSTILE.values(), ids=HOSTILE)
+def test_it_is_refused_with_an_error_and_nothing_of_it_is_carried_out(
+    server: Server, payload: bytes, code: int, piece: int, first: bytes
+) -> None:
+    before = len(server.notes())
+    client = server.client()
+    client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    client.send(first)
+    for start in range(0, len(payload), piece):
+        client.send(payload[start : start + piece])
+    *goods, refusal = client.end().answers()
+    assert [good.status for good in goods] == [200] * bool(first)
+    assert refusal.error() == code
+    assert refusal.headers["connection"] == "close"
+    assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", refusal.body))
+    assert server.notes()[before:] == ["POST /good 4 of 4"] * bool(first)
+    assert server.get("/next").status == 200
+
+
+@pytest.mark.parametrize("length", [1, len(GOOD) - 5, len(GOOD) - 1], ids=["in-line", "in-head", "in-body"])
+def test_a_reset_in_the_middle_carries_nothing_out(server: Server, length: int) -> None:
+    before = len(server.notes())
+    server.client().send(GOOD[:length]).reset()
+    assert server.get("/next").status == 200
+    assert server.notes()[before:] == ["GET /next 0 of 0"]
+
+
+def test_garbage_behind_a_good_request_does_not_change_its_answer(server: Server) -> None:
+    good, refusal = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).answers()
+    assert (good.status, refusal.error()) == (200, 40000)
+
+
+def test_what_follows_a_request_that_closes_is_not_read(server: Server) -> None:
+    before = len(server.notes())
+    closing = GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n")
+    assert [answer.status for answer in server.client().send(closing + HIDDEN).answers()] == [200]
+    assert server.notes()[before:] == ["POST /good 4 of 4"]
+
+
+def test_a_refusal_of_head_has_no_body(server: Server) -> None:
+    with server.client() as client:
+        client.send(b"HEAD / HTTP/1.1\r\n\r\n")
+        assert client.answer("HEAD").status == 400
+        assert client.is_closed()
+
+
+def test_an_unusual_method_is_the_applications_to_judge(server: Server) -> None:
+    with server.client() as client:
+        assert client.send(b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n").answer().status == 200

@@ -1,0 +1,353 @@
+"""How long the worker waits, for whom, and how it ends."""
+
+import inspect
+import os
+import re
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gunicorn.asgi.parser import PythonProtocol
+from gunicorn.config import Config
+from gunicorn.workers.gasgi import ASGIWorker
+
+from plants.hosting.worker import Worker
+from tests.worker_server import Server, eventually, serving
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
+
+
+def get(target: str) -> bytes:
+    return f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="0.3") as server:
+        yield server
+
+
+def test_a_client_that_stalls_gets_408_and_the_others_an_answer(impatient: Server) -> None:
+    stalled = [impatient.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
+    after_another = impatient.client().send(POST + POST[:20])
+    assert after_another.answer().status == 200
+    assert impatient.get().status == 200
+    for client in [*stalled, after_another]:
+        (refusal,) = client.answers()
+        assert refusal.error() == 40800
+
+
+def test_all_of_many_stalled_clients_get_408(impatient: Server) -> None:
+    clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
+    assert [client.answer().error() for client in clients] == [40800] * 50
+
+
+def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
+    with impatient.client() as client:
+        client.send(b"GET /")
+        while not client.has_news():
+            client.send(b"a")
+            time.sleep(0.05)
+        assert client.answer().error() == 40800
+
+
+def test_a_connection_without_a_request_is_closed_after_gunicorns_keepalive(impatient: Server) -> None:
+    with impatient.client() as client:
+        assert client.send(GET).answer().status == 200
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize("target", ["/endless", "/large"])
+def test_a_client_that_does_not_read_is_cut_off(impatient: Server, target: str) -> None:
+    before = _resident_bytes(impatient)
+    with impatient.client() as client:
+        client.send(get(target) * 10)
+        client.sock.recv(1)
+        eventually(lambda: _connections(impatient) == 0)
+        assert _resident_bytes(impatient) - before < 40_000_000
+
+
+def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(impatient: Server) -> None:
+    with impatient.client() as client:
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.send(GET * 4_000_000)
+        eventually(lambda: _connections(impatient) == 0)
+    assert impatient.get().status == 200
+
+
+def _worker_pid(server: Server) -> int:
+    return int(server.logged(r"Booting worker with pid: (\d+)")[1])
+
+
+def _connections(server: Server) -> int:
+    """Count the sockets of the worker, without the one it listens at and those of its event loop."""
+    folder = Path(f"/proc/{_worker_pid(server)}/fd")
+    port = int(server.address.rpartition(":")[2])
+    inodes = {str(link.readlink()) for link in folder.iterdir()}
+    rows = [line.split() for line in Path(f"/proc/{_worker_pid(server)}/net/tcp").read_text().splitlines()[1:]]
+    return sum(f"socket:[{row[9]}]" in inodes and row[3] != "0A" and row[1].endswith(f":{port:04X}") for row in rows)
+
+
+def _resident_bytes(server: Server) -> int:
+    pages = int(Path(f"/proc/{_worker_pid(server)}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
+    with serving(tmp_path, "--worker-connections=2") as server:
+        served = [server.client().send(GET) for _ in range(2)]
+        assert [client.answer().status for client in served] == [200, 200]
+        surplus = server.client()
+        (refusal,) = surplus.answers()
+        assert refusal.error() == 50300
+        assert refusal.headers["retry-after"] == "1"
+        served[0].reset()
+        eventually(lambda: server.get().status == 200)
+
+
+def test_many_connections_too_many_are_closed_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "--worker-connections=1") as server:
+        served, surplus, cut_off = (server.client() for _ in range(3))
+        assert served.send(GET).answer().status == 200
+        assert surplus.answer().error() == 50300
+        with pytest.raises((ConnectionResetError, EOFError)):
+            cut_off.answer()
+
+
+def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
+    with serving(tmp_path, "--keep-alive=0") as server:
+        (answer,) = server.client().send(GET).answers()
+        assert answer.headers["connection"] == "close"
+
+
+def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with serving(tmp_path, "--worker-connections=400") as server:
+            assert server.get().status == 200
+            limits = Path(f"/proc/{_worker_pid(server)}/limits").read_text()
+            assert re.search(r"Max open files +900 ", limits)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# The end
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
+def test_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, threads: int) -> None:
+    with serving(tmp_path, f"--threads={threads}", "--keep-alive=60") as server:
+        idle, unused, begun, pipelined = (server.client() for _ in range(4))
+        assert idle.send(GET).answer().status == 200
+        begun.send(POST[:-1])
+        pipelined.send(GET + POST[:-1])
+        assert pipelined.answer().status == 200
+        server.signal(signal.SIGTERM)
+        assert idle.is_closed()
+        assert unused.is_closed()
+        for client in (begun, pipelined):
+            (answer,) = client.send(POST[-1:]).answers()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert b'"plants.stopping": true' in answer.body
+        answered = time.monotonic()
+        assert server.ended() == 0
+        assert time.monotonic() - answered < 5
+
+
+def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None:
+    with serving(tmp_path, "--threads=2") as server:
+        client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
+        alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
+        eventually(lambda: server.notes().count("waiting") == 2)
+        server.signal(signal.SIGTERM)
+        server.logged("Handling signal: term")
+        (tmp_path / "gate").touch()
+        first, second = client.answers()
+        assert (first.status, second.status) == (200, 200)
+        assert second.headers["connection"] == "close"
+        (answer,) = alone.answers()
+        assert answer.headers["connection"] == "close"
+        assert server.ended() == 0
+
+
+def test_term_gives_up_after_gunicorns_graceful_timeout(tmp_path: Path) -> None:
+    with serving(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
+        client = server.client().send(get(f"/wait?{tmp_path}/gate"))
+        eventually(lambda: "waiting" in server.notes())
+        server.signal(signal.SIGTERM)
+        with pytest.raises((ConnectionResetError, EOFError)):
+            client.answer()
+        assert server.ended() == 0
+        (tmp_path / "gate").touch()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_int_and_quit_do_not_wait(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, "--threads=2") as server:
+        client = server.client().send(get(f"/wait?{tmp_path}/gate"))
+        eventually(lambda: "waiting" in server.notes())
+        server.signal(number)
+        assert server.ended() == 0
+        with pytest.raises((ConnectionResetError, EOFError)):
+            client.answer()
+
+
+def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        pid = _worker_pid(server)
+        assert server.get().status == 200
+        server.signal(signal.SIGKILL)
+        server.ended()
+        eventually(lambda: not Path(f"/proc/{pid}/fd").exists() or not list(Path(f"/proc/{pid}").glob("fd/*")))
+
+
+@pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
+def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
+    with serving(tmp_path, f"--threads={threads}", "--workers=2", "--keep-alive=60") as server:
+        over = threading.Event()
+
+        def load(name: int) -> set[str]:
+            fields = "" if name % 2 else "Connection: close\r\n"
+            client = None
+            answered: set[str] = set()
+            while not over.is_set():
+                if client is None or client.has_news():
+                    client = server.client()
+                target = f"/{name}/{len(answered)}"
+                client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
+                answer = client.answer()
+                answered.add(f"GET {target} 0 of 0")
+                if answer.headers.get("connection") == "close":
+                    client.close()
+                    client = None
+            return answered
+
+        with ThreadPoolExecutor(6) as pool:
+            loads = [pool.submit(load, name) for name in range(6)]
+            for count in (1, 2):
+                server.signal(signal.SIGHUP)
+                server.logged("Worker exiting", times=2 * count)
+            over.set()
+            answered = set().union(*(load.result() for load in loads))
+        assert set(server.notes()) == answered
+
+
+def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
+    with serving(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
+        client = server.client()
+        assert "connection" not in client.send(GET).answer().headers
+        assert client.send(GET).answer().headers["connection"] == "close"
+        server.logged("Autorestarting worker")
+        server.logged("Booting worker", times=2)
+        assert server.get().status == 200
+
+
+def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
+    with serving(tmp_path, f"--pid={tmp_path}/pid") as server:
+        assert server.get().status == 200
+        server.signal(signal.SIGUSR2)
+        server.logged("Booting worker", times=2)
+        new = int((tmp_path / "pid.2").read_text())
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+        assert server.get().status == 200
+        os.kill(new, signal.SIGTERM)
+        server.logged("Shutting down: Master", times=2)
+
+
+def test_usr1_reopens_the_logs(tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    with serving(tmp_path, f"--access-logfile={log}") as server:
+        assert server.get("/one").status == 200
+        eventually(lambda: "/one" in log.read_text())
+        log.rename(tmp_path / "old")
+        server.signal(signal.SIGUSR1)
+        eventually(log.exists)
+        eventually(lambda: server.get("/two").status == 200 and "/two" in log.read_text())
+
+
+# What is told of a request
+
+
+def test_the_access_log_has_each_request_and_each_refusal(tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    form = '--access-logformat=%(h)s "%(r)s" %(s)s %(B)s %({x-a}i)s %({content-type}o)s'
+    with serving(tmp_path, f"--access-logfile={log}", form) as server:
+        client = server.client().send(b"GET /late?q HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n")
+        assert client.answer().body == b"late"
+        client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").answer()
+        assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").answer().error() == 40000
+        eventually(lambda: len(log.read_text().splitlines()) == 3)
+        assert log.read_text().splitlines() == [
+            '127.0.0.1 "GET /late?q HTTP/1.1" 200 4 b text/plain',
+            '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',
+            '127.0.0.1 "- - -" 400 None - -',
+        ]
+
+
+HOOKS = """
+def pre_request(worker, req):
+    worker.log.info("before %s %s", req.method, req.path)
+    if req.path == "/no":
+        raise RuntimeError("no")
+
+
+def post_request(worker, req, environ, resp):
+    worker.log.info("after %s %s %s", req.path, environ["RAW_URI"], resp.status)
+    if req.path == "/late":
+        raise RuntimeError("never mind")
+"""
+
+
+def test_gunicorns_hooks_are_called_before_and_after_each_request(tmp_path: Path) -> None:
+    configuration = tmp_path / "hooks.py"
+    configuration.write_text(HOOKS)
+    with serving(tmp_path, f"--config={configuration}") as server:
+        client = server.client()
+        for target in ("/a", "/b", "/b"):
+            assert client.send(get(target)).answer().status == 200
+            server.logged(f"before GET {target}$")
+        server.logged("after /b /b 200 OK$", times=2)
+        assert client.send(get("/late")).answer().status == 200
+        server.logged("the post_request hook failed")
+        assert client.send(get("/no")).answer().error() == 50000
+        server.logged("the pre_request hook failed")
+
+
+# Where the worker leans on what Gunicorn does not promise to keep
+
+
+def test_gunicorns_event_loop_worker_has_the_seams() -> None:
+    source = inspect.getsource(ASGIWorker.run)
+    assert "self.loop.run_until_complete(self._serve())" in source
+    assert "self._cleanup()" in source
+    assert inspect.iscoroutinefunction(ASGIWorker._serve)
+    for handler in ("handle_exit_signal", "handle_quit_signal"):
+        assert f"self.{handler}" in inspect.getsource(ASGIWorker.init_signals)
+    assert "self._quick_shutdown = True" in inspect.getsource(ASGIWorker.handle_quit_signal)
+
+
+def test_gunicorns_parser_has_the_seams() -> None:
+    parser = PythonProtocol()
+    parser.feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nmore")
+    assert (parser.is_complete, parser.remaining()) == (True, b"more")
+    assert (parser.method, parser.path, parser.http_version) == (b"GET", b"/", (1, 1))
+    assert (parser.headers, parser.content_length, parser.is_chunked) == ([(b"host", b"a")], None, False)
+    parser.reset()
+    assert (parser.is_complete, parser.method) == (False, None)
+
+
+def test_threads_are_nothing_to_warn_of() -> None:
+    config = Config()
+    config.set("threads", 4)
+    warnings: list[str] = []
+    Worker.check_config(config, SimpleNamespace(warning=warnings.append))
+    assert not warnings

@@ -1,0 +1,217 @@
+"""A plain WSGI application for the tests of the worker: each path is one way to answer."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from wsgiref.validate import validator
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+JSON = [("Content-Type", "application/json")]
+NOTES = Path(os.environ.get("TEST_NOTES", os.devnull))
+
+
+def note(text: str) -> None:
+    """Leave a line that outlives the process."""
+    with NOTES.open("a") as notes:
+        notes.write(f"{text}\n")
+
+
+def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with the environ and the body."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length)
+    note(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {len(body)} of {length}")
+    plain = {key: value for key, value in environ.items() if isinstance(value, bool | str)}
+    answer = json.dumps({"environ": plain, "body": body.decode("latin-1")}).encode()
+    start_response("200 OK", [*JSON, ("Content-Length", str(len(answer)))])
+    return [answer]
+
+
+def judge(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Refuse a body that is announced as larger than 1,000 bytes, as an application with a limit does."""
+    status = "413 Content Too Large" if int(environ["CONTENT_LENGTH"]) > 1000 else "200 OK"
+    start_response(status, [*JSON, ("Content-Length", "2")])
+    return [b"{}"]
+
+
+def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer when the file of the query exists."""
+    note("waiting")
+    while not Path(environ["QUERY_STRING"]).exists():
+        time.sleep(0.01)
+    return echo(environ, start_response)
+
+
+class Blocks:
+    """An iterable of blocks that says when it is closed."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def close(self) -> None:
+        note("closed")
+
+
+def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer in blocks of unknown length, some of them empty."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return Blocks(iter([b"", b"one ", b"", b"two ", b"three"]))
+
+
+def endless(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer without an end."""
+
+    def generate() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return Blocks(generate())
+
+
+def many(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer in more blocks than a socket takes at once."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    for _ in range(200):
+        note("block")
+        yield b"x" * 65536
+
+
+def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Call start_response only when the first block is asked for."""
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
+    yield b"late"
+
+
+def large(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with more than a socket takes at once."""
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8000000")])
+    return [b"x" * 8_000_000]
+
+
+def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with write(), and the rest as the iterable."""
+    write = start_response("200 OK", [("Content-Type", "text/plain")])
+    write(b"written ")
+    return [b"and returned"]
+
+
+def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Replace an answer that has not been sent by the report of an error."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    try:
+        raise KeyError("fault")
+    except KeyError:
+        start_response("503 Service Unavailable", [("Content-Type", "text/plain")], sys.exc_info())
+    return [b"sorry"]
+
+
+def too_late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Report an error when the head has been sent."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    yield b"begun"
+    try:
+        raise KeyError("a fault in the middle")
+    except KeyError:
+        start_response("500 Internal Server Error", [("Content-Type", "text/plain")], sys.exc_info())
+
+
+def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Call start_response twice without an error to report."""
+    return [b"" for _ in range(2) if start_response("200 OK", []) is not None]
+
+
+def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
+    """Fail before anything is answered."""
+    raise RuntimeError("secret details")
+
+
+def leave(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
+    """Try to end the process."""
+    sys.exit(3)
+
+
+def short(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Give less than was announced."""
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "10")])
+    return iter([b"short"])
+
+
+def long(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Give more than was announced."""
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
+    return iter([b"lo", b"nger than", b" announced"])
+
+
+def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
+    """Never call start_response."""
+    return [b"body"]
+
+
+def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with the status and the header fields of the body."""
+    line, fields = json.load(environ["wsgi.input"])
+    start_response(line, [(name, value) for name, value in fields])
+    return [b"body"]
+
+
+def bad_close(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Fail in close(), when nobody waits for the answer any more."""
+
+    def generate() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 65536
+        finally:
+            note("closed badly")
+            raise RuntimeError("fault in close")
+
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return generate()
+
+
+def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Write to wsgi.errors."""
+    print("a complaint", file=environ["wsgi.errors"])
+    start_response("204 No Content", [("Content-Length", "0")])
+    return []
+
+
+ANSWERS = {
+    f"/{answer.__name__}": answer
+    for answer in (
+        bad_close,
+        blocks,
+        complain,
+        endless,
+        fail,
+        judge,
+        large,
+        late,
+        leave,
+        long,
+        many,
+        second_thought,
+        short,
+        silent,
+        status,
+        too_late,
+        twice,
+        wait,
+        written,
+    )
+}
+checked_echo = validator(echo)
+
+
+def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer as the path says, else with an echo that checks the server against PEP 3333."""
+    return ANSWERS.get(environ["PATH_INFO"], checked_echo)(environ, start_response)
