@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from waitress import create_server, wasyncore
@@ -89,12 +88,19 @@ def serve() -> Iterator[Server]:
     sockets: dict[int, Any] = {}
     http = create_server(server.app, map=sockets, host="127.0.0.1", port=0)
     server.url = f"http://127.0.0.1:{http.effective_port}"
-    thread = threading.Thread(target=http.run, name="plants.testing")
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            wasyncore.loop(use_poll=True, map=sockets, count=1)
+
+    thread = threading.Thread(target=run, name="plants.testing")
     thread.start()
     try:
         yield server
     finally:
-        # The loop runs until it has no socket left, so it has to close them itself.
-        http.trigger.pull_trigger(partial(wasyncore.close_all, sockets))
+        ended.set()
+        http.trigger.pull_trigger()
         thread.join()
         http.task_dispatcher.shutdown()
+        wasyncore.close_all(sockets)

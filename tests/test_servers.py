@@ -89,6 +89,11 @@ METHODS_IN_LOWER_CASE = {"post]": "the server refuses, or changes, a method in l
 SLASHES = {"slashes before it]": "the server folds slashes, or takes what stands between them for a host"}
 
 
+class TestGunicorn(Served):
+    command = GUNICORN
+    does_not_apply = METHODS_IN_LOWER_CASE
+
+
 class TestGunicornThreads(Served):
     command = f"{GUNICORN} -k gthread --threads 4"
     does_not_apply = METHODS_IN_LOWER_CASE

@@ -20,6 +20,9 @@ try:
 except SettingsError as error:
     _stop(str(error))
 
+# A store that lives in the process is shared with no other, and never waits.
+IS_IN_PROCESS: Final = isinstance(open_store(settings.store), MemoryStore)
+
 
 def on_starting(server: Any) -> None:
     """Stop at an address that cannot be listened at, which Gunicorn would try for five seconds; log a new token."""
@@ -43,7 +46,7 @@ def _try_to_bind(host: str, port: int) -> None:
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Keep the dictionary store to one worker process, by whatever means another number was set."""
-    if new_value > 1 and isinstance(open_store(settings.store), MemoryStore):
+    if new_value > 1 and IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
