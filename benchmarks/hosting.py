@@ -34,14 +34,15 @@ SERVERS = {
     THREADS: ["--worker-class=gthread", "--threads=4"],
 }
 DEADLINE_SECONDS = 5
+# All ids have ten digits, so that the client makes a request by joining three strings.
 WRK_SCRIPT = """
 local head = 'POST /plants HTTP/1.1\\r\\nHost: localhost\\r\\nAuthorization: Bearer %s\\r\\n' ..
-  'Content-Type: application/json\\r\\nContent-Length: %%d\\r\\n\\r\\n%%s'
+  'Content-Type: application/json\\r\\nContent-Length: 52\\r\\n\\r\\n{"id":'
+local tail = ',"name":"Monstera","tag":"tropical"}'
 local id = tonumber(os.getenv('FIRST_ID'))
 request = function()
   id = id + 1
-  local body = string.format('{"id":%%d,"name":"Monstera","tag":"tropical"}', id)
-  return string.format(head, #body, body)
+  return head .. string.format('%%d', id) .. tail
 end
 done = function(summary, latency, requests)
   io.write(string.format('{"creates":%%d,"seconds":%%f,"p99":%%f,"failures":%%d}\\n', summary.requests,
