@@ -157,6 +157,11 @@ class Connection(asyncio.BufferedProtocol):
         elif self._state is not _State.RECEIVING and not self._transport.get_write_buffer_size():
             self.deadline = min(self.deadline, self._worker.now() + STOPPING_SECONDS)
 
+    def drop(self) -> None:
+        """Close the connection unless a request has been received whole."""
+        if self._state in {_State.OPEN, _State.RECEIVING, _State.IDLE}:
+            self._transport.abort()
+
     # A request comes in
 
     def _begin(self, data: bytes) -> None:

@@ -131,9 +131,12 @@ class Worker(ASGIWorker):
         self.stop()
 
     def handle_quit_signal(self) -> None:
-        """Stop at once (``INT``, ``QUIT``)."""
-        super().handle_quit_signal()
+        """Stop at once (``INT``, ``QUIT``), but for requests that have been received whole: each has its answer."""
+        if not self.stopping:
+            self.cfg.worker_int(self)
         self.stop()
+        for connection in list(self.connections):
+            connection.drop()
 
     async def _serve(self) -> None:
         cfg = self.cfg
@@ -165,7 +168,7 @@ class Worker(ASGIWorker):
     async def _drain(self, servers: list[asyncio.Server]) -> None:
         start = self.now()
         listening = True
-        while not self._quick_shutdown and self.now() < start + self.cfg.graceful_timeout:
+        while self.now() < start + self.cfg.graceful_timeout:
             await self._sweep()
             await asyncio.sleep(_STOPPING_SWEEP_SECONDS)
             # Whoever waits in the backlog has connected, and would be reset. The round after the last one that was
