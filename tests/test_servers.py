@@ -1,27 +1,21 @@
 """The hosted application on other WSGI servers, over a socket."""
 
 import http.client
-import socket
 import sqlite3
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
+from servers import COMMANDS, serving
 
 from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
-from tests.hosted import CHECKOUT, environment, send_to
-
-BIN = Path(sys.executable).parent
-GUNICORN = f"{BIN}/gunicorn --bind 127.0.0.1:PORT"
+from tests.hosted import environment, send_to
 
 
 class Running(NamedTuple):
@@ -33,33 +27,18 @@ class Running(NamedTuple):
 @pytest.fixture(scope="class")
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """The server of a class, and the file that it keeps plants in."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a commit costs next to nothing
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-        command = request.cls.command.replace("PORT", str(port)).split()
-        process = subprocess.Popen(command, cwd=CHECKOUT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        store = SQLiteStore(str(file))
-        try:
-            while True:
-                assert process.poll() is None
-                with suppress(OSError):
-                    if send_to(port, method="GET", path="/readyz", headers=[]).status == 200:
-                        break
-                time.sleep(0.02)
+        with serving(COMMANDS[request.cls.server], env) as port, closing(SQLiteStore(str(file))) as store:
             yield Running(port, store, file)
-        finally:
-            store.close()
-            process.terminate()
-            process.wait(20)
 
 
 class Served(Contract):
     """The contract, as far as an application decides."""
 
-    command: ClassVar[str]
+    server: ClassVar[str]
     does_not_apply: ClassVar[dict[str, str]] = {}
 
     @pytest.fixture(autouse=True)
@@ -90,35 +69,32 @@ SLASHES = {"slashes before it]": "the server folds slashes, or takes what stands
 
 
 class TestGunicorn(Served):
-    command = GUNICORN
+    server = "Gunicorn, as packaged"
     does_not_apply = METHODS_IN_LOWER_CASE
 
 
 class TestGunicornThreads(Served):
-    command = f"{GUNICORN} -k gthread --threads 4"
+    server = "Gunicorn, gthread"
     does_not_apply = METHODS_IN_LOWER_CASE
 
 
 class TestGunicornSync(Served):
-    command = f"{GUNICORN} -k sync"
+    server = "Gunicorn, sync"
     does_not_apply = METHODS_IN_LOWER_CASE
 
 
 class TestGunicornGevent(Served):
-    command = f"{GUNICORN} -k gevent"
+    server = "Gunicorn, gevent"
     does_not_apply = METHODS_IN_LOWER_CASE
 
 
 class TestWaitress(Served):
-    command = f"{BIN}/waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app"
+    server = "waitress"
     does_not_apply = METHODS_IN_LOWER_CASE | SLASHES
 
 
 class TestUWSGI(Served):
-    command = (
-        f"{BIN}/uwsgi --http-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {sys.prefix}"
-        " --master --die-on-term --enable-threads --threads 4 --buffer-size 16384"
-    )
+    server = "uWSGI"
     does_not_apply: ClassVar[dict[str, str]] = {
         "chunked": "uWSGI gives an application no chunked body but through an interface of its own",
         "dots]": "uWSGI resolves dots in the path",
@@ -127,12 +103,12 @@ class TestUWSGI(Served):
 
 
 class TestGranian(Served):
-    command = f"{BIN}/granian --interface wsgi --host 127.0.0.1 --port PORT plants.wsgi:app"
+    server = "Granian"
     does_not_apply: ClassVar[dict[str, str]] = {"401[not ASCII]": "Granian drops a field that is not ASCII"}
 
 
 class TestCheroot(Served):
-    command = f"{BIN}/cheroot --bind 127.0.0.1:PORT plants.wsgi:app"
+    server = "Cheroot"
     does_not_apply = (
         {
             "two headers, the valid one last]": "Cheroot gives an application only the last Authorization header",
@@ -146,5 +122,9 @@ class TestCheroot(Served):
 
 
 class TestWsgiref(Served):
-    command = f"{sys.executable} tests/wsgiref_server.py PORT"
+    server = "wsgiref"
     does_not_apply = SLASHES | {"chunked": "wsgiref knows no chunked body"}
+
+
+def test_no_server_is_without_a_test() -> None:
+    assert {served.server for served in Served.__subclasses__()} == COMMANDS.keys()

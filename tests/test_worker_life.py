@@ -113,6 +113,22 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         eventually(lambda: server.get().status == 200)
 
 
+def test_no_more_bodies_are_held_than_the_worker_can(tmp_path: Path) -> None:
+    unfinished = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + 999 * b"x"
+    with serving(tmp_path) as server:
+        held = [server.client().send(unfinished) for _ in range(64)]
+        for _ in range(2):
+            (refusal,) = server.client().send(unfinished).answers()
+            assert refusal.error() == 50300
+            assert refusal.headers["retry-after"] == "1"
+        assert server.get().status == 200
+        assert [client.send(b"x").answer().status for client in held] == [200] * 64
+        held = [server.client().send(unfinished) for _ in range(64)]
+        for client in held:
+            client.close()
+        eventually(lambda: server.client().send(unfinished + b"x").answer().status == 200)
+
+
 def test_many_connections_too_many_are_closed_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=1") as server:
         served, surplus, cut_off = (server.client() for _ in range(3))

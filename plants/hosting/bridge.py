@@ -16,7 +16,7 @@ from wsgiref.util import is_hop_by_hop
 from gunicorn.http.message import TOKEN_RE
 from gunicorn.http.wsgi import HEADER_VALUE_RE
 
-from plants.errors import HEADERS, error_body
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
@@ -269,7 +269,7 @@ def _error(code: int, message: str | None) -> tuple[bytes, bytes]:
     status = HTTPStatus(code // 100)
     fields = HEADERS | {"Content-Length": str(len(body)), "Connection": "close"}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        fields["Retry-After"] = "1"
+        fields["Retry-After"] = str(RETRY_AFTER_SECONDS)
     lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items())]
     return "".join(f"{line}\r\n" for line in lines).encode(), body
 

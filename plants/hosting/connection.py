@@ -28,6 +28,8 @@ STOPPING_SECONDS = 0.25
 # RFC 9112, section 9.6: a connection that is closed is still read from, or a reset could destroy the last answer.
 _LINGER_SECONDS = 2.0
 _LONGEST_REPEAT = 4096
+# A worker holds no more than so many bodies of the largest size, however many connections send one.
+_BODIES_HELD = 64
 
 _Answer = Generator[tuple[bytes, bool]]
 
@@ -56,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_answer", "_eof", "_exchange", "_head", "_held", "_is_advancing", "_is_held_up", "_parser", "_repeat",
-        "_request", "_started", "_state", "_transport", "_worker", "deadline",
+        "_request", "_size_held", "_started", "_state", "_transport", "_worker", "deadline",
     )  # fmt: skip
 
     def __init__(self, worker: "Worker") -> None:
@@ -74,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held = b""  # What came behind the request that is being answered.
         self._is_held_up = False  # The client does not read as fast as it is written to.
         self._is_advancing = False  # The application is at work.
+        self._size_held = 0  # Bytes of a body, until it is answered.
         self._answer: _Answer | None = None
         self._head: Head | None = None
         self._repeat: tuple[bytes, Head] | None = None  # The last request's head, in bytes and as it was understood.
@@ -119,6 +122,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         """Let the application end."""
         self._worker.connections.discard(self)
+        self._let_go()
         self._state = _State.CLOSING
         self._held = b""
         if not self._is_advancing:
@@ -223,10 +227,19 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _on_body(self, chunk: bytes) -> None:
+        worker = self._worker
         body = self._exchange.body
         body.write(chunk)
-        if body.tell() > self._worker.max_body_bytes:
+        self._size_held += len(chunk)
+        worker.size_held += len(chunk)
+        if body.tell() > worker.max_body_bytes:
             raise _TooLarge
+        if worker.size_held > _BODIES_HELD * worker.max_body_bytes:
+            raise Refused(50300, "The service is receiving as much as it can hold.")
+
+    def _let_go(self) -> None:
+        self._worker.size_held -= self._size_held
+        self._size_held = 0
 
     def _refuse(self, refused: Refused) -> None:
         worker = self._worker
@@ -244,6 +257,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         self._state = _State.CLOSING
         self._held = b""
+        self._let_go()
         if transport.get_write_buffer_size():
             self.deadline = worker.now() + worker.request_timeout
         else:
@@ -319,6 +333,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end_answer(self, _outcome: None = None) -> None:
         worker = self._worker
+        self._let_go()
         self._answer = None
         if worker.is_observed:
             environ = self._exchange.environ

@@ -6,6 +6,8 @@ wsgi_app = "plants.wsgi:app"
 worker_class = "plants.hosting.worker.Worker"
 # A dictionary never waits; other stores do, and put what waits at the same time into one commit.
 threads = 1 if IS_IN_PROCESS else 16
+# A connection that stalls costs a few KiB, and nobody waits for it.
+worker_connections = 4000
 control_socket_disable = True
 
 # The service needs nothing that a proxy could say of a request.

@@ -46,6 +46,7 @@ class Worker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.connections: set[Connection] = set()
         self.stopping = False
+        self.size_held = 0
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self._stop = asyncio.Event()
         self._jobs: queue.SimpleQueue[tuple[Callable[[Any], Any], Any, Callable[[Any], None]]] = queue.SimpleQueue()
