@@ -165,7 +165,7 @@ class _Connection(psycopg.Connection[_Row]):
             cursor = self.execute(query, parameters)
         except errors.UndefinedTable:
             # Processes that make the table at once may meet in the catalogue in spite of IF NOT EXISTS.
-            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateTable):
+            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 self.execute(_TABLE)
             cursor = self.execute(query, parameters)
         except errors.ReadOnlySqlTransaction:
