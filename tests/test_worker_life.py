@@ -19,7 +19,7 @@ from gunicorn.config import Config
 from gunicorn.workers.gasgi import ASGIWorker
 
 from plants.hosting.worker import Worker
-from tests.worker_server import Client, Server, eventually, serving
+from tests.worker_server import Server, eventually, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -217,7 +217,7 @@ def test_int_and_quit_wait_for_nothing_but_the_requests_that_are_being_answered(
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         eventually(lambda: "waiting" in server.notes())
         server.signal(number)
-        assert [_ends(idle), _ends(half)] == [True, True]
+        assert [idle.is_closed(), half.is_closed()] == [True, True]
         (tmp_path / "gate").touch()
         assert client.answer().status == 200
         assert server.ended() == 0
@@ -232,13 +232,6 @@ def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
         (tmp_path / "gate").touch()
         assert client.answer().status == 200
         assert server.ended() == 0
-
-
-def _ends(client: Client) -> bool:
-    """Wait for the end of a connection, which may be a reset."""
-    with contextlib.suppress(ConnectionResetError):
-        return client.is_closed()
-    return True
 
 
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
