@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import os
 import re
 import resource
@@ -252,16 +253,20 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
             fields = "" if name % 2 else "Connection: close\r\n"
             client = None
             answered: set[str] = set()
-            while not over.is_set():
-                if client is None or client.has_news():
+            for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+                is_new = client is None or client.has_news()
+                if client is None or is_new:
                     client = server.client()
-                target = f"/{name}/{len(answered)}"
-                client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
-                answer = client.answer()
-                answered.add(f"GET {target} 0 of 0")
-                if answer.headers.get("connection") == "close":
-                    client.close()
-                    client = None
+                target = f"/{name}/{number}"
+                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. Then nobody has read
+                # the request, or it would be among the notes.
+                with contextlib.suppress(*(() if is_new else (EOFError, ConnectionError))):
+                    client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
+                    answer = client.answer()
+                    answered.add(f"GET {target} 0 of 0")
+                    if answer.headers.get("connection") == "close":
+                        client.close()
+                        client = None
             return answered
 
         with ThreadPoolExecutor(6) as pool:
