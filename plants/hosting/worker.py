@@ -169,7 +169,7 @@ class Worker(ASGIWorker):
     async def _drain(self, servers: list[asyncio.Server]) -> None:
         start = self.now()
         listening = True
-        while (listening or self.connections) and self.now() < start + self.cfg.graceful_timeout:
+        while True:
             await self._sweep()
             await asyncio.sleep(_STOPPING_SWEEP_SECONDS)
             # Whoever waits in the backlog has connected, and would be reset. The round after the last one that was
@@ -178,6 +178,8 @@ class Worker(ASGIWorker):
                 listening = False
                 for server in servers:
                     server.close()
+            elif not listening and (not self.connections or self.now() > start + self.cfg.graceful_timeout):
+                break
 
     async def _sweep(self) -> None:
         # One look at all connections costs less than a timer for each request.
