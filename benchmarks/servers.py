@@ -29,7 +29,7 @@ COMMANDS = {
     "Gunicorn, gevent": f"{GUNICORN} -k gevent",
     "Granian": f"{BIN}/granian --interface wsgi --host 127.0.0.1 --port PORT --no-access-log plants.wsgi:app",
     "uWSGI": (
-        f"{BIN}/uwsgi --http-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {sys.prefix}"
+        f"{BIN}/uwsgi --http11-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {sys.prefix}"
         " --master --die-on-term --enable-threads --threads 4 --buffer-size 16384 --disable-logging"
     ),
     "waitress": f"{BIN}/waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app",
