@@ -1,12 +1,11 @@
 """Creates a second over HTTP for each store, hosted by the packaged configuration, with 64 connections.
 
-The rounds are interleaved: memory, SQLite, PostgreSQL, and psycopg alone with as many connections and no HTTP.
+The rounds are interleaved: memory, SQLite, PostgreSQL, and psycopg alone with as many connections and no HTTP. Needs
+wrk (https://github.com/wg/wrk) on the PATH.
 """
 
 import argparse
 import itertools
-import selectors
-import socket
 import statistics
 import tempfile
 import threading
@@ -19,45 +18,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
-from deployment import TOKEN, Service
+from deployment import Service
+from hosting import TOKEN, load
 from postgres_server import PostgresServer
 
 INSERT = b"INSERT INTO plants (id, name, tag) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING RETURNING id"
-HEAD = f"POST /plants HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 
 Measure = Callable[[float], float]
 
 
-def over_http(service: Service, connections: int, ids: Iterator[int], seconds: float) -> float:
+def over_http(service: Service, connections: int, runs: Iterator[int], seconds: float) -> float:
     """Keep as many requests under way as there are connections; give the 200 a second."""
-    parts = urlsplit(service.url)
-    selector = selectors.DefaultSelector()
-
-    def send(connection: socket.socket) -> None:
-        plant_id = next(ids)
-        body = f'{{"id": {plant_id}, "name": "plant {plant_id}", "tag": "tree"}}'
-        connection.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-
-    began = time.perf_counter()
-    with ExitStack() as stack:
-        for _ in range(connections):
-            connection = stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
-            selector.register(connection, selectors.EVENT_READ, bytearray())
-            send(connection)
-        answered = 0
-        while time.perf_counter() - began < seconds:
-            for key, _ in selector.select(1):
-                assert isinstance(key.fileobj, socket.socket)
-                answer = key.data
-                answer += key.fileobj.recv(65536)
-                if not answer.endswith(b"}"):
-                    continue
-                if not answer.startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError(answer.decode())
-                answer.clear()
-                answered += 1
-                send(key.fileobj)
-    return answered / (time.perf_counter() - began)
+    result = load(urlsplit(service.url).port or 80, connections, seconds, 10**9 + 50_000_000 * next(runs))
+    assert result["failures"] == 0
+    return result["creates"] / result["seconds"]
 
 
 def psycopg_alone(url: str, connections: int, ids: Iterator[int], seconds: float) -> float:
@@ -87,7 +61,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="of the stores that keep (%(default)s)")
     parser.add_argument("--serve", default="", help="options for Gunicorn")
     options = parser.parse_args()
-    ids = itertools.count()
+    ids, runs = itertools.count(), itertools.count()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         directory.chmod(0o755)
@@ -98,10 +72,12 @@ def main() -> None:
         urls = {"memory": "memory:", "SQLite": f"sqlite:///{directory}/plants.db", "PostgreSQL": server.url}
         measures: dict[str, Measure] = {}
         for store, url in urls.items():
-            service = Service(url, f"--workers {1 if store == 'memory' else options.workers} {options.serve}")
+            service = Service(
+                url, token=TOKEN, options=f"--workers {1 if store == 'memory' else options.workers} {options.serve}"
+            )
             stack.callback(service.kill)
             service.start()
-            measures[store] = partial(over_http, service, options.connections, ids)
+            measures[store] = partial(over_http, service, options.connections, runs)
         measures["psycopg alone"] = partial(psycopg_alone, server.url, options.connections, ids)
         found: dict[str, list[float]] = {name: [] for name in measures}
         for _, (who, measure) in itertools.product(range(options.rounds), measures.items()):

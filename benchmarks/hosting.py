@@ -92,11 +92,11 @@ def create(port: int, number: int, timeout: float = 30) -> float:
     return time.perf_counter() - start
 
 
-def load(port: int, connections: int, seconds: int, first_id: int) -> dict[str, float]:
+def load(port: int, connections: int, seconds: float, first_id: int) -> dict[str, float]:
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(WRK_SCRIPT % TOKEN)
         script.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}", "-s", script.name, f"http://127.0.0.1:{port}"]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:.0f}", "-s", script.name, f"http://127.0.0.1:{port}"]
         output = subprocess.check_output(command, env=os.environ | {"FIRST_ID": str(first_id)}, text=True)
     result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result

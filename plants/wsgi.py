@@ -4,7 +4,7 @@ import logging
 import os
 
 from plants.app import create_app
-from plants.hosting.probes import with_probes
+from plants.hosting.probes import Hosted
 from plants.hosting.settings import Settings
 from plants.stores import open_store
 
@@ -14,4 +14,4 @@ if settings.new_token:
         "no token is set; a new one is valid until the service stops: %s", settings.new_token
     )
 store = open_store(settings.store)
-app = with_probes(create_app(store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes), store)
+app = Hosted(create_app(store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes), store)

@@ -16,7 +16,7 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.hosting.probes import with_probes
+from plants.hosting.probes import Hosted
 from plants.hosting.settings import Settings, SettingsError
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
@@ -107,7 +107,7 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    return WebTestApp(with_probes(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
+    return WebTestApp(Hosted(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])

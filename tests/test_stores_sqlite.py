@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from plants.stores import Plant, StoreUnavailable, open_store
+from plants.stores import Plant, PlantStoreError, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
 
 NOBODY = 65534
@@ -168,8 +169,8 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
         hanging = thread.submit(hasty._writer().run, lambda _: disk.wait())
         with pytest.raises(StoreUnavailable, match="no answer"):
             hasty.add(Plant(1, "oak"))
+        assert isinstance(hanging.exception(timeout=5), StoreUnavailable)
         disk.set()
-        assert isinstance(hanging.exception(), StoreUnavailable)
     hasty.add(Plant(2, "oak"))
     assert hasty.get(1) is None
 
@@ -212,6 +213,80 @@ def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, pa
     assert not path.with_name("plants.db-wal").exists()
     with closing(SQLiteStore(str(path))) as reopened:
         assert reopened.get(3) == Plant(3, "oak")
+
+
+def caller(store: SQLiteStore, plant: Plant) -> Callable[[], str]:
+    """What an application makes of an add."""
+
+    def call() -> str:
+        try:
+            store.add(plant)
+        except PlantStoreError as error:
+            return type(error).__name__
+        return plant.name
+
+    return call
+
+
+def test_what_calls_add_together_is_kept_at_once(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    log = path.with_name("plants.db-wal")
+    before = log.stat().st_size
+    results = store.together([caller(store, Plant(plant_id % 16, f"plant {plant_id}")) for plant_id in range(1, 32)])
+    assert results == [f"plant {plant_id}" for plant_id in range(1, 16)] + ["PlantIdInUse"] * 16
+    assert log.stat().st_size - before < 2 * 5000
+    assert store.get(15) == Plant(15, "plant 15")
+
+
+def test_calls_together_see_what_those_before_them_added(store: SQLiteStore) -> None:
+    calls: list[Callable[[], object]] = [caller(store, Plant(1, "oak")), partial(store.get, 1), store.check]
+    results = store.together(calls)
+    assert results == ["oak", Plant(1, "oak"), None]
+
+
+def test_a_plant_that_sqlite_cannot_hold_spoils_nothing_of_what_is_added_together(store: SQLiteStore) -> None:
+    def call() -> str:
+        with pytest.raises(OverflowError):
+            store.add(Plant(2**63, "oak"))
+        return "too large"
+
+    assert store.together([caller(store, Plant(1, "oak")), call]) == ["oak", "too large"]
+    assert store.get(1) == Plant(1, "oak")
+
+
+@pytest.mark.parametrize("breakage", [*WHILE_OPEN, locked])
+def test_calls_together_that_need_no_store_have_their_results_without_it(
+    hasty: SQLiteStore, path: Path, breakage: Breakage
+) -> None:
+    hasty.add(Plant(1, "oak"))
+    with breakage(path):
+        results = hasty.together([lambda: "alive", caller(hasty, Plant(2, "fern")), lambda: "well"])
+    assert [results[0], type(results[1]), results[2]] == ["alive", StoreUnavailable, "well"]
+    assert hasty.together([caller(hasty, Plant(3, "moss"))]) == ["moss"]
+
+
+def test_a_fault_of_one_of_the_calls_together_is_one_of_all_that_add(store: SQLiteStore, path: Path) -> None:
+    store.check()
+    huge = Plant(2, "x" * 20_000_000)  # more than SQLite holds back until the commit
+    calls = [caller(store, Plant(1, "oak")), caller(store, huge), caller(store, Plant(3, "moss")), lambda: "well"]
+    with disk_full(path):
+        *used, well = store.together(calls)
+    assert ([type(result) for result in used], well) == ([StoreUnavailable] * 3, "well")
+    assert [store.get(plant_id) for plant_id in (1, 2, 3)] == [None] * 3
+
+
+def test_calls_together_are_given_up_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+    disk = threading.Event()
+    calls: list[Callable[[], object]] = [lambda: "done", disk.wait]
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(partial(hasty.together, calls))
+        first, second = hanging.result(timeout=5)
+        waiting = hasty.together([caller(hasty, Plant(1, "oak")), lambda: "alive"])
+        disk.set()
+    assert (first, type(second)) == ("done", StoreUnavailable)
+    assert (type(waiting[0]), waiting[1]) == (StoreUnavailable, "alive")
+    hasty.check()
+    assert hasty.get(1) is None
 
 
 def test_a_busy_neighbour_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:

@@ -102,6 +102,24 @@ def _resident_bytes(server: Server) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_an_answer_whose_store_cannot_keep_its_promise_is_taken_back(tmp_path: Path) -> None:
+    with serving(tmp_path, "--threads=2", "--access-logfile=-", app="together") as server:
+        assert server.get().status == 200
+        (answer,) = server.client().send(get("/lost")).answers()
+        assert answer.error() == 50300
+        assert answer.headers["retry-after"] == "1"
+        server.logged("the store is unavailable: out of order")
+        with server.client() as client, pytest.raises((AssertionError, EOFError, ConnectionError, ValueError)):
+            client.send(get("/lost-late")).answer()
+        assert server.get().status == 200
+
+
+def test_many_requests_are_answered_together(tmp_path: Path) -> None:
+    with serving(tmp_path, "--threads=2", app="together") as server:
+        clients = [server.client().send(GET) for _ in range(50)]
+        assert [client.answer().status for client in clients] == [200] * 50
+
+
 def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=2") as server:
         served = [server.client().send(GET) for _ in range(2)]

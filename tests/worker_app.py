@@ -4,10 +4,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from wsgiref.validate import validator
+
+from plants import StoreUnavailable
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -215,3 +217,35 @@ checked_echo = validator(echo)
 def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Answer as the path says, else with an echo that checks the server against PEP 3333."""
     return ANSWERS.get(environ["PATH_INFO"], checked_echo)(environ, start_response)
+
+
+class Together:
+    """The application, as one whose store cannot keep what some requests add."""
+
+    is_lost = False
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer as the application does, but for two paths."""
+        if environ["PATH_INFO"] == "/lost-late":
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            return self.late()
+        self.is_lost = environ["PATH_INFO"] == "/lost"
+        return app(environ, start_response)
+
+    def late(self) -> Iterator[bytes]:
+        """Answer in two blocks, of which the second is not so."""
+        yield b"one "
+        self.is_lost = True
+        yield b"two "
+
+    def together(self, calls: Sequence[Callable[[], object]]) -> list[object]:
+        """Run the calls."""
+        results = []
+        for call in calls:
+            self.is_lost = False
+            result = call()
+            results.append(StoreUnavailable("out of order") if self.is_lost else result)
+        return results
+
+
+together = Together()

@@ -186,13 +186,15 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, bind: str = "127.0.0.1:0", **environ: str) -> Iterator[Server]:
+def serving(
+    folder: Path, *options: str, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
+) -> Iterator[Server]:
     """Run Gunicorn with the worker, on a free port, with the application of these tests."""
     notes = folder / "notes"
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
     command = [str(gunicorn), f"--bind={bind}", "--no-control-socket", "--graceful-timeout=20"]
-    command += ["--worker-class=plants.hosting.worker.Worker", f"--pythonpath={TESTS}", *options, "worker_app:app"]
+    command += ["--worker-class=plants.hosting.worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "TEST_NOTES": str(notes)}
     with subprocess.Popen(
         command, env=os.environ | settings | environ, stderr=subprocess.PIPE, text=True, cwd=folder

@@ -123,7 +123,7 @@ class Exchange:
 
     __slots__ = (
         "_chunked", "_fields", "_has_no_body", "_head_is_out", "_is_1_1", "_length", "_written",
-        "body", "environ", "headers", "keep_alive", "sent", "status", "stays_open",
+        "body", "environ", "has_begun", "headers", "keep_alive", "sent", "status", "stays_open",
     )  # fmt: skip
 
     def __init__(self, head: Head) -> None:
@@ -131,6 +131,7 @@ class Exchange:
         self.body = self.environ["wsgi.input"] = io.BytesIO()
         self.keep_alive = head.keep_alive
         self.stays_open = False
+        self.has_begun = False  # A part of the answer has been sent.
         self.status = ""
         self.headers: list[tuple[str, str]] = []
         self.sent = 0
@@ -186,6 +187,15 @@ class Exchange:
             self.environ["wsgi.errors"].write(traceback.format_exc())
             self.status = "500 Internal Server Error"
             yield error_answer(50000, has_no_body=self._has_no_body), True
+
+    def take_back(self, code: int) -> tuple[bytes, bool] | None:
+        """Give an Error to be sent in the place of the answer, or None if a part of it has been sent."""
+        if self.has_begun:
+            return None
+        answer = error_answer(code, has_no_body=self._has_no_body)
+        self.status = f"{code // 100} {HTTPStatus(code // 100).phrase}"
+        self.stays_open = False
+        return answer, True
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None

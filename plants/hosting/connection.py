@@ -19,6 +19,7 @@ from gunicorn.asgi.parser import (
 )
 
 from plants.hosting.bridge import Exchange, Head, Refused, error_answer
+from plants.stores import StoreUnavailable
 
 if TYPE_CHECKING:
     from plants.hosting.worker import Worker
@@ -304,14 +305,19 @@ class Connection(asyncio.BufferedProtocol):
             self._worker.log.exception("the application failed in the middle of an answer")
             return None
 
-    def _deliver(self, outcome: tuple[bytes, bool] | None) -> None:
+    def _deliver(self, outcome: tuple[bytes, bool] | StoreUnavailable | None) -> None:
         self._is_advancing = False
+        if isinstance(outcome, StoreUnavailable):
+            # The application had its answer, but what the answer says is not so.
+            self._worker.log.warning("the store is unavailable: %s", outcome)
+            outcome = self._exchange.take_back(50300)
         if not outcome or self._state is _State.CLOSING:
             self._transport.abort()
             self._abandon()
             return
         block, is_last = outcome
         self._transport.write(block)
+        self._exchange.has_begun = True
         if is_last:
             self._end_answer()
             if self._exchange.stays_open:

@@ -1,11 +1,10 @@
 """Gunicorn's configuration of the hosted service; a command-line option overrides what is set here."""
 
-from plants.hosting.startup import IS_IN_PROCESS, nworkers_changed, on_starting, post_fork
+from plants.hosting.startup import THREADS, nworkers_changed, on_starting, post_fork
 
 wsgi_app = "plants.wsgi:app"
 worker_class = "plants.hosting.worker.Worker"
-# A dictionary never waits; other stores do, and put what waits at the same time into one commit.
-threads = 1 if IS_IN_PROCESS else 16
+threads = THREADS
 # A connection that stalls costs a few KiB, and nobody waits for it.
 worker_connections = 4000
 control_socket_disable = True

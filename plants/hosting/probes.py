@@ -53,14 +53,22 @@ class InterfaceDescription:
     on_head = on_get
 
 
-def with_probes(app: "WSGIApplication", store: PlantStore) -> "WSGIApplication":
-    """Give a WSGI application that answers the probes' paths itself, and leaves all else to ``app``."""
-    resources = {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": InterfaceDescription()}
-    probes = json_app()
-    for path, resource in resources.items():
-        probes.add_route(path, resource)
+class Hosted:
+    """A WSGI application that answers the probes' paths itself, and leaves all else to ``app``.
 
-    def hosted(environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
-        return (probes if environ["PATH_INFO"] in resources else app)(environ, start_response)
+    ``together`` is the store's, if it has one (see ``SQLiteStore``): a server that has several requests to answer may
+    have it call the application for them all.
+    """
 
-    return hosted
+    def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
+        self._app = app
+        self._resources = {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": InterfaceDescription()}
+        self._probes = json_app()
+        for path, resource in self._resources.items():
+            self._probes.add_route(path, resource)
+        self.together = getattr(store, "together", None)
+
+    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+        """Answer a request (PEP 3333)."""
+        app = self._probes if environ["PATH_INFO"] in self._resources else self._app
+        return app(environ, start_response)

@@ -20,8 +20,12 @@ try:
 except SettingsError as error:
     _stop(str(error))
 
-# A store that lives in the process is shared with no other, and never waits.
-IS_IN_PROCESS: Final = isinstance(open_store(settings.store), MemoryStore)
+_store = open_store(settings.store)
+_IS_IN_PROCESS = isinstance(_store, MemoryStore)
+
+# A dictionary never waits. A store that answers many requests together needs a thread for the next ones while it
+# commits, and some for what needs no store while it cannot; one that answers them one by one needs one for each.
+THREADS: Final = 1 if _IS_IN_PROCESS else 4 if hasattr(_store, "together") else 16
 
 
 def on_starting(server: Any) -> None:
@@ -46,7 +50,7 @@ def _try_to_bind(host: str, port: int) -> None:
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Keep the dictionary store to one worker process, by whatever means another number was set."""
-    if new_value > 1 and IS_IN_PROCESS:
+    if new_value > 1 and _IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"

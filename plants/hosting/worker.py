@@ -6,6 +6,7 @@ import os
 import queue
 import resource
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,9 @@ _EXPIRED_A_TURN = 10
 _SWEEP_SECONDS = 1.0
 _STOPPING_SWEEP_SECONDS = 0.05
 
+_Job = tuple[Callable[[], Any], Callable[[Any], None]]
+_RunTogether = Callable[[list[Callable[[], Any]]], list[Any]]
+
 
 class Worker(ASGIWorker):
     """Serves a WSGI application from Gunicorn's event loop: no client, however slow, keeps another one waiting.
@@ -49,7 +53,11 @@ class Worker(ASGIWorker):
         self.size_held = 0
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self._stop = asyncio.Event()
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Any], Any], Any, Callable[[Any], None]]] = queue.SimpleQueue()
+        self._turn = threading.Lock()  # Who waits here leaves all that comes to one other thread.
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._new_jobs: list[_Job] = []
+        self._outcomes: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._is_told = False  # The event loop knows that there are outcomes.
 
     def load_wsgi(self) -> None:
         """Load the application, and make what the connections share."""
@@ -62,6 +70,7 @@ class Worker(ASGIWorker):
         self.keepalive = cfg.keepalive
         self.now = self.loop.time
         self._has_threads = cfg.threads > 1
+        self._together: _RunTogether | None = getattr(self.wsgi, "together", None)
         hooks = (cfg.settings[name] for name in ("pre_request", "post_request"))
         self.is_observed = (
             self.log.access_log_enabled
@@ -100,17 +109,39 @@ class Worker(ASGIWorker):
 
     def run_application(self, step: Callable[[Any], Any], answer: Any, then: Callable[[Any], None]) -> None:
         """Let a step of an answer run where the application runs, and the event loop go on with what it returned."""
-        if self._has_threads:
-            self._jobs.put((step, answer, then))
-        else:
+        if not self._has_threads:
             then(step(answer))
+            return
+        # A thread that woke for the first of them would take turns with the event loop, call by call.
+        if not self._new_jobs:
+            self.loop.call_soon(self._hand_over)
+        self._new_jobs.append((partial(step, answer), then))
+
+    def _hand_over(self) -> None:
+        for job in self._new_jobs:
+            self._jobs.put(job)
+        self._new_jobs.clear()
 
     def _work(self) -> None:
         while True:
-            step, answer, then = self._jobs.get()
-            outcome = step(answer)
-            with suppress(RuntimeError):  # The event loop is closed: the worker has stopped.
-                self.loop.call_soon_threadsafe(then, outcome)
+            jobs = self._take_all() if self._together else [self._jobs.get()]
+            steps = [step for step, _ in jobs]
+            outcomes = self._together(steps) if self._together else [step() for step in steps]
+            self._outcomes.extend(zip((then for _, then in jobs), outcomes, strict=True))
+            if not self._is_told:
+                self._is_told = True
+                with suppress(RuntimeError):  # The event loop is closed: the worker has stopped.
+                    self.loop.call_soon_threadsafe(self._go_on)
+
+    def _take_all(self) -> list[_Job]:
+        with self._turn:
+            return [self._jobs.get(), *(self._jobs.get() for _ in range(self._jobs.qsize()))]
+
+    def _go_on(self) -> None:
+        self._is_told = False  # First, so that what comes from here on is told of.
+        while self._outcomes:
+            then, outcome = self._outcomes.popleft()
+            then(outcome)
 
     def count_request(self) -> None:
         """Count a request, and stop after the last one of ``max_requests``."""

@@ -5,9 +5,9 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
@@ -23,6 +23,11 @@ _SET_UP = (
     "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)",
 )
 _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING id"
+
+# A plant that SQLite cannot hold.
+_NO_FAULT_OF_OTHERS = (ValueError, OverflowError, sqlite3.DataError)
+
+_T = TypeVar("_T")
 
 
 class SQLiteStore(PlantStore):
@@ -43,6 +48,7 @@ class SQLiteStore(PlantStore):
         self._path = str(Path(path).absolute())
         self._patience = patience
         self._writers: dict[int, _Writer] = {}
+        self._here = _Here()
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -59,20 +65,37 @@ class SQLiteStore(PlantStore):
 
     def add(self, plant: Plant) -> None:
         parameters = (plant.id, plant.name, plant.tag)
-        if self._writer().run(lambda connection: connection.execute(_INSERT, parameters).fetchone()) is None:
+        if self._run(lambda connection: connection.execute(_INSERT, parameters).fetchone()) is None:
             raise PlantIdInUse(plant.id)
 
     def get(self, plant_id: int) -> Plant | None:
-        row = self._writer().run(
+        row = self._run(
             lambda connection: connection.execute("SELECT name, tag FROM plants WHERE id = ?", (plant_id,)).fetchone()
         )
         return None if row is None else Plant(plant_id, *row)
 
     def check(self) -> None:
-        self._writer().run(_write_nothing_new)
+        self._run(_write_nothing_new)
+
+    def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T | StoreUnavailable]:
+        """Run the calls, one after the other, in a thread of the store's, and keep all that they add at once.
+
+        Given are the calls' results in order. In the place of one that used the store, and may not be kept, there is a
+        StoreUnavailable; so is there for one that has not returned in time.
+        """
+        attempt = _Together(calls, self._here)
+        try:
+            self._writer().run(attempt.work)
+        except StoreUnavailable as error:
+            return attempt.give_up(error)
+        return [result for result, _ in attempt.results]
 
     def close(self) -> None:
         self._writer().close()
+
+    def _run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        attempt = self._here.attempt
+        return attempt.run(work) if attempt else self._writer().run(work)
 
     def _writer(self) -> "_Writer":
         # A parent's writer stays in the dictionary of its child, unused: to close its connection here would be to
@@ -85,6 +108,69 @@ def _write_nothing_new(connection: sqlite3.Connection) -> None:
     """Write one page as it is: a full or read-only disk refuses it as it would a plant."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
+
+
+class _Here(threading.local):
+    """The calls that this thread runs together, if it does."""
+
+    attempt: "_Together | None" = None
+
+
+class _Together:
+    """Calls that the writer's thread runs, and so all that they ask of the store is in its one transaction."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]], here: _Here) -> None:
+        self._calls = calls
+        self._number = len(calls)
+        self._here = here
+        self._lock = threading.Lock()
+        self._used = False
+        self._connection: sqlite3.Connection | None = None
+        self._fault: Exception | None = None
+        self.results: list[tuple[Any, bool]] = []
+
+    def work(self, connection: sqlite3.Connection) -> None:
+        """Run the calls, unless they have been given up.
+
+        :raises Exception: one of them met a fault of the database, so that nothing of this transaction is kept.
+        """
+        self._connection = connection
+        self._run_all()
+        if self._fault:
+            raise self._fault
+
+    def give_up(self, error: StoreUnavailable) -> list[Any]:
+        """Give what can be given without the store."""
+        self._fault = error
+        self._run_all()
+        results = self.results.copy()
+        results += [(error, True)] * (self._number - len(results))
+        return [error if used else result for result, used in results]
+
+    def _run_all(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, ()
+        self._here.attempt = self
+        try:
+            for call in calls:
+                self._used = False
+                result = call()
+                self.results.append((result, self._used))
+        finally:
+            self._here.attempt = None
+
+    def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Do what a call asks of the store."""
+        self._used = True
+        try:
+            if self._fault or not self._connection:
+                raise StoreUnavailable(str(self._fault))
+            return work(self._connection)
+        except (*_NO_FAULT_OF_OTHERS, StoreUnavailable):
+            raise
+        except Exception as error:
+            self._fault = error
+            raise StoreUnavailable(str(error)) from error
 
 
 class _Job:
@@ -107,7 +193,7 @@ class _Job:
             return
         try:
             self.result = self.work(connection)
-        except (ValueError, OverflowError, sqlite3.DataError) as error:
+        except _NO_FAULT_OF_OTHERS as error:
             self.error = error
 
 
