@@ -62,8 +62,8 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def post_fork(_server: Any, worker: Any) -> None:
-    """Let the service's own log go where Gunicorn's goes, unless a logging configuration says where."""
-    log = logging.getLogger("plants")
-    if not log.hasHandlers():
-        log.handlers = worker.log.error_log.handlers
-        log.setLevel(worker.log.loglevel)
+    """Let the logs of the service and of its driver go where Gunicorn's goes, unless a configuration says where."""
+    for log in map(logging.getLogger, ("plants", "psycopg.pool")):
+        if not log.hasHandlers():
+            log.handlers = worker.log.error_log.handlers
+            log.setLevel(worker.log.loglevel)

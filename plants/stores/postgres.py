@@ -174,7 +174,8 @@ class _Connection(psycopg.Connection[_Row]):
         if self.replication_cancelled:
             self.close()
             raise psycopg.OperationalError("the wait for the synchronous standby was cancelled")
-        return cursor.fetchone() if cursor.description else None
+        # Not cursor.description, which would describe the columns in words first.
+        return cursor.fetchone() if cursor.pgresult and cursor.pgresult.nfields else None
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))
