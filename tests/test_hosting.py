@@ -168,6 +168,21 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
         assert service.stop() == 0
 
 
+def test_while_a_file_is_gone_the_service_says_so_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
+    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+        file.rename(elsewhere)
+        answer = service.send(new_plant(id=2), headers=[AUTH, JSON_TYPE])
+        assert (answer.error, answer.headers["retry-after"]) == (50300, "1")
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
+        elsewhere.rename(file)
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
+        assert service.send(new_plant(id=3), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+
+
 def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command) as service:
