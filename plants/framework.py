@@ -53,5 +53,5 @@ class _ExactRouter(CompiledRouter):
         super().add_route(uri_template, resource, **kwargs)
         self._exact[uri_template] = super().find(uri_template)
 
-    def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002
+    def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon gives it by this name
         return self._exact.get(uri)
