@@ -1,6 +1,6 @@
 """What a create costs in the process, without a server, and where the time goes.
 
-    python benchmarks/application.py [--rounds 15] [--creates 5000]
+    python -m benchmarks.application [--rounds 15] [--creates 5000]
 
 Each round calls every application below in turn with new environments, and measures the CPU time of the process. The
 first is a Falcon application that reads the body and returns constant bytes; each further one does one thing more, and

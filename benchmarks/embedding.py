@@ -1,6 +1,6 @@
 """What the package costs those who embed it or have its pytest plugin: the time of imports, in new processes.
 
-    python benchmarks/embedding.py [--rounds 21]
+    python -m benchmarks.embedding [--rounds 21]
 
 Every round runs each row in a process of its own; printed are the medians.
 """

@@ -18,9 +18,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
-from deployment import Service
-from hosting import TOKEN, load
-from postgres_server import PostgresServer
+
+from benchmarks.hosting import TOKEN, load
+from tests.support.deployment import Service
+from tests.support.postgres_server import PostgresServer
 
 INSERT = b"INSERT INTO plants (id, name, tag) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING RETURNING id"
 

@@ -1,6 +1,6 @@
 """What the worker gives beside Gunicorn's threads: creates a second, and what a thousand stalled clients do to others.
 
-    python benchmarks/hosting.py [--rounds 3] [--seconds 3] [--connections 1,16,64,256] [--stalled 1000]
+    python -m benchmarks.hosting [--rounds 3] [--seconds 3] [--connections 1,16,64,256] [--stalled 1000]
 
 Needs wrk (https://github.com/wg/wrk) on the PATH. Each round starts every server below afresh, one process with the
 dictionary store, and loads it over loopback with each number of connections in turn. Printed are the medians of the

@@ -1,6 +1,6 @@
 """How fast each WSGI server serves the hosted application: creates a second from one run.
 
-    python benchmarks/servers.py [--rounds 3] [--seconds 3] [--connections 16]
+    python -m benchmarks.servers [--rounds 3] [--seconds 3] [--connections 16]
 
 Needs wrk (https://github.com/wg/wrk) on the PATH and the extra test. Each round starts every server afresh, one process
 with the dictionary store. Printed are the medians of the rounds; a ratio is to the first server in the same round.
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hosting import TOKEN, load
+from benchmarks.hosting import TOKEN, load
 
 BIN = Path(sys.executable).parent
 GUNICORN = f"{BIN}/gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"

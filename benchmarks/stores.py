@@ -1,7 +1,7 @@
 """How fast each store is, without HTTP; what a plant costs in memory; and whether adding stays flat.
 
-python benchmarks/stores.py speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
-python benchmarks/stores.py million     one million plants with distinct short names into each store
+python -m benchmarks.stores speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
+python -m benchmarks.stores million     one million plants with distinct short names into each store
 """
 
 import argparse
@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from postgres_server import PostgresServer
-
 from plants import Plant, PlantStore, open_store
+from tests.support.postgres_server import PostgresServer
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The hosted application on the standard library's own server: python benchmarks/wsgiref_server.py PORT."""
+"""The hosted application on the standard library's own server: python -m benchmarks.wsgiref_server PORT."""
 
 import sys
 from wsgiref.simple_server import make_server

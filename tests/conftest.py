@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_server import PostgresServer
 
 import plants
 from plants import MemoryStore, PlantStore
-from tests.calls import sender
 from tests.contract import LIMIT, TOKEN, Send
+from tests.support.calls import sender
+from tests.support.postgres_server import PostgresServer
 
 
 @pytest.fixture

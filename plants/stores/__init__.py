@@ -1,7 +1,10 @@
 """The store's interface, its errors, and where a store is chosen by its URL. Nothing here knows HTTP."""
 
 import abc
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Plant(NamedTuple):
@@ -58,6 +61,20 @@ class PlantStore(abc.ABC):
         """Return if an ``add`` would be taken now.
 
         :raises StoreUnavailable: it would not.
+        """
+
+    def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        """Give what each call returns, in order, once everything that they added is kept.
+
+        A store that can keep the plants of several requests with one commit does it here. A call whose plants cannot
+        be kept is run again, and there ``add`` raises what it must.
+        """
+        return [call() for call in calls]
+
+    def prepare(self) -> None:
+        """Make the file or the table of a new store. Call this once, before any other process uses the store.
+
+        :raises StoreUnavailable: it cannot be made now; the first use of the store tries again.
         """
 
     @abc.abstractmethod

@@ -15,9 +15,9 @@ import pytest
 import plants
 from plants.errors import ErrorCode
 from plants.hosting import settings
-from tests.calls import call
 from tests.contract import TOKEN
-from tests.hosted import CHECKOUT, Service
+from tests.support.calls import call
+from tests.support.hosted import CHECKOUT, Service
 
 README = (CHECKOUT / "README.md").read_text()
 START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)[:3]

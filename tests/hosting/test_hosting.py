@@ -20,7 +20,7 @@ from plants.hosting.probes import Hosted
 from plants.hosting.settings import Settings, SettingsError
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 
 DEFAULTS = {"PLANTS_TOKENS": "secret"}
 

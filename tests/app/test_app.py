@@ -16,8 +16,8 @@ import pytest
 import plants
 from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
 from plants.testing import FaultyStore
-from tests.calls import Stream, call, sender
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant
+from tests.support.calls import Stream, call, sender
 
 
 class TestInProcess(Contract):

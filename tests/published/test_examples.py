@@ -12,9 +12,9 @@ from webtest import TestApp as WebTestApp
 import plants
 from plants import MemoryStore, PlantStore
 from plants.app import create_app
-from tests.calls import sender
 from tests.contract import JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
-from tests.hosted import CHECKOUT
+from tests.support.calls import sender
+from tests.support.hosted import CHECKOUT
 
 EXAMPLES = CHECKOUT / "examples"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
-from servers import COMMANDS, serving
 
+from benchmarks.servers import COMMANDS, serving
 from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
-from tests.hosted import environment, send_to
+from tests.support.hosted import environment, send_to
 
 
 class Running(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker_server import Answer, Client, Server, eventually, serving
+from tests.support.worker_server import Answer, Client, Server, eventually, serving
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plants.testing import Server
-from tests.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -29,7 +29,7 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     ],
 )
 def test_a_client_creates_a_plant_and_gets_an_error(plants_server: Server, tmp_path: Path, commands: str) -> None:
-    shutil.copytree(CHECKOUT / "tests/clients", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(CHECKOUT / "tests/published/clients", tmp_path, dirs_exist_ok=True)
     (tmp_path / "openapi.json").write_bytes(files("plants").joinpath("openapi.json").read_bytes())
     script = commands.replace("URL", plants_server.url).replace("TOKEN", f"'{plants_server.token}'")
     result = subprocess.run(

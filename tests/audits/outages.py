@@ -1,8 +1,8 @@
 """What clients see of a database that stops, of a fail-over, and of many that want one id.
 
-python benchmarks/outages.py outage      PostgreSQL is stopped for 20 s under load
-python benchmarks/outages.py fail-over   a primary is killed under load, its synchronous standby promoted
-python benchmarks/outages.py race        64 clients add the same plants over two worker processes
+python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
+python -m tests.audits.outages fail-over   a primary is killed under load, its synchronous standby promoted
+python -m tests.audits.outages race        64 clients add the same plants over two worker processes
 """
 
 import argparse
@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from deployment import ID_IN_USE, Answer, Client, Service
-from kill_audit import Load, report
-from postgres_server import PostgresServer
-
 from plants import Plant, open_store
+from tests.audits.kills import Load, report
+from tests.support.deployment import ID_IN_USE, Answer, Client, Service
+from tests.support.postgres_server import PostgresServer
 
 
 @contextmanager

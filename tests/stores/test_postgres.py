@@ -13,10 +13,10 @@ from typing import LiteralString
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer, free_port
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
+from tests.support.postgres_server import PostgresServer, free_port
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresServer
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
+from tests.support.postgres_server import PostgresServer
 
 CLIENT = """
 import sys

@@ -20,7 +20,7 @@ from gunicorn.config import Config
 from gunicorn.workers.gasgi import ASGIWorker
 
 from plants.hosting.worker import Worker
-from tests.worker_server import Server, eventually, serving
+from tests.support.worker_server import Server, eventually, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from postgres_server import free_port
-
 from plants import Plant
+from tests.support.postgres_server import free_port
 
 TOKEN = "audit"
 SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"

@@ -1,11 +1,11 @@
 """Kill a service and its database under load with kill -9, again and again; then audit what was acknowledged.
 
-    python benchmarks/kill_audit.py --store sqlite --workers 2
-    python benchmarks/kill_audit.py --store postgresql
+    python -m tests.audits.kills --store sqlite --workers 2
+    python -m tests.audits.kills --store postgresql
 
 A deployment of your own is audited with its commands, which must run in the foreground; its store gets new plants:
 
-    python benchmarks/kill_audit.py --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
+    python -m tests.audits.kills --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
         --url http://127.0.0.1:8000 --token "$TOKEN" --database "postgres -D /var/lib/plants"
 
 The exit status is 0 if every plant that was answered with 200 is in the store with its name and tag, no id was given
@@ -30,10 +30,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from deployment import ID_IN_USE, TOKEN, Answer, Client, Service
-from postgres_server import PostgresServer
-
 from plants import Plant, PlantStore, open_store
+from tests.support.deployment import ID_IN_USE, TOKEN, Answer, Client, Service
+from tests.support.postgres_server import PostgresServer
 
 Attempts = list[tuple[Plant, Answer]]
 

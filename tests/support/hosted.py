@@ -13,7 +13,7 @@ from typing import Self
 
 from tests.contract import LIMIT, TOKEN, Answer, Headers
 
-CHECKOUT = Path(__file__).parent.parent
+CHECKOUT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "plants", "serve"]
 
 
