@@ -1,6 +1,6 @@
 """Gunicorn's configuration of the hosted service; a command-line option overrides what is set here."""
 
-from plants.hosting.startup import THREADS, nworkers_changed, on_starting, post_fork
+from plants.hosting.startup import THREADS, nworkers_changed, on_starting, post_fork, pre_exec
 
 wsgi_app = "plants.wsgi:app"
 worker_class = "plants.hosting.worker.Worker"

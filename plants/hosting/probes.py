@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
 
 
+# What needs neither the store nor anything else that could wait.
+NEVER_WAIT = frozenset({"/livez", "/openapi.json"})
+
+
 class Liveness:
     """``/livez``: the process answers. The store is never asked, so that an outage of it restarts nothing."""
 
@@ -32,7 +36,7 @@ class Readiness:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Answer 200, or 503 if an ``add`` would fail now or the server says that it is stopping."""
-        if req.env.get("plants.stopping"):
+        if req.env.get("server.stopping"):
             raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
         self._store.check()
         resp.text = '{"status": "ready"}'
@@ -54,11 +58,7 @@ class InterfaceDescription:
 
 
 class Hosted:
-    """A WSGI application that answers the probes' paths itself, and leaves all else to ``app``.
-
-    ``together`` is the store's, if it has one (see ``SQLiteStore``): a server that has several requests to answer may
-    have it call the application for them all.
-    """
+    """A WSGI application that answers the probes' paths itself, and leaves all else to ``app``."""
 
     def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
         self._app = app
@@ -66,7 +66,6 @@ class Hosted:
         self._probes = json_app()
         for path, resource in self._resources.items():
             self._probes.add_route(path, resource)
-        self.together = getattr(store, "together", None)
 
     def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from gunicorn.errors import AppImportError
@@ -35,11 +35,8 @@ class Settings(NamedTuple):
     new_token: str | None
 
     @classmethod
-    def from_environ(cls, environ: MutableMapping[str, str]) -> Self:
-        """Read the settings.
-
-        Where the environment has no token, one is made and set there, so that what is started from here (workers, a
-        new master on ``USR2``) has the same.
+    def from_environ(cls, environ: Mapping[str, str]) -> Self:
+        """Read the settings. Where the environment has no token, a new one is made.
 
         :raises SettingsError: a name is not known, or a value is not usable.
         """
@@ -48,7 +45,8 @@ class Settings(NamedTuple):
             raise SettingsError(f"{unknown[0]} is not a setting; unset it. The settings are {', '.join(NAMES)}")
         new_token = None
         if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
-            new_token = environ["PLANTS_TOKENS"] = secrets.token_urlsafe(32)
+            new_token = secrets.token_urlsafe(32)
+            environ = {**environ, "PLANTS_TOKENS": new_token}
         return cls(
             store=_store(environ.get("PLANTS_STORE", "memory:")),
             tokens=_tokens(environ),
@@ -86,7 +84,7 @@ class _Either(NamedTuple):
         return any([check.accepts(token) for check in self.checks])  # noqa: C419
 
 
-def _tokens(environ: MutableMapping[str, str]) -> TokenCheck:
+def _tokens(environ: Mapping[str, str]) -> TokenCheck:
     checks: list[TokenCheck] = []
     if "PLANTS_TOKENS" in environ:
         try:

@@ -5,8 +5,8 @@ import os
 import socket
 from typing import Any, Final, Never
 
-from plants.hosting.settings import Settings, SettingsError
-from plants.stores import open_store
+from plants.hosting.settings import SettingsError
+from plants.stores import StoreUnavailable
 from plants.stores.memory import MemoryStore
 
 
@@ -16,27 +16,36 @@ def _stop(message: str) -> Never:
 
 # Whatever is wrong with the settings is said once and in one line, before anything is forked.
 try:
-    settings: Final = Settings.from_environ(os.environ)
+    from plants.hosting.service import announce_new_token, settings, store
 except SettingsError as error:
     _stop(str(error))
 
-_store = open_store(settings.store)
-_IS_IN_PROCESS = isinstance(_store, MemoryStore)
+_IS_IN_PROCESS = isinstance(store, MemoryStore)
 
-# A dictionary never waits. A store that answers many requests together needs a thread for the next ones while it
-# commits, and some for what needs no store while it cannot; one that answers them one by one needs one for each.
-THREADS: Final = 1 if _IS_IN_PROCESS else 4 if hasattr(_store, "together") else 16
+# A dictionary never waits. Of the others' threads, one answers what has come while the others commit.
+THREADS: Final = 1 if _IS_IN_PROCESS else 4
 
 
 def on_starting(server: Any) -> None:
-    """Stop at an address that cannot be listened at, which Gunicorn would try for five seconds; log a new token."""
+    """Stop at an address that cannot be listened at, which Gunicorn would try for five seconds; prepare the store."""
+    _log_where_gunicorn_does(server.log)
     inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
     if not inherited and not server.cfg.reuse_port:
         for address in server.cfg.address:
             if isinstance(address, tuple):
                 _try_to_bind(*address)
+    announce_new_token()
+    if "GUNICORN_PID" not in os.environ:  # A master that takes over from another has a store that is in use.
+        try:
+            store.prepare()
+        except StoreUnavailable as error:
+            logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+
+
+def pre_exec(server: Any) -> None:
+    """Let the master that takes over have the token that this one made."""
     if settings.new_token:
-        server.log.warning("no token is set; a new one is valid until the service stops: %s", settings.new_token)
+        server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
 
 def _try_to_bind(host: str, port: int) -> None:
@@ -62,8 +71,13 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def post_fork(_server: Any, worker: Any) -> None:
-    """Let the logs of the service and of its driver go where Gunicorn's goes, unless a configuration says where."""
+    """Let the service log where Gunicorn does."""
+    _log_where_gunicorn_does(worker.log)
+
+
+def _log_where_gunicorn_does(gunicorn_log: Any) -> None:
+    # The driver's warnings too; a logging configuration that names these loggers is left alone.
     for log in map(logging.getLogger, ("plants", "psycopg.pool")):
         if not log.hasHandlers():
-            log.handlers = worker.log.error_log.handlers
-            log.setLevel(worker.log.loglevel)
+            log.handlers = gunicorn_log.error_log.handlers
+            log.setLevel(gunicorn_log.loglevel)

@@ -4,12 +4,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.validate import validator
-
-from plants import StoreUnavailable
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -50,7 +48,7 @@ def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 class Blocks:
-    """An iterable of blocks that says when it is closed."""
+    """An iterable of blocks that notes when it is closed."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -66,25 +64,6 @@ def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Answer in blocks of unknown length, some of them empty."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     return Blocks(iter([b"", b"one ", b"", b"two ", b"three"]))
-
-
-def endless(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer without an end."""
-
-    def generate() -> Iterator[bytes]:
-        while True:
-            yield b"x" * 65536
-
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return Blocks(generate())
-
-
-def many(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer in more blocks than a socket takes at once."""
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    for _ in range(200):
-        note("block")
-        yield b"x" * 65536
 
 
 def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -116,14 +95,17 @@ def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable
     return [b"sorry"]
 
 
-def too_late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Report an error when the head has been sent."""
+def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Fail when a part of the answer has been given."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     yield b"begun"
-    try:
-        raise KeyError("a fault in the middle")
-    except KeyError:
-        start_response("500 Internal Server Error", [("Content-Type", "text/plain")], sys.exc_info())
+    raise KeyError("a fault in the middle")
+
+
+def head(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Announce the length of an answer to HEAD, and give nothing."""
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
+    return []
 
 
 def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -165,21 +147,6 @@ def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     return [b"body"]
 
 
-def bad_close(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Fail in close(), when nobody waits for the answer any more."""
-
-    def generate() -> Iterator[bytes]:
-        try:
-            while True:
-                yield b"x" * 65536
-        finally:
-            note("closed badly")
-            raise RuntimeError("fault in close")
-
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return generate()
-
-
 def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Write to wsgi.errors."""
     print("a complaint", file=environ["wsgi.errors"])
@@ -190,22 +157,20 @@ def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]
 ANSWERS = {
     f"/{answer.__name__}": answer
     for answer in (
-        bad_close,
         blocks,
         complain,
-        endless,
         fail,
         judge,
         large,
         late,
         leave,
         long,
-        many,
         second_thought,
         short,
         silent,
         status,
-        too_late,
+        in_the_middle,
+        head,
         twice,
         wait,
         written,
@@ -217,35 +182,3 @@ checked_echo = validator(echo)
 def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Answer as the path says, else with an echo that checks the server against PEP 3333."""
     return ANSWERS.get(environ["PATH_INFO"], checked_echo)(environ, start_response)
-
-
-class Together:
-    """The application, as one whose store cannot keep what some requests add."""
-
-    is_lost = False
-
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer as the application does, but for two paths."""
-        if environ["PATH_INFO"] == "/lost-late":
-            start_response("200 OK", [("Content-Type", "text/plain")])
-            return self.late()
-        self.is_lost = environ["PATH_INFO"] == "/lost"
-        return app(environ, start_response)
-
-    def late(self) -> Iterator[bytes]:
-        """Answer in two blocks, of which the second is not so."""
-        yield b"one "
-        self.is_lost = True
-        yield b"two "
-
-    def together(self, calls: Sequence[Callable[[], object]]) -> list[object]:
-        """Run the calls."""
-        results = []
-        for call in calls:
-            self.is_lost = False
-            result = call()
-            results.append(StoreUnavailable("out of order") if self.is_lost else result)
-        return results
-
-
-together = Together()

@@ -1,0 +1,21 @@
+"""The one service of this process: its settings and its store, from the environment that importing this reads."""
+
+import logging
+import os
+from functools import cache
+from typing import Final
+
+from plants.hosting.settings import Settings
+from plants.stores import open_store
+
+settings: Final = Settings.from_environ(os.environ)
+store: Final = open_store(settings.store)
+
+
+@cache
+def announce_new_token() -> None:
+    """Log the token that was made because the environment had none, once."""
+    if settings.new_token:
+        logging.getLogger("plants").warning(
+            "no token is set; a new one is valid until the service stops: %s", settings.new_token
+        )

@@ -1,0 +1,137 @@
+"""An answer: what a WSGI application gives is collected whole, and becomes bytes."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from io import BytesIO, TextIOBase
+from types import TracebackType
+from typing import NamedTuple
+from wsgiref.util import is_hop_by_hop
+
+from plants.server.request import Environ, Request
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+Headers = list[tuple[str, str]]
+WSGIApplication = Callable[[Environ, Callable[..., object]], Iterable[bytes]]
+
+_FINAL_STATUS = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+class Answer(NamedTuple):
+    """A whole answer.
+
+    ``status`` has the phrase too; ``head`` is the status line and the fields in bytes, but for what depends on the
+    moment and the connection; ``length`` is the length of the body, which the answer to HEAD leaves out.
+    """
+
+    status: str
+    headers: Headers
+    head: bytes
+    length: int
+    body: bytes
+
+
+def make_answer(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Answer:
+    """Give an answer that can be sent.
+
+    :raises ValueError: the status or a header field could not be sent as what it is, or the announced length is wrong.
+    """
+    head, length = _head(status, tuple(headers))
+    if length is None:
+        length = len(body)
+    elif length != len(body) and not is_head:
+        raise ValueError(f"the application announced {length} bytes and gave {len(body)}")
+    # RFC 9110, sections 15.3.5 and 15.4.5: these have no body.
+    return Answer(status, headers, head, length, b"" if is_head or status.startswith(("204", "304")) else body)
+
+
+def call_application(app: WSGIApplication, request: Request) -> Answer:
+    """Give an application's whole answer (PEP 3333). A request can be answered twice.
+
+    :raises Exception: the application failed, or gave what cannot be sent.
+    """
+    environ = request.environ.copy()
+    environ["wsgi.input"] = BytesIO(request.body.content)
+    start = _Start()
+    iterable = app(environ, start)
+    try:
+        body = b"".join(iterable)
+    finally:
+        if hasattr(iterable, "close"):
+            iterable.close()
+    if start.written:
+        body = b"".join((*start.written, body))
+    if not start.status:
+        raise AssertionError("the application did not call start_response")
+    return make_answer(start.status, start.headers, body, is_head=request.is_head)
+
+
+class ErrorLog(TextIOBase):
+    """``wsgi.errors``: what is written to it goes to a log."""
+
+    def __init__(self, error: Callable[..., None]) -> None:
+        """Take the method of the log."""
+        self._error = error
+
+    def write(self, text: str) -> int:
+        """Log the text, without the white space at its end."""
+        if text.strip():
+            self._error("%s", text.rstrip())
+        return len(text)
+
+
+class _Start:
+    """``start_response`` of PEP 3333, and what it was given."""
+
+    __slots__ = ("headers", "status", "written")
+
+    def __init__(self) -> None:
+        self.status = ""
+        self.headers: Headers = []
+        self.written: list[bytes] = []
+
+    def __call__(self, status: str, headers: Headers, exc_info: ExcInfo | None = None) -> Callable[[bytes], None]:
+        # Nothing has been sent yet, so that the report of an error may always replace what was said before.
+        if self.status and not exc_info:
+            raise AssertionError("start_response was called twice")
+        self.status, self.headers = status, headers
+        return self.written.append
+
+
+def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
+    """Give an answer as it is sent; ``closes`` says that the connection is closed after it."""
+    parts = [answer.head, _date(int(time.time())), request.extra_fields]
+    if answer.body or not answer.status.startswith(("204", "304")):
+        parts.append(b"Content-Length: %d\r\n" % answer.length)
+    if closes:
+        parts.append(b"Connection: close\r\n")
+    elif request.environ["SERVER_PROTOCOL"] == "HTTP/1.0":
+        parts.append(b"Connection: keep-alive\r\n")
+    parts += (b"\r\n", answer.body)
+    return b"".join(parts)
+
+
+# Heads repeat themselves: one is checked and made once, not for each request.
+@lru_cache(maxsize=512)
+def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
+    if not _FINAL_STATUS.fullmatch(status):
+        raise ValueError("a status is three digits, a space and a phrase")
+    lines = [f"HTTP/1.1 {status}\r\n"]
+    length = None
+    for name, value in headers:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError(f"the application gave a header field that cannot be sent: {name!r}")
+        if name.lower() == "content-length":
+            length = int(value)
+        elif not is_hop_by_hop(name):
+            lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1"), length
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
