@@ -103,7 +103,7 @@ def _id_in_use(_req: falcon.Request, _resp: falcon.Response, error: PlantIdInUse
 
 
 def _unavailable(
-    _req: falcon.Request, _resp: falcon.Response, error: StoreUnavailable, _params: dict[str, Any]
+    _req: falcon.Request, _resp: falcon.Response, _error: StoreUnavailable, _params: dict[str, Any]
 ) -> NoReturn:
-    _log.warning("the store is unavailable: %s", error)
+    # Not logged here: a store tells the log of an outage itself, in two lines and not in one a request.
     raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

@@ -66,20 +66,27 @@ class PlantStore(abc.ABC):
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Give what each call returns, in order, once everything that they added is kept.
 
-        A store that can keep the plants of several requests with one commit does it here. A call whose plants cannot
-        be kept is run again, and there ``add`` raises what it must.
+        A store that can keep the plants of several requests with one commit does it here. The calls run in this
+        thread, one after the other, and use the store as they would alone. A call whose plants cannot be kept is run
+        again, and there ``add`` raises what it must; so a call does nothing outside the store but to return a value.
+        An exception that leaves a call leaves this too, and then nobody knows what of these calls' plants is kept.
         """
         return [call() for call in calls]
 
-    def prepare(self) -> None:
-        """Make the file or the table of a new store. Call this once, before any other process uses the store.
+    def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # a store may have nothing to make
+        """Make the file or the table of a new store, and see that it can be used.
 
-        :raises StoreUnavailable: it cannot be made now; the first use of the store tries again.
+        Call this once, before other processes inherit this object: a file or a table that the store has had is never
+        made again in any of them. Without it, the first use makes what is missing.
+
+        :param make: False if the store is one that others serve already: nothing is made, now or later.
+        :raises StoreUnavailable: the store cannot be used now; a line of the log says why. A later use may succeed.
         """
+        self.check()
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give back what the store holds (threads, files, connections). A second call does nothing."""
+        """Finish what waits, and give back what the store holds. A second call does nothing."""
 
 
 def open_store(url: str) -> PlantStore:

@@ -5,12 +5,15 @@ from typing import Self
 
 from plants.stores import Plant, PlantIdInUse, PlantStore
 
+# A dictionary that grows copies itself while everybody waits: 0.1 s at three million plants. Small ones copy less.
+_PARTS = 1024
+
 
 class MemoryStore(PlantStore):
-    """Plants in a dictionary. An acknowledged plant survives nothing: it is gone with the store."""
+    """Plants in dictionaries. An acknowledged plant survives nothing: it is gone with the store."""
 
     def __init__(self) -> None:
-        self._plants: dict[int, tuple[str, str | None]] = {}
+        self._parts: list[dict[int, str]] = [{} for _ in range(_PARTS)]
         self._lock = threading.Lock()
 
     @classmethod
@@ -24,15 +27,21 @@ class MemoryStore(PlantStore):
         return cls()
 
     def add(self, plant: Plant) -> None:
+        part = self._part_of(plant.id)
         with self._lock:
-            if plant.id in self._plants:
+            if plant.id in part:
                 raise PlantIdInUse(plant.id)
-            # The garbage collector stops visiting a plain tuple of strings; a Plant it would visit for good.
-            self._plants[plant.id] = (plant.name, plant.tag)
+            # One string, which no plant's text can have U+0000 in: the garbage collector never visits a dictionary of
+            # strings, and the plant takes half the memory of a tuple.
+            part[plant.id] = plant.name if plant.tag is None else f"{plant.name}\0{plant.tag}"
 
     def get(self, plant_id: int) -> Plant | None:
-        kept = self._plants.get(plant_id)
-        return kept and Plant(plant_id, *kept)
+        kept = self._part_of(plant_id).get(plant_id)
+        return None if kept is None else Plant(plant_id, *kept.split("\0"))
+
+    def _part_of(self, plant_id: int) -> dict[int, str]:
+        # A tuple's hash mixes the bits, so that ids in steps are spread as well.
+        return self._parts[hash((plant_id,)) % _PARTS]
 
     def check(self) -> None:
         pass

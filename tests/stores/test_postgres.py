@@ -117,7 +117,7 @@ def test_an_add_whose_connection_is_lost_is_not_tried_again(
 
 def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server: PostgresServer) -> None:
     hasty.check()
-    with table_locked(server), pytest.raises(StoreUnavailable, match="statement timeout"):
+    with table_locked(server), pytest.raises(StoreUnavailable, match="QueryCanceled"):
         hasty.add(Plant(1, "oak"))
     assert hasty.get(1) is None
 
@@ -137,8 +137,8 @@ def test_an_add_is_answered_in_time_when_the_network_swallows_everything() -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         store = PostgresStore(f"postgresql://{host}:{port}/plants", patience=0.5)
-        for message in ("couldn't get a connection", "just now"):
-            with pytest.raises(StoreUnavailable, match=message):
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="no connection could be made in time"):
                 store.add(Plant(1, "oak"))
     store.close()
 
@@ -162,7 +162,7 @@ def test_endless_serialization_failures_end_in_time(hasty: PostgresStore, admin:
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''40001'', MESSAGE = ''again''; END'
     """)
     admin.execute("CREATE TRIGGER fail BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()")
-    with pytest.raises(StoreUnavailable, match="again"):
+    with pytest.raises(StoreUnavailable, match="40001"):
         hasty.add(Plant(1, "oak"))
 
 
@@ -193,7 +193,7 @@ def test_a_user_who_may_not_create_tables_uses_the_one_that_is_there(
 ) -> None:
     admin.execute("CREATE ROLE gardener LOGIN")
     with closing(PostgresStore.from_url(server.url.replace("//postgres@", "//gardener@"))) as gardener:
-        with pytest.raises(StoreUnavailable, match="permission denied"):
+        with pytest.raises(StoreUnavailable, match="InsufficientPrivilege"):
             gardener.add(Plant(1, "oak"))
         store.check()
         admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
