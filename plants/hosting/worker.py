@@ -1,8 +1,13 @@
 """The server's worker with the service's own limits, errors and store."""
 
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import TypeVar
+
+from gunicorn.glogging import Logger
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.probes import NEVER_WAIT
@@ -11,6 +16,9 @@ from plants.server.answer import Answer, make_answer
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
+
+# The settings that turn Gunicorn's access log on.
+_ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog")
 
 _T = TypeVar("_T")
 
@@ -24,6 +32,12 @@ class Worker(ServerWorker):
     answer_timeout = 4.5
     most_together = 1 if isinstance(store, MemoryStore) else 256
 
+    def load_wsgi(self) -> None:
+        """Load the application, and see whether Gunicorn's access log is on."""
+        super().load_wsgi()
+        cfg = self.cfg
+        self._has_access_log = cfg.logger_class is not Logger or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+
     def refusal(self, refused: Refused, request: Request) -> Answer:
         """Give an Error."""
         status = HTTPStatus(refused.status)
@@ -32,6 +46,15 @@ class Worker(ServerWorker):
             headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
         body = error_body(status * 100, refused.message)
         return make_answer(f"{status} {status.phrase}", headers, body, is_head=request.is_head)
+
+    def answered(self, request: Request, answer: Answer) -> None:
+        """Write a line of Gunicorn's access log, if there is one."""
+        if self._has_access_log:
+            environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
+            fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
+            response = SimpleNamespace(status=answer.status, headers=answer.headers, sent=len(answer.body))
+            elapsed = timedelta(seconds=time.monotonic() - request.started)
+            self.log.access(response, SimpleNamespace(headers=fields), environ, elapsed)
 
     def never_waits(self, request: Request) -> bool:
         """Tell whether neither the store nor anything else is waited for."""

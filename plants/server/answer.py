@@ -19,6 +19,7 @@ WSGIApplication = Callable[[Environ, Callable[..., object]], Iterable[bytes]]
 _FINAL_STATUS = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_NO_CONTENT = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
 class Answer(NamedTuple):
@@ -45,67 +46,38 @@ def make_answer(status: str, headers: Headers, body: bytes, *, is_head: bool) ->
         length = len(body)
     elif length != len(body) and not is_head:
         raise ValueError(f"the application announced {length} bytes and gave {len(body)}")
-    # RFC 9110, sections 15.3.5 and 15.4.5: these have no body.
-    return Answer(status, headers, head, length, b"" if is_head or status.startswith(("204", "304")) else body)
+    return Answer(status, headers, head, length, b"" if is_head or status.startswith(_NO_CONTENT) else body)
 
 
 def call_application(app: WSGIApplication, request: Request) -> Answer:
-    """Give an application's whole answer (PEP 3333). A request can be answered twice.
-
-    :raises Exception: the application failed, or gave what cannot be sent.
-    """
+    """Give an application's whole answer (PEP 3333), or raise what the application raises. This can be done again."""
     environ = request.environ.copy()
     environ["wsgi.input"] = BytesIO(request.body.content)
-    start = _Start()
-    iterable = app(environ, start)
+    started: list[tuple[str, Headers]] = []
+    written: list[bytes] = []
+
+    def start_response(status: str, headers: Headers, exc_info: ExcInfo | None = None) -> Callable[[bytes], None]:
+        # Nothing has been sent yet, so that the report of an error may always replace what was said before.
+        if started and not exc_info:
+            raise AssertionError("start_response was called twice")
+        started.append((status, headers))
+        return written.append
+
+    iterable = app(environ, start_response)
     try:
         body = b"".join(iterable)
     finally:
         if hasattr(iterable, "close"):
             iterable.close()
-    if start.written:
-        body = b"".join((*start.written, body))
-    if not start.status:
+    if not started:
         raise AssertionError("the application did not call start_response")
-    return make_answer(start.status, start.headers, body, is_head=request.is_head)
-
-
-class ErrorLog(TextIOBase):
-    """``wsgi.errors``: what is written to it goes to a log."""
-
-    def __init__(self, error: Callable[..., None]) -> None:
-        """Take the method of the log."""
-        self._error = error
-
-    def write(self, text: str) -> int:
-        """Log the text, without the white space at its end."""
-        if text.strip():
-            self._error("%s", text.rstrip())
-        return len(text)
-
-
-class _Start:
-    """``start_response`` of PEP 3333, and what it was given."""
-
-    __slots__ = ("headers", "status", "written")
-
-    def __init__(self) -> None:
-        self.status = ""
-        self.headers: Headers = []
-        self.written: list[bytes] = []
-
-    def __call__(self, status: str, headers: Headers, exc_info: ExcInfo | None = None) -> Callable[[bytes], None]:
-        # Nothing has been sent yet, so that the report of an error may always replace what was said before.
-        if self.status and not exc_info:
-            raise AssertionError("start_response was called twice")
-        self.status, self.headers = status, headers
-        return self.written.append
+    return make_answer(*started[-1], b"".join((*written, body)) if written else body, is_head=request.is_head)
 
 
 def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
     """Give an answer as it is sent; ``closes`` says that the connection is closed after it."""
     parts = [answer.head, _date(int(time.time())), request.extra_fields]
-    if answer.body or not answer.status.startswith(("204", "304")):
+    if not answer.status.startswith(_NO_CONTENT):
         parts.append(b"Content-Length: %d\r\n" % answer.length)
     if closes:
         parts.append(b"Connection: close\r\n")
@@ -135,3 +107,16 @@ def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int
 @lru_cache(maxsize=1)
 def _date(second: int) -> bytes:
     return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+class ErrorLog(TextIOBase):
+    """``wsgi.errors``: what is written to it goes to a log, whose method ``error`` this takes."""
+
+    def __init__(self, error: Callable[..., None]) -> None:
+        self._error = error
+
+    def write(self, text: str) -> int:
+        """Log the text, without the white space at its end."""
+        if text.strip():
+            self._error("%s", text.rstrip())
+        return len(text)

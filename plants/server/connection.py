@@ -11,17 +11,16 @@ from plants.server.answer import Answer, to_bytes
 from plants.server.request import NO_BODY, Environ, Limits, Refused, Request, check_growing_head
 
 # A worker that stops waits no longer than this for a request on its way, or for a client to close.
-STOPPING_SECONDS = 0.25
+STOPPING_SECONDS: Final = 0.25
 # RFC 9112, section 9.6: a connection that is closed is still read from, or a reset could destroy the last answer.
 _LINGER_SECONDS = 2.0
 # A whole TLS record, so that OpenSSL keeps nothing back.
 _READ_BYTES = 16384
 _NOTHING: Final = memoryview(b"")
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Owner(Protocol):
-    """What a connection needs of its worker; times are seconds of one clock."""
+class _Worker(Protocol):
+    """What a connection needs of its worker; ``now`` and all other times are seconds of one clock."""
 
     cfg: Any
     connections: "set[Connection]"
@@ -31,72 +30,55 @@ class Owner(Protocol):
     request_timeout: float
     answer_timeout: float
 
-    def watch(self, connection: "Connection", before: int, events: int) -> None:
-        """Wait for other events of the socket than before."""
-
-    def go_on_later(self, connection: "Connection") -> None:
-        """Call ``go_on`` when the others have had their turn."""
-
-    def take(self, connection: "Connection", request: Request) -> None:
-        """Have a request answered that has arrived whole."""
-
-    def identify(self, request: Request) -> None:
-        """Take note of a request."""
-
-    def answered(self, request: Request, answer: Answer) -> None:
-        """Take note of an answer."""
-
-    def refusal(self, refused: Refused, request: Request) -> Answer:
-        """Give the answer to a request that is refused."""
+    def watch(self, connection: "Connection", before: int, events: int) -> None: ...
+    def go_on_later(self, connection: "Connection") -> None: ...
+    def take(self, connection: "Connection", request: Request) -> None: ...
+    def identify(self, request: Request) -> None: ...
+    def answered(self, request: Request, answer: Answer) -> None: ...
+    def refusal(self, refused: Refused, request: Request) -> Answer: ...
 
 
 class State(Enum):
-    """What a connection waits for, and what happens at its deadline."""
+    """What a connection waits for; and what happens at its deadline."""
 
-    OPEN = auto()  # the first byte; then 408
-    RECEIVING = auto()  # the rest of a request; then 408
-    ANSWERING = auto()  # the application; then 503
-    WRITING = auto()  # the client, which reads the answer; then it is closed
-    IDLE = auto()  # the next request; then it is closed
-    CLOSING = auto()  # the client, which closes in its turn; then it is closed
+    OPEN = auto()  # the first byte; 408
+    RECEIVING = auto()  # the rest of a request; 408
+    ANSWERING = auto()  # the application; 503
+    WRITING = auto()  # the client, which reads the answer; the connection is closed
+    IDLE = auto()  # the next request; the connection is closed
+    CLOSING = auto()  # the client, which closes in its turn; the connection is closed
     CLOSED = auto()  # nothing
 
 
-# The lookup of a member in its class costs as much as a call.
+# To look a member up in its class costs as much as a call.
 OPEN, RECEIVING, ANSWERING, WRITING, IDLE, CLOSING, CLOSED = State
 
 
 class Connection:
     """One connection of a worker.
 
-    The worker calls a method of it only in ``Worker.step``, so that what happens here ends no other connection.
-    ``deadline`` is a time of the worker's clock, in seconds; ``counted`` is what the worker counts for it, in bytes.
+    The worker calls a method of it only in a step of its own, so that what fails here ends no other connection.
+    ``deadline`` is a time of the worker's clock; ``counted`` is what the worker counts for it, in bytes.
     """
 
-    __slots__ = (
-        "_base", "_closes", "_input", "_is_behind", "_output", "_watched", "_worker",
-        "counted", "deadline", "request", "sock", "state",
-    )  # fmt: skip
-
-    def __init__(self, worker: Owner, sock: socket.socket, base: Environ) -> None:
+    def __init__(self, worker: _Worker, sock: socket.socket, base: Environ) -> None:
         """Wait for the first request; ``base`` is what the environs of all requests have in common."""
-        self._worker = worker
-        self._base = base
-        self._closes = False  # The connection is closed after the answer that is being written.
-        self._input = b""  # what was received and is not understood yet
-        self._is_behind = False  # There is more in the input that can be read now.
-        self._output = _NOTHING  # what could not be sent yet
-        self._watched = 0
         self.sock = sock
         self.state = OPEN
         self.deadline = worker.now + (worker.request_timeout if worker.alive else STOPPING_SECONDS)
         self.request: Request | None = None
         self.counted = 0
+        self._worker = worker
+        self._base = base
+        self._input = b""  # what was received and is not understood yet
+        self._is_behind = False  # There is more in the input that can be read now.
+        self._output = _NOTHING  # what could not be sent yet
+        self._closes = False  # The connection is closed after the answer that is being sent.
+        self._watched = 0
 
     def held(self) -> int:
         """Give the number of bytes that are kept for this connection."""
-        body = len(self.request.body.content) if self.request else 0
-        return body + len(self._input) + len(self._output)
+        return len(self._input) + len(self._output) + (len(self.request.body.content) if self.request else 0)
 
     # What the worker calls
 
@@ -155,28 +137,22 @@ class Connection:
         else:
             self.close()
 
-    def stop(self) -> None:
-        """Take no request after those that have been received."""
-        if self.state in {OPEN, IDLE} and not self._input:
-            self.deadline = min(self.deadline, self._worker.now + STOPPING_SECONDS)
-
-    def drop(self) -> None:
-        """Close the connection unless a request has been received whole."""
-        if self.state in {OPEN, RECEIVING, IDLE}:
+    def stop(self, *, at_once: bool) -> None:
+        """Take no request that has not begun or, at once, none that has not been received whole."""
+        if at_once and self.state in {OPEN, RECEIVING, IDLE}:
             self.close()
+        elif self.state in {OPEN, IDLE} and not self._input:
+            self.deadline = min(self.deadline, self._worker.now + STOPPING_SECONDS)
 
     def close(self) -> None:
         """Close the connection, and let go of all that is held for it."""
         if self.state is not CLOSED:
             self.state = CLOSED
             self._let_go()
-            self._input = b""
-            self._output = _NOTHING
+            self._input, self._output = b"", _NOTHING
             self._worker.connections.discard(self)
-            try:
-                self.watch(0)
-            finally:
-                self.sock.close()
+            self.watch(0)
+            self.sock.close()
 
     # A request comes in
 
@@ -185,14 +161,14 @@ class Connection:
             data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, SSLWantReadError):
             return
-        if not data:
-            if self.state is RECEIVING:
-                self.refuse(Refused(400))
-            else:
-                self.close()
-        elif self.state is not CLOSING:
-            self._input = self._input + data if self._input else data
-            self._read(self.request or self._begin())
+        if data:
+            if self.state is not CLOSING:
+                self._input = self._input + data if self._input else data
+                self._read(self.request or self._begin())
+        elif self.state is RECEIVING:
+            self.refuse(Refused(400))
+        else:
+            self.close()
 
     def _begin(self) -> Request:
         worker = self._worker
@@ -214,9 +190,8 @@ class Connection:
         if end < 0:
             check_growing_head(self._input, limits)
             return False
-        end += 4
-        request.read_head(self._input[:end].decode("latin-1"), limits)
-        self._input = self._input[end:]
+        request.read_head(self._input[: end + 4].decode("latin-1"), limits)
+        self._input = self._input[end + 4 - request.body.overlap :]
         self._worker.identify(request)
         return True
 
@@ -224,28 +199,30 @@ class Connection:
         worker = self._worker
         body = request.body
         limit = worker.limits.body
-        given = self._input
+        before = len(self._input)
         if not body.is_whole and body.size <= limit:
-            self._input = body.take(given)
+            self._input = body.take(self._input)
+        if body.size <= limit and not body.is_whole:
+            if request.awaits_continue and before == body.overlap:
+                self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.awaits_continue = False
+            if 0 < len(self._input) < before:
+                self._go_on_later()
+            return
+        if body.size:
+            request.environ["CONTENT_LENGTH"] = str(body.size)
         if body.size > limit:
             # The application is told the length, to refuse the body in its turn: a token is judged first.
-            request.environ["CONTENT_LENGTH"] = str(body.size)
             request.body = NO_BODY
             request.keep_alive = False
-        elif not body.is_whole:
-            if request.awaits_continue and not given:
-                self.sock.sendall(_CONTINUE)
-            request.awaits_continue = False
-            if 0 < len(self._input) < len(given):
-                self._is_behind = True
-                worker.go_on_later(self)
-            return
-        elif body.size:
-            request.environ["CONTENT_LENGTH"] = str(body.size)
         request.environ["server.stopping"] = not worker.alive
         self.state = ANSWERING
         self.deadline = worker.now + worker.answer_timeout
         worker.take(self, request)
+
+    def _go_on_later(self) -> None:
+        self._is_behind = True
+        self._worker.go_on_later(self)
 
     # An answer goes out
 
@@ -265,13 +242,13 @@ class Connection:
 
     def _send(self, data: bytes | memoryview) -> None:
         worker = self._worker
-        wanted = EVENT_WRITE
+        sent, wanted = 0, EVENT_WRITE
         try:
             sent = self.sock.send(data)
-        except (BlockingIOError, SSLWantWriteError):
-            sent = 0
         except SSLWantReadError:
-            sent, wanted = 0, EVENT_READ
+            wanted = EVENT_READ
+        except (BlockingIOError, SSLWantWriteError):
+            pass
         if sent < len(data):
             self._output = memoryview(data)[sent:]
             if self.state is not WRITING:
@@ -286,8 +263,7 @@ class Connection:
             self.state = IDLE
             self.deadline = worker.now + worker.cfg.keepalive
             if self._input:
-                self._is_behind = True
-                worker.go_on_later(self)
+                self._go_on_later()
             self.watch()
 
     def _linger(self) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 Environ = dict[str, Any]
@@ -24,25 +24,25 @@ _FIELDS = re.compile(rf"(?:{_NAME}:{_VALUE}\r\n)*+")
 _FIELD = re.compile(rf"({_NAME}):[ \t]*+({_VALUE})\r\n")
 # RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC: no method in lower case or with
 # a #, which some proxies understand in another way.
-_METHOD = r"[!$%&'*+\-.^_`|~0-9A-Z]{1,20}+"
-_REQUEST_LINE = re.compile(rf"(?:\r\n)?+({_METHOD}) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
-_BEGINNING = re.compile(rf"\r?+\Z|(?:\r\n)?+(?:\Z|{_METHOD}(?:\Z| ))".encode())
+_REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{1,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST = re.compile(_AUTHORITY)
 _ABSOLUTE_FORM = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
 _LENGTH = re.compile(r"[0-9]{1,4000}")  # RFC 9110, section 8.6; int() takes no more than 4,300 digits
 _CODINGS = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
-# RFC 9112, section 7.1, with the CRLF that ends the chunk before; section 7.1.1 allows white space around ; and =.
+# RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it that ends the head or the last chunk.
 _QUOTED = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
-# A field that may stand in a head only (RFC 9110, section 6.5.1): framing, routing, credentials, what a body is.
+# RFC 9110, section 6.5.1: framing, routing, credentials and what a body is are said in the head only.
 _NO_TRAILERS = {
     "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
 _NOT_TWICE = {"CONTENT_LENGTH", "HTTP_HOST"}
+_TOO_LARGE_FIELDS = (431, "The header fields are too many or too large.")
+_ONLY_CHUNKED = (501, "The only transfer coding is chunked.")
 
 
 class Limits(NamedTuple):
@@ -58,7 +58,7 @@ class Refused(Exception):
     """A request that is answered without the application, on a connection that is closed after it.
 
     :param status: the HTTP status.
-    :param message: what is wrong, for people, if the status does not say it all.
+    :param message: what is wrong, for people, where the status does not say it all.
     """
 
     def __init__(self, status: int, message: str | None = None) -> None:
@@ -67,22 +67,88 @@ class Refused(Exception):
         self.message = message
 
 
-class Body(Protocol):
-    """What collects the body of a request.
+class SizedBody:
+    """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has come of it; ``size`` is how many bytes it has, as far as is known; ``is_whole`` tells
-    whether all of it has come.
+    whether all of it has come; ``overlap`` is how many bytes of the head it begins with.
     """
 
-    content: bytes | bytearray
-    size: int
-    is_whole: bool
+    overlap = 0
+
+    def __init__(self, size: int) -> None:
+        self.content: bytes | bytearray = b""
+        self.size = size
+        self.is_whole = not size
 
     def take(self, data: bytes) -> bytes:
-        """Take what belongs to the body, and give back the rest; it is looked at again when more has come.
+        """Take what belongs to the body, and give back the rest, which is looked at again when more has come."""
+        missing = self.size - len(self.content)
+        self.is_whole = len(data) >= missing
+        if self.content:
+            self.content += data[:missing]
+        else:  # A body mostly comes whole, and then is not copied again.
+            self.content = data[:missing] if self.is_whole else bytearray(data)
+        return data[missing:]
 
-        :raises Refused: it is not a body of this framing.
-        """
+
+class ChunkedBody:
+    """A body in chunks (RFC 9112, section 7.1); its trailers are checked and dropped. It is like a ``SizedBody``."""
+
+    overlap = len(b"\r\n")
+
+    def __init__(self, limits: Limits) -> None:
+        self.content: bytes | bytearray = bytearray()
+        self.size = 0
+        self.is_whole = False
+        self._limits = limits
+        self._framing = 0
+        self._missing = 0  # bytes of the chunk that is coming in
+        self._is_in_trailers = False
+
+    def take(self, data: bytes) -> bytes:
+        """Take what belongs to the body, a limited number of chunks at a time; raise ``Refused`` for malformed ones."""
+        position = 0
+        for _ in range(_CHUNKS_A_STEP):
+            if self._is_in_trailers:
+                return self._take_trailers(data[position:])
+            piece = data[position : position + self._missing]
+            self.content += piece
+            self._missing -= len(piece)
+            position += len(piece)
+            end = data.find(b"\r\n", position + 2, position + _CHUNK_LINE_BYTES)
+            if end < 0:
+                start = data[position : position + _CHUNK_LINE_BYTES]
+                if len(start) == _CHUNK_LINE_BYTES or not b"\r\n".startswith(start[:2]):
+                    raise Refused(400)
+                break
+            self._begin_chunk(data, position, end)
+            position = end + 2 if self._missing else end
+        return data[position:]
+
+    def _begin_chunk(self, data: bytes, start: int, end: int) -> None:
+        line = _CHUNK_LINE.fullmatch(data, start, end)
+        self._framing += end - start + 2
+        if not line or self._framing > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
+            raise Refused(400, "The chunks of the body are malformed, or too small.")
+        self._missing = int(line[1], 16)
+        self.size += self._missing
+        self._is_in_trailers = not self._missing
+
+    def _take_trailers(self, data: bytes) -> bytes:
+        # The CRLF that ends the line of the last chunk, the fields, and an empty line.
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            _check_growing_fields(data, self._limits, lines=self._limits.fields)
+            return data
+        for name, _ in _fields(data[2 : end + 4].decode("latin-1"), 0, self._limits):
+            if name.lower() in _NO_TRAILERS:
+                raise Refused(400)
+        self.is_whole = True
+        return data[end + 4 :]
+
+
+NO_BODY: Final = SizedBody(0)
 
 
 class Request:
@@ -92,26 +158,21 @@ class Request:
     of the first byte (seconds of the worker's clock); ``extra_fields`` are header lines that the answer gets.
     """
 
-    __slots__ = ("awaits_continue", "body", "environ", "extra_fields", "has_head", "is_head", "keep_alive", "started")
-
     def __init__(self, base: Environ, started: float) -> None:
         """Begin with what the environs of all requests of a connection have in common."""
         self.environ = base.copy()
         self.started = started
-        self.body: Body = NO_BODY
+        self.body: SizedBody | ChunkedBody = NO_BODY
         self.has_head = False  # The head has been understood.
-        self.is_head = False
+        self.is_head = False  # The method is HEAD.
         self.keep_alive = False
         self.awaits_continue = False
         self.extra_fields = b""
 
     def read_head(self, head: str, limits: Limits) -> None:
-        """Understand a whole head, with the empty line at its end.
-
-        :raises Refused: it is not one, or asks for what is not served.
-        """
+        """Understand a whole head, with its empty line; raise ``Refused`` if it is malformed or cannot be served."""
         line = _REQUEST_LINE.match(head)
-        if head.find("\r\n", 2) > limits.line:
+        if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line:
             raise Refused(414, "The request line is too long.")
         if not line:
             raise Refused(400)
@@ -123,11 +184,11 @@ class Request:
         for name, value in _fields(head, line.end(), limits):
             key = _environ_key(name)
             if key not in environ:
-                environ[key] = value.rstrip(" \t")
+                environ[key] = value
             elif key in _NOT_TWICE:
                 raise Refused(400)
             else:
-                environ[key] += "," + value.rstrip(" \t")
+                environ[key] += "," + value
         environ.pop("", None)
         self._read_connection(is_1_1)
         self._read_target()
@@ -136,12 +197,10 @@ class Request:
 
     def _read_connection(self, is_1_1: bool) -> None:
         environ = self.environ
-        options = environ.get("HTTP_CONNECTION")
-        if options is None:
-            self.keep_alive = is_1_1
-        else:
-            tokens = {option.strip() for option in options.lower().split(",")}
-            self.keep_alive = "close" not in tokens and (is_1_1 or "keep-alive" in tokens)
+        self.keep_alive = is_1_1
+        if "HTTP_CONNECTION" in environ:
+            options = {option.strip() for option in environ["HTTP_CONNECTION"].lower().split(",")}
+            self.keep_alive = "close" not in options and (is_1_1 or "keep-alive" in options)
         if environ["REQUEST_METHOD"] == "CONNECT":
             self.keep_alive = False  # What comes behind it may be meant for a tunnel.
         host = environ.get("HTTP_HOST")
@@ -174,71 +233,56 @@ class Request:
     def _read_framing(self, is_1_1: bool, limits: Limits) -> None:
         environ = self.environ
         length = environ.get("CONTENT_LENGTH")
-        codings = environ.pop("HTTP_TRANSFER_ENCODING", None)
-        if length is not None and not _LENGTH.fullmatch(length):
-            raise Refused(400)
-        if codings is not None:
-            _check_codings([coding.strip(" \t") for coding in codings.lower().split(",")])
-            # RFC 9112, section 6.1: together with a length, or in HTTP/1.0, it is an attack or a fault.
-            if length is not None or not is_1_1:
+        if length is not None:
+            if not _LENGTH.fullmatch(length):
                 raise Refused(400)
-            self.body = _ChunkedBody(limits)
-        elif length is not None:
-            environ["CONTENT_LENGTH"] = str(int(length))
-            self.body = _SizedBody(int(length))
+            self.body = SizedBody(int(length))
+        if "HTTP_TRANSFER_ENCODING" in environ:
+            codings = [coding.strip(" \t") for coding in environ.pop("HTTP_TRANSFER_ENCODING").lower().split(",")]
+            if not _CODINGS.issuperset(codings):
+                raise Refused(*_ONLY_CHUNKED)
+            # RFC 9112, sections 6.1 and 6.3: with a length too, in HTTP/1.0, or where chunked is not the last coding,
+            # nobody knows where the body ends.
+            if length is not None or not is_1_1 or "chunked" in codings[:-1] or codings[-1] != "chunked":
+                raise Refused(400)
+            if len(codings) > 1:
+                raise Refused(*_ONLY_CHUNKED)
+            self.body = ChunkedBody(limits)
         expectation = environ.get("HTTP_EXPECT")
         if expectation is not None:
             if expectation.lower() != "100-continue":
                 raise Refused(417, "The only expectation that is met is 100-continue.")
-            # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
-            self.awaits_continue = is_1_1 and not self.body.is_whole
+            self.awaits_continue = is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
-    """Refuse the beginning of a head that cannot become one, or that is too large already.
-
-    :raises Refused: it cannot.
-    """
+    """Raise ``Refused`` for the beginning of a head that cannot become one, or that is too large already."""
     end = data.find(b"\n", 2)
     if (end if end >= 0 else len(data)) > limits.line + 1:
         raise Refused(414, "The request line is too long.")
-    if not _BEGINNING.match(data) or (end >= 0 and not _REQUEST_LINE.match(data[: end + 1].decode("latin-1"))):
-        raise Refused(400)
     if end >= 0:
+        if not _REQUEST_LINE.match(data[: end + 1].decode("latin-1")):
+            raise Refused(400)
         _check_growing_fields(data, limits, lines=limits.fields + 1)
 
 
 def _check_growing_fields(data: bytes, limits: Limits, lines: int) -> None:
     last = len(data) - data.rfind(b"\r\n") - 2
     if len(data) > HEAD_BYTES or last > limits.field + 1 or data.count(b"\r\n", 2) > lines:
-        raise _too_large_fields()
+        raise Refused(*_TOO_LARGE_FIELDS)
 
 
 def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
-    """Give the fields of a head or a trailer section, which ends with an empty line."""
-    if len(section) > HEAD_BYTES:
-        raise _too_large_fields()
+    """Give the fields of a head or of trailers, which end with an empty line."""
     if not _FIELDS.fullmatch(section, start, len(section) - 2):
         raise Refused(400)
     fields = _FIELD.findall(section, start)
     is_too_large = len(section) > limits.field and max(map(len, section[start:].split("\r\n"))) > limits.field
-    if len(fields) > limits.fields or is_too_large:
-        raise _too_large_fields()
+    if len(section) > HEAD_BYTES or len(fields) > limits.fields or is_too_large:
+        raise Refused(*_TOO_LARGE_FIELDS)
+    if " \r\n" in section or "\t\r\n" in section:
+        return [(name, value.rstrip(" \t")) for name, value in fields]
     return fields
-
-
-def _too_large_fields() -> Refused:
-    return Refused(431, "The header fields are too many or too large.")
-
-
-def _check_codings(codings: list[str]) -> None:
-    if not _CODINGS.issuperset(codings):
-        raise Refused(501, "The only transfer coding is chunked.")
-    # RFC 9112, section 6.3: where chunked is not the last coding, nobody knows where the body ends.
-    if "chunked" in codings[:-1] or codings[-1] != "chunked":
-        raise Refused(400)
-    if len(codings) > 1:
-        raise Refused(501, "The only transfer coding is chunked.")
 
 
 @lru_cache(maxsize=512)
@@ -248,91 +292,3 @@ def _environ_key(name: str) -> str:
         return ""
     key = name.upper().replace("-", "_")
     return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
-
-
-class _SizedBody:
-    """A body of a known length (RFC 9112, section 6.2)."""
-
-    __slots__ = ("content", "is_whole", "size")
-
-    def __init__(self, size: int) -> None:
-        self.content: bytes | bytearray = b""
-        self.size = size
-        self.is_whole = not size
-
-    def take(self, data: bytes) -> bytes:
-        missing = self.size - len(self.content)
-        self.is_whole = len(data) >= missing
-        if not self.content:
-            # A body mostly comes whole, and then is not copied again.
-            self.content = data[:missing] if self.is_whole else bytearray(data)
-        else:
-            self.content += data[:missing]
-        return data[missing:]
-
-
-NO_BODY: Final = _SizedBody(0)
-
-
-class _ChunkedBody:
-    """A body in chunks (RFC 9112, section 7.1), whose trailers are checked and dropped."""
-
-    __slots__ = ("_framing", "_has_begun", "_is_in_trailers", "_limits", "_missing", "content", "is_whole", "size")
-
-    def __init__(self, limits: Limits) -> None:
-        self.content: bytes | bytearray = bytearray()
-        self.size = 0
-        self.is_whole = False
-        self._limits = limits
-        self._framing = 0
-        self._missing = 0  # bytes of the chunk that is coming in
-        self._has_begun = False
-        self._is_in_trailers = False
-
-    def take(self, data: bytes) -> bytes:
-        if not self._has_begun:
-            self._has_begun = True
-            data = b"\r\n" + data  # From here on each line of a chunk has a CRLF before it.
-        position = 0
-        for _ in range(_CHUNKS_A_STEP):
-            if self._is_in_trailers:
-                return self._take_trailers(data[position:])
-            if self._missing:
-                piece = data[position : position + self._missing]
-                self.content += piece
-                self._missing -= len(piece)
-                position += len(piece)
-            end = data.find(b"\r\n", position + 2, position + _CHUNK_LINE_BYTES + 2)
-            if end < 0:
-                self._check_growing_line(data[position : position + _CHUNK_LINE_BYTES + 2])
-                break
-            self._begin_chunk(data, position, end)
-            position = end + 2 * bool(self._missing)
-        return data[position:]
-
-    def _check_growing_line(self, line: bytes) -> None:
-        if len(line) >= _CHUNK_LINE_BYTES + 2 or not b"\r\n".startswith(line[:2]):
-            raise Refused(400)
-
-    def _begin_chunk(self, data: bytes, start: int, end: int) -> None:
-        line = _CHUNK_LINE.fullmatch(data, start, end)
-        if not line:
-            raise Refused(400)
-        self._framing += end - start + 2
-        if self._framing > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
-            raise Refused(400, "The chunks of the body are too small.")
-        self._missing = int(line[1], 16)
-        self.size += self._missing
-        self._is_in_trailers = not self._missing
-
-    def _take_trailers(self, data: bytes) -> bytes:
-        """Take the CRLF that ends the line of the last chunk, the trailers, and the empty line behind them."""
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            _check_growing_fields(data, self._limits, lines=self._limits.fields)
-            return data
-        for name, _ in _fields(data[2 : end + 4].decode("latin-1"), 0, self._limits):
-            if name.lower() in _NO_TRAILERS:
-                raise Refused(400)
-        self.is_whole = True
-        return data[end + 4 :]

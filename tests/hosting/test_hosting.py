@@ -21,6 +21,7 @@ from plants.hosting.settings import Settings, SettingsError
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.worker_server import eventually
 
 DEFAULTS = {"PLANTS_TOKENS": "secret"}
 
@@ -176,7 +177,7 @@ def test_while_a_file_is_gone_the_service_says_so_and_goes_on_when_it_is_back(tm
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         elsewhere.rename(file)
-        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        eventually(lambda: service.send(method="GET", path="/readyz", headers=[]).status == 200)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
         assert service.send(new_plant(id=3), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 

@@ -1,0 +1,87 @@
+"""The calls of the application: in the loop, or in threads for many requests at a time."""
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from plants.server.answer import Answer, WSGIApplication, call_application
+from plants.server.connection import Connection
+from plants.server.request import Refused, Request
+
+Job = tuple[Connection, Request]
+Outcome = tuple[Connection, Request, Answer]
+
+
+class _Worker(Protocol):
+    log: Any
+    wsgi: WSGIApplication
+    most_together: int
+
+    def refusal(self, refused: Refused, request: Request) -> Answer: ...
+    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]: ...
+
+
+class Calls:
+    """The calls of a worker's application, each of which gives an answer, whatever the application does."""
+
+    def __init__(self, worker: _Worker, threads: int, wake_fd: int) -> None:
+        """Start the threads, which write a byte to ``wake_fd`` when there are outcomes."""
+        self._worker = worker
+        self._wake_fd = wake_fd
+        self._is_woken = False
+        self._jobs: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+        self._outcomes: deque[Outcome] = deque()
+        for _ in range(threads):
+            threading.Thread(target=self._work, name="plants.server", daemon=True).start()
+
+    def call(self, request: Request) -> Answer:
+        """Give the answer to one request."""
+        try:
+            return call_application(self._worker.wsgi, request)
+        except (Exception, SystemExit):
+            self._worker.log.exception("the application failed")
+            request.keep_alive = False
+            return self._worker.refusal(Refused(500), request)
+
+    def put(self, jobs: list[Job]) -> None:
+        """Let the threads answer requests."""
+        most = self._worker.most_together
+        for start in range(0, len(jobs), most):
+            self._jobs.put(jobs[start : start + most])
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Give the answers of the threads that there are."""
+        self._is_woken = False  # First, so that an answer that comes from here on wakes the worker again.
+        while self._outcomes:
+            yield self._outcomes.popleft()
+
+    def _work(self) -> None:
+        while True:
+            jobs = self._jobs.get()
+            with suppress(queue.Empty):
+                while len(jobs) < self._worker.most_together:
+                    jobs += self._jobs.get_nowait()
+            # A request that was refused in the meantime, since it had waited for too long, is not carried out.
+            jobs = [job for job in jobs if job[0].request is job[1]]
+            answers = self._call_together([request for _, request in jobs])
+            self._outcomes.extend((*job, answer) for job, answer in zip(jobs, answers, strict=True))
+            del jobs, answers  # What has been answered is not kept while this waits.
+            if not self._is_woken:
+                self._is_woken = True
+                with suppress(BlockingIOError):  # A full pipe wakes the worker too.
+                    os.write(self._wake_fd, b"\0")
+
+    def _call_together(self, requests: Sequence[Request]) -> list[Answer]:
+        try:
+            answers = self._worker.together([partial(self.call, request) for request in requests])
+            if len(answers) != len(requests):
+                raise ValueError(f"there are {len(answers)} answers to {len(requests)} requests")
+        except Exception:
+            self._worker.log.exception("the application failed for %d requests together", len(requests))
+            return [self._worker.refusal(Refused(500), request) for request in requests]
+        return answers
