@@ -300,6 +300,7 @@ def serving(
             if scheme == "http":
                 # A worker that is told to stop before it has set up its signals is killed only after a long time.
                 assert eventually(lambda: service.create(new_id()).status == 200)
+                assert eventually(lambda: not service.connections())
             process.wait_for("Booting worker")
             yield service
 
