@@ -6,13 +6,14 @@
 The others are Gunicorn's threaded worker, Node and Go (both must be installed). Behind each request comes a plain one:
 a server that understood another end of the first answers it differently, or not at all. The exit status is 0 if this
 server accepts nothing that another refuses, and understands no other number of requests and no other body than they,
-but for what ``EXPLAINED`` gives a reason for.
+but for what ``EXPLAINED`` gives a reason for; and if it understands the same when the bytes come in pieces.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ from tests.support.hosted import CHECKOUT
 PEERS = Path(__file__).with_name("peers")
 # A server that has not answered after so long waits for more.
 QUIET_SECONDS = 0.6
+# Those of the requests here that Node knows.
+NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
@@ -49,16 +53,21 @@ class Peer(NamedTuple):
     name: str
     port: int
 
-    def understand(self, data: bytes) -> Understood:
-        """Send this and a plain request behind it, and read what the server makes of both."""
+    def understand(self, data: bytes, *cuts: int) -> Understood:
+        """Send this, cut into pieces, and a plain request behind it, and read what the server makes of both."""
+        whole = data + SENTINEL
+        pieces = [whole[start:end] for start, end in pairwise([0, *sorted(cuts), len(whole)])]
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             heard = b""
             try:
-                sock.sendall(data + SENTINEL)
+                for number, piece in enumerate(pieces):
+                    if number:
+                        time.sleep(0.005)
+                    sock.sendall(piece)
                 sock.settimeout(QUIET_SECONDS)
-                while piece := sock.recv(65536):
-                    heard += piece
+                while received := sock.recv(65536):
+                    heard += received
                 end = "closed"
             except TimeoutError:
                 end = "waits"
@@ -141,8 +150,21 @@ def difference(ours: Understood, other: Understood) -> str:
     return ""
 
 
-# The other's name, what it sends, and why this server is right, or free, to differ. The first that fits counts.
-EXPLAINED: tuple[tuple[str, str, str], ...] = ()
+# The other's name, a pattern of what is sent, and why this server is right, or free, to differ; the first that fits.
+EXPLAINED: tuple[tuple[str, str, str], ...] = (
+    ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
+    ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that begins no code is itself, as for the other two"),
+    ("go", r"\r\n0{16,}4\r\n", "zeros before a chunk's size are digits too (RFC 9112, section 7.1)"),
+    (
+        "node",
+        rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
+        "methods are the application's (RFC 9110, section 9.1)",
+    ),
+    ("node", r"(?i)\nContent-Length:[ \t]*\d+\t\r\n", "a tab may be behind a value (RFC 9110, section 5.6.3)"),
+    ("node", r"(?i)\nUpgrade:", "an Upgrade may be ignored, and the request is answered (RFC 9110, section 7.8)"),
+    ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is no field of HTTP (RFC 9112, appendix C.2.2)"),
+    ("node", r"\r\n0\r\nConnection: close\r\n", "a trailer says nothing of the connection (RFC 9110, section 6.5.1)"),
+)
 
 
 def explanation(peer: str, data: bytes) -> str:
@@ -166,12 +188,19 @@ def main() -> int:
             plain = peer.understand(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
             assert plain.echoes == (("POST", "/", "body"), ("GET", "/sentinel", "")), (peer.name, plain)
 
-        def compare(case: Case) -> tuple[Case, list[Understood]]:
-            return case, [peer.understand(case.data) for peer in (ours, *others)]
+        pick = random.Random(options.seed)
+
+        def compare(case: Case) -> tuple[Case, tuple[int, ...], list[Understood]]:
+            cuts = tuple(pick.randrange(1, len(case.data + SENTINEL)) for _ in range(pick.choice([1, 2, 5])))
+            understood = [peer.understand(case.data) for peer in (ours, *others)]
+            return case, cuts, [ours.understand(case.data, *cuts), *understood]
 
         accepted = 0
-        for case, (mine, *theirs) in threads.map(compare, cases(options.cases, options.seed)):
+        for case, cuts, (cut, mine, *theirs) in threads.map(compare, cases(options.cases, options.seed)):
             accepted += bool(mine.echoes)
+            if cut != mine:
+                text = f"{case.data[:300]!r} ({case.name})\n      whole: {mine}\n      cut at {cuts}: {cut}"
+                found.setdefault(("itself", "it depends on the pieces"), []).append(text)
             for peer, other in zip(others, theirs, strict=True):
                 if what := difference(mine, other):
                     if reason := explanation(peer.name, case.data):

@@ -40,8 +40,8 @@ from tests.audits.clients import (
 )
 
 TINY_CHUNK = b"1\r\nx\r\n"
-# What the bodies of a worker may hold together, and what a worker needs beside them.
-HELD_BYTES = 64 * MIB
+# How many bodies of the largest size a worker may hold, and what it may need beside them.
+HELD_BODIES = 64
 SLACK_BYTES = 32 * MIB
 MALFORMED_TRAILERS = {
     "no colon": b"no colon",
@@ -113,8 +113,11 @@ def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0
 
 def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
     """Many clients send a body in chunks of one byte, whose framing costs more than what it carries."""
-    chunks = TINY_CHUNK * (size // len(TINY_CHUNK))
-    return _beside(service, clients, HEAD + CHUNKED + b"\r\n" + chunks, limit)
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        sent = crowd.send(HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * (size // len(TINY_CHUNK)))
+        crowd.hear(2)
+    taken = Verdict(True, f"{sent // 1024:,} KiB were taken, then {dict(crowd.statuses())}")
+    return _together(bystander.verdict(limit), taken)
 
 
 def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
@@ -130,7 +133,10 @@ def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: in
 def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
     """Many clients send a head that is as large as a hundred fields of 8,000 bytes."""
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
-    return _beside(service, clients, (HEAD + fields)[: size - 4] + b"\r\n\r\n", limit)
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        crowd.send((HEAD + fields)[: size - 4] + b"\r\n\r\n")
+        crowd.hear(PATIENCE_SECONDS)
+    return _together(bystander.verdict(limit), _all_refused(crowd))
 
 
 def endless_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
@@ -139,10 +145,10 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send_each(lambda number: forms[number % len(forms)])
         crowd.hear(PATIENCE_SECONDS)
-    return _together(bystander.verdict(limit), _all_ended(crowd))
+    return _together(bystander.verdict(limit), _all_refused(crowd))
 
 
-def stalled_bodies(service: Service, bodies: int = 64, size: int = MIB, limit: float = 0.1) -> Verdict:
+def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
     """As many bodies as a worker holds stop before their last byte, and a small one too, while others create."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
@@ -155,7 +161,7 @@ def stalled_bodies(service: Service, bodies: int = 64, size: int = MIB, limit: f
     return _together(bystander.verdict(limit), Verdict(True, f"{memory // MIB} MiB resident"))
 
 
-def kept_bodies(service: Service, uploads: int = 600, size: int = MIB) -> Verdict:
+def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Each of many uploads is answered with 401, and then one byte more is sent on its connection."""
     before = service.memory()
     upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
@@ -171,7 +177,7 @@ def kept_bodies(service: Service, uploads: int = 600, size: int = MIB) -> Verdic
                     sock.send(b"P")
         grown = service.memory() - before
     seen = f"{grown // MIB} MiB more resident after {dict(statuses)}"
-    return Verdict(statuses["401"] == uploads and grown < HELD_BYTES + SLACK_BYTES, seen)
+    return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
 
 
 def connect(service: Service) -> Verdict:
@@ -248,19 +254,19 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
         memories.append(service.memory())
     grown = memories[2] - memories[1]
     seen = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB"
-    is_flat = grown < 8 * MIB and memories[2] - memories[0] < HELD_BYTES + SLACK_BYTES
+    is_flat = grown < 8 * MIB and memories[2] - memories[0] < HELD_BODIES * MIB + SLACK_BYTES
     return _together(*verdicts, Verdict(is_flat, seen))
 
 
 # What is tried on a service with settings of its own
 
 
-def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600) -> Verdict:
+def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
     """More connections come than there are descriptors: each is served, told 503, or closed."""
 
     def check(service: Service) -> Verdict:
         with Crowd(service, clients) as silent:
-            silent.hear(3)
+            silent.hear(seconds)
             refused = silent.statuses()
             with Crowd(service, 20) as asking:
                 asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -276,20 +282,22 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
         return unharmed(service, check)
 
 
-def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20) -> Verdict:
+def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
     """Handshakes that stall count as connections."""
     with tempfile.TemporaryDirectory() as folder:
         pem = Path(folder, "certificate.pem")
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
         subprocess.run([*command, "-keyout", pem, "-out", f"{pem}.crt"], check=True, stderr=subprocess.DEVNULL)
         options = [f"--keyfile={pem}", f"--certfile={pem}.crt", f"--worker-connections={allowed}"]
-        with serving(store, workers, *options, scheme="https", environ={"PLANTS_REQUEST_TIMEOUT": "5"}) as service:
+        with serving(
+            store, workers, *options, scheme="https", environ={"PLANTS_REQUEST_TIMEOUT": str(timeout)}
+        ) as service:
             before, pids = service.descriptors(), service.workers()
             with Crowd(service, clients) as crowd:
                 crowd.send_each(lambda number: b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
-                crowd.hear(2)
+                crowd.hear(timeout / 2)
                 held = service.descriptors() - before
-                crowd.hear(10)
+                crowd.hear(2 * timeout)
                 statuses = crowd.statuses()
             is_back = eventually(lambda: service.descriptors() <= before, 10)
             trouble = service.new_trouble()
@@ -299,9 +307,9 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
     )
 
 
-def resets_under_term(store: str, workers: int, creates: int = 2000) -> Verdict:
-    """The service stops while good clients create, and others connect and reset."""
-    return changes.term(store, workers, creates)
+def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
+    """The service stops while good clients create, and checks connect and reset."""
+    return changes.term(store, workers, creates, each)
 
 
 # How it is tried
@@ -330,22 +338,13 @@ def chunked_create(service: Service, plant_id: int, *, extension: bytes = b"", t
     return service.head(CHUNKED) + b"%x%b\r\n%b\r\n0\r\n%b\r\n" % (len(body), extension, body, trailers)
 
 
-def _beside(service: Service, clients: int, data: bytes, limit: float) -> Verdict:
-    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
-        sent = crowd.send(data)
-        crowd.hear(2)
-        statuses = crowd.statuses()
-    verdict = bystander.verdict(limit)
-    return Verdict(verdict.holds, f"{verdict.seen}; {sent // 1024:,} KiB were taken, {dict(statuses)}")
-
-
 def _together(*verdicts: Verdict) -> Verdict:
     return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.seen for verdict in verdicts))
 
 
-def _all_ended(crowd: Crowd) -> Verdict:
+def _all_refused(crowd: Crowd) -> Verdict:
     statuses = crowd.statuses()
-    return Verdict(not statuses["nothing"] and not statuses["200"], f"{dict(statuses)}")
+    return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
 
 
 # With what keeps a service busy, not only waiting, another limit for the slowest answer to somebody else.

@@ -11,4 +11,9 @@ const server = http.createServer((request, response) => {
     response.end(answer);
   });
 });
+// Node reads all that has come before it answers anything: what it has understood is to be answered before it refuses.
+server.on("clientError", (error, socket) => {
+  const status = error.code === "HPE_HEADER_OVERFLOW" ? "431 Too Large" : "400 Bad Request";
+  setTimeout(() => socket.end(`HTTP/1.1 ${status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`), 100);
+});
 server.listen(0, "127.0.0.1", () => console.log(server.address().port));
