@@ -256,7 +256,11 @@ def _resets(service: Service) -> Iterator[None]:
 
     def work() -> None:
         while not over.is_set():
-            with contextlib.suppress(OSError), service.connect() as sock:
+            try:
+                sock = service.connect()
+            except OSError:
+                return
+            with sock, contextlib.suppress(OSError):
                 reset_on_close(sock)
                 sock.send(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 if random.random() < 0.9:
