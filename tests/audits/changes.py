@@ -51,7 +51,9 @@ class Load:
     ``seen`` counts what they were told. ``faults`` is what must not be.
     """
 
-    def __init__(self, service: Service, creates: int, clients: int = 16, *, ends: bool = False) -> None:
+    def __init__(
+        self, service: Service, creates: int, clients: int = 16, *, ends: bool = False, pause: float = 0
+    ) -> None:
         self.service = service
         self.acknowledged: list[int] = []
         self.seen: Counter[str] = Counter()
@@ -60,6 +62,7 @@ class Load:
         self._unanswered: list[int] = []
         self._creates = creates
         self._ends = ends  # The service may end: a client that cannot connect has finished.
+        self._pause = pause
         self._first = new_id()
         self._numbers = itertools.count()
         self.over = threading.Event()
@@ -97,6 +100,7 @@ class Load:
         while len(self.acknowledged) < self._creates and not self.over.is_set():
             number = self._first + next(self._numbers)
             was_sent = False
+            time.sleep(self._pause)
             while True:
                 began = time.monotonic()
                 if sock is None and not (sock := self._connect()):
@@ -302,7 +306,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                     faults.append("the old master does not end")
                 eventually(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]), 10)
 
-            with Load(service, creates) as load:
+            with Load(service, creates, pause=0.01) as load:
                 _again_and_again(load, change, 0.5)
             for master in masters[1:]:
                 with contextlib.suppress(ProcessLookupError):
@@ -369,7 +373,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
                 faults.append("a token that is gone is accepted after 2 s")
 
         with serving(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
-            with Load(service, creates) as load:
+            with Load(service, creates, pause=0.01) as load:
                 number = _again_and_again(load, change, 0.1)
             verdict = load.verdict(*faults[:1], *service.new_trouble()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")

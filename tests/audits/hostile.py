@@ -180,6 +180,41 @@ def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
     return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
 
 
+def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+    """Each of many uploads is broken off before its last byte, a few at a time."""
+    before = service.memory()
+    for start in range(0, uploads, 4):
+        with Crowd(service, min(4, uploads - start)) as crowd:
+            crowd.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * (size - 1))
+            crowd.end(reset=start % 8 == 0)
+    eventually(lambda: not service.connections())
+    grown = service.memory() - before
+    return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
+
+
+def held_bytes(
+    service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
+) -> Verdict:
+    """Many clients stall with as much of a head, of a body, of chunks or of trailers as they may; others create."""
+    head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
+    forms = [
+        head,
+        HEAD + b"Content-Length: %d\r\n\r\n" % largest + b"x" * min(size, largest - 1),
+        HEAD + CHUNKED + b"\r\n%x\r\n" % largest + b"x" * min(size, largest - 1),
+        HEAD + CHUNKED + b"\r\n0\r\n" + head[len(HEAD) :],
+    ]
+    before = service.memory()
+    with Crowd(service, clients) as crowd:
+        sent = crowd.send_each(lambda number: forms[number % len(forms)], 5)
+        with Bystander(service) as bystander:
+            crowd.hear(1)
+        grown = service.memory() - before
+    # What a byte costs is not a byte: it is held in pieces, and in objects.
+    is_bounded = grown < 1.5 * HELD_BODIES * largest + SLACK_BYTES
+    seen = f"{grown // MIB} MiB more resident for {sent // MIB} MiB sent, {dict(crowd.statuses())}"
+    return _together(bystander.verdict(limit), Verdict(is_bounded, seen))
+
+
 def connect(service: Service) -> Verdict:
     """Nothing behind a CONNECT is read, however its target looks and however the bytes are cut."""
     served = []
@@ -357,6 +392,8 @@ CHECKS: dict[Callable[..., Verdict], str] = {
     endless_heads: "flood_limit",
     stalled_bodies: "limit",
     kept_bodies: "",
+    left_bodies: "",
+    held_bytes: "flood_limit",
     connect: "",
     malformed_trailers: "",
     large_framing: "",
