@@ -13,6 +13,7 @@ import random
 import re
 import selectors
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -57,9 +58,17 @@ class Service:
     """A service at an address; of one on this machine, with the process id of its master, the processes are seen."""
 
     def __init__(
-        self, host: str, port: int, token: str, master: int = 0, process: hosted.Service | None = None
+        self,
+        host: str,
+        port: int,
+        token: str,
+        master: int = 0,
+        *,
+        process: hosted.Service | None = None,
+        scheme: str = "http",
     ) -> None:
         self.host, self.port, self.token, self.master = host, port, token, master
+        self._scheme = scheme
         self._log = process
         self._lines_read = 0
 
@@ -82,7 +91,13 @@ class Service:
 
     def create(self, plant_id: int) -> Answer:
         """Create a plant on a connection of its own."""
-        with contextlib.closing(http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)) as client:
+        client = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
+        if self._scheme == "https":
+            trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            trusting.check_hostname = False
+            trusting.verify_mode = ssl.CERT_NONE
+            client = http.client.HTTPSConnection(self.host, self.port, timeout=PATIENCE_SECONDS, context=trusting)
+        with contextlib.closing(client):
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
 
     def workers(self) -> list[int]:
@@ -299,12 +314,11 @@ def serving(
         with hosted.Service(command, hosted.CHECKOUT, {"PLANTS_STORE": url, **tokens, **environ}) as process:
             port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
             token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
-            service = Service("127.0.0.1", port, token, process.process.pid, process)
+            service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
             assert eventually(lambda: len(service.workers()) == workers)
-            if scheme == "http":
-                # A worker that is told to stop before it has set up its signals is killed only after a long time.
-                assert eventually(lambda: service.create(new_id()).status == 200)
-                assert eventually(lambda: not service.connections())
+            # A worker that is told to stop before it has set up its signals is killed only after a long time.
+            assert eventually(lambda: service.create(new_id()).status == 200)
+            assert eventually(lambda: not service.connections())
             process.wait_for("Booting worker")
             yield service
 
