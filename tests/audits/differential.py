@@ -150,11 +150,12 @@ def difference(ours: Understood, other: Understood) -> str:
     return ""
 
 
+BAD_SPACE = "white space beside the signs of an extension must be read (RFC 9112, section 7.1.1)"
 # The other's name, a pattern of what is sent, and why this server is right, or free, to differ; the first that fits.
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
     ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that begins no code is itself, as for the other two"),
-    ("go", r"\r\n0{16,}4\r\n", "zeros before a chunk's size are digits too (RFC 9112, section 7.1)"),
+    ("go", r"\r\n0{16,}4?\r\n", "zeros before a chunk's size are digits too (RFC 9112, section 7.1)"),
     (
         "node",
         rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
