@@ -156,6 +156,9 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
     ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that begins no code is itself, as for the other two"),
     ("go", r"\r\n0{16,}4?\r\n", "zeros before a chunk's size are digits too (RFC 9112, section 7.1)"),
+    ("go", r"\r\n4;a{4096,}\r\n", "an extension may be longer than Go's 4,096 bytes: here up to the limit of a field"),
+    ("go", r"\r\n4[ \t]+;", BAD_SPACE),
+    ("node", r"\r\n4(?:[ \t]+;|;[ \t]|;a[ \t]+=|;a=[ \t])", BAD_SPACE),
     (
         "node",
         rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
