@@ -16,6 +16,7 @@ import random
 import select
 import signal
 import socket
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from typing import Self
 
 from plants import Plant, open_store
 from tests.audits.clients import (
+    Crowd,
     Service,
     Verdict,
     children,
@@ -197,6 +199,13 @@ def _ends(master: int) -> bool:
     return eventually(lambda: not Service("", 0, "", master).runs(), 40)
 
 
+def troubles_of_a_stop(service: Service) -> list[str]:
+    """Stop a service (``TERM``), and give the lines of its log that should not be there."""
+    os.kill(service.master, signal.SIGTERM)
+    ended = _ends(service.master)
+    return service.new_trouble() + ["it does not end"] * (not ended)
+
+
 @contextlib.contextmanager
 def _place(store: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Give a database's URL, or nothing for the dictionary, and the environment of a service that has it."""
@@ -251,6 +260,32 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
         faults.append("a stop took too long")
     seen = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
     return Verdict(not faults, f"{seen}, {len(faults)} with faults: {faults[:2]}" if faults else seen)
+
+
+def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
+    """The service stops while requests come in and, with a database, while others wait for it: each has its answer."""
+    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+        bodies = [plant(new_id()) for _ in range(16)]
+        requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
+        with Crowd(service, 8) as late, Crowd(service, 8) as waiting, contextlib.ExitStack() as locked:
+            late.send_each(lambda number: requests[number][:-5])
+            if database:
+                locker = sqlite3.connect(database.removeprefix("sqlite:///"), isolation_level=None)
+                locked.enter_context(contextlib.closing(locker))
+                locker.execute("BEGIN IMMEDIATE")
+            waiting.send_each(lambda number: requests[8 + number])
+            time.sleep(0.2)
+            os.kill(service.master, signal.SIGTERM)
+            time.sleep(2)
+            locked.close()
+            late.send_each(lambda number: requests[number][-5:])
+            for crowd in (late, waiting):
+                crowd.hear(ANSWER_SECONDS)
+            statuses = late.statuses() + waiting.statuses()
+        ended = _ends(service.master)
+        trouble = service.new_trouble()
+    seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {trouble[-1:]}"
+    return Verdict(statuses["200"] == 16 and ended and not trouble, seen)
 
 
 @contextlib.contextmanager
@@ -382,6 +417,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
 CHANGES: tuple[Callable[[str, int, int], Verdict], ...] = (
     hup,
     term,
+    term_in_the_middle,
     usr2,
     usr2_keeps_the_token,
     workers_more_and_fewer,

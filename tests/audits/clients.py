@@ -112,11 +112,13 @@ class Service:
         return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
 
     def connections(self) -> int:
-        """Give the number of connections that have a descriptor at the service's end."""
+        """Give the number of connections that the service has or is about to accept."""
         if not self.master:
             return 0
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return sum(row[1].endswith(f":{self.port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
+        states = [(row[3], row[9]) for row in rows if row[1].endswith(f":{self.port:04X}")]
+        # Established, or closed by the client; else in any state, but for those that the kernel alone remembers.
+        return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
     def runs(self) -> bool:
         """Tell whether its master does."""

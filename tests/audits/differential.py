@@ -1,7 +1,7 @@
 """Send thousands of strange requests to this server and to others, and tell where it takes what they refuse.
 
     python -m tests.audits.differential
-    python -m tests.audits.differential --cases 20000 --seed 7 --worker-class plants.server.worker.Worker
+    python -m tests.audits.differential --cases 20000 --seed 7
 
 The others are Gunicorn's threaded worker, Node and Go (both must be installed). Behind each request comes a plain one:
 a server that understood another end of the first answers it differently, or not at all. The exit status is 0 if this
@@ -164,6 +164,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
         rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
         "methods are the application's (RFC 9110, section 9.1)",
     ),
+    ("node", r"^(?:\r\n)?CONNECT /", "a CONNECT of a path is the application's to refuse (405)"),
     ("node", r"(?i)\nContent-Length:[ \t]*\d+\t\r\n", "a tab may be behind a value (RFC 9110, section 5.6.3)"),
     ("node", r"(?i)\nUpgrade:", "an Upgrade may be ignored, and the request is answered (RFC 9110, section 7.8)"),
     ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is no field of HTTP (RFC 9112, appendix C.2.2)"),
@@ -171,7 +172,10 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def explanation(peer: str, data: bytes) -> str:
+def explanation(peer: str, what: str, data: bytes) -> str:
+    # What is behind a CONNECT is never read.
+    if data.lstrip().startswith(b"CONNECT") and not what.startswith("takes request 1"):
+        return ""
     for name, pattern, reason in EXPLAINED:
         if name == peer and re.search(pattern.encode("latin-1"), data, re.DOTALL):
             return reason
@@ -182,7 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=4000, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="other requests with another number (%(default)s)")
-    parser.add_argument("--worker-class", default="plants.hosting.worker.Worker", help="of this server (%(default)s)")
+    parser.add_argument("--worker-class", default="plants.server.worker.Worker", help="of this server (%(default)s)")
     parser.add_argument("--show", type=int, default=20, help="how many cases of each kind are printed (%(default)s)")
     options = parser.parse_args()
     found: dict[tuple[str, str], list[str]] = {}
@@ -202,12 +206,12 @@ def main() -> int:
         accepted = 0
         for case, cuts, (cut, mine, *theirs) in threads.map(compare, cases(options.cases, options.seed)):
             accepted += bool(mine.echoes)
-            if cut != mine:
+            if (cut.echoes, cut.end[0]) != (mine.echoes, mine.end[0]):  # Which 4xx it is may depend on what came.
                 text = f"{case.data[:300]!r} ({case.name})\n      whole: {mine}\n      cut at {cuts}: {cut}"
                 found.setdefault(("itself", "it depends on the pieces"), []).append(text)
             for peer, other in zip(others, theirs, strict=True):
                 if what := difference(mine, other):
-                    if reason := explanation(peer.name, case.data):
+                    if reason := explanation(peer.name, what, case.data):
                         explained[f"{peer.name}: {reason}"] += 1
                     else:
                         text = f"{case.data[:300]!r} ({case.name})\n      ours: {mine}\n      {peer.name}: {other}"

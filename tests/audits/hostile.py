@@ -185,11 +185,11 @@ def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
 def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Each of many uploads is broken off before its last byte, a few at a time."""
     before = service.memory()
-    for start in range(0, uploads, 4):
-        with Crowd(service, min(4, uploads - start)) as crowd:
+    for start in range(0, uploads, 8):
+        with Crowd(service, min(8, uploads - start)) as crowd:
             crowd.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * (size - 1))
-            crowd.end(reset=start % 8 == 0)
-    eventually(lambda: not service.connections())
+            crowd.end(reset=start % 16 == 0)
+        eventually(lambda: not service.connections())
     grown = service.memory() - before
     return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
 
@@ -323,6 +323,32 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
         return unharmed(service, check)
 
 
+def no_descriptor_left(store: str, workers: int) -> Verdict:
+    """A worker has no descriptor for a connection that comes; then there are some again; then none, and it stops."""
+    with serving(store, workers) as service:
+
+        def allow(more: int) -> None:
+            for worker in service.workers():
+                number = len(list(Path(f"/proc/{worker}/fd").iterdir())) + more
+                subprocess.run(["prlimit", f"--pid={worker}", f"--nofile={number}:"], check=True)
+
+        def check(service: Service) -> Verdict:
+            allow(0)
+            with Crowd(service, 10) as crowd:
+                crowd.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                time.sleep(0.5)
+                allow(50)
+                crowd.hear(5)
+            return Verdict(not crowd.statuses()["nothing"], f"of 10 that waited {dict(crowd.statuses())}")
+
+        verdict = unharmed(service, check)
+        allow(0)
+        with Crowd(service, 1):
+            time.sleep(0.3)
+            trouble = changes.troubles_of_a_stop(service)
+    return Verdict(verdict.holds and not trouble, f"{verdict.seen}, the stop: {trouble[-1:] or 'without trouble'}")
+
+
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
     """Handshakes that stall count as connections."""
 
@@ -406,7 +432,12 @@ CHECKS: dict[Callable[..., Verdict], str] = {
     large_framing: "",
     stalled: "limit",
 }
-OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (few_descriptors, stalled_handshakes, resets_under_term)
+OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
+    few_descriptors,
+    no_descriptor_left,
+    stalled_handshakes,
+    resets_under_term,
+)
 
 
 def main() -> int:
