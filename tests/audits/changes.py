@@ -1,0 +1,444 @@
+"""Change a service under load, in every way an operator can, and tell whether a client notices.
+
+    python -m tests.audits.changes
+    python -m tests.audits.changes --creates 2000 --only hup --only usr2
+
+Clients create plants, and send a request again only if its connection was closed without an answer. A change holds if
+no accepted request went without its answer, nobody waited long, and every plant that was acknowledged is kept. Each
+change is a line; the exit status is 0 if all of them hold.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import select
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from plants import Plant, open_store
+from tests.audits.clients import (
+    Crowd,
+    Service,
+    Verdict,
+    children,
+    eventually,
+    new_id,
+    plant,
+    report,
+    reset_on_close,
+    serving,
+)
+from tests.contract import TOKEN
+
+# An answer takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
+# after a request was not on its way when the request was sent.
+ANSWER_SECONDS = 5.0
+CLOSE_SECONDS = 0.5
+
+
+class Load:
+    """Clients that create plants, one after the other, until so many are acknowledged or the service has ended.
+
+    ``seen`` counts what they were told. ``faults`` is what must not be.
+    """
+
+    def __init__(
+        self, service: Service, creates: int, clients: int = 16, *, ends: bool = False, pause: float = 0
+    ) -> None:
+        self.service = service
+        self.acknowledged: list[int] = []
+        self.seen: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.slowest = 0.0
+        self._unanswered: list[int] = []
+        self._creates = creates
+        self._ends = ends  # The service may end: a client that cannot connect has finished.
+        self._pause = pause
+        self._first = new_id()
+        self._numbers = itertools.count()
+        self.over = threading.Event()
+        self._threads = [threading.Thread(target=self._work) for _ in range(clients)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+        self.over.set()
+
+    def is_over(self) -> bool:
+        return self.over.is_set() or not any(thread.is_alive() for thread in self._threads)
+
+    def verdict(self, *more: str, database: str = "") -> Verdict:
+        """Say what became of all requests; with a database, look there too."""
+        if database:
+            with contextlib.closing(open_store(database)) as store:
+                lost = [number for number in self.acknowledged if store.get(number) != Plant(number, f"plant {number}")]
+                self.faults["acknowledged and lost"] += len(lost)
+                unanswered = [number for number in self._unanswered if store.get(number)]
+                self.faults["kept and never answered"] += len(unanswered)
+        self.faults += Counter()  # without zeros
+        faults = [f"{number} x {fault}" for fault, number in self.faults.items()]
+        seen = [f"{number:,} x {what}" for what, number in self.seen.items()]
+        slowest = f"slowest {self.slowest * 1000:.0f} ms"
+        return Verdict(not faults and not more, ", ".join([*seen, slowest, *(f"! {fault}" for fault in faults), *more]))
+
+    def _work(self) -> None:
+        sock: socket.socket | None = None
+        while len(self.acknowledged) < self._creates and not self.over.is_set():
+            number = self._first + next(self._numbers)
+            was_sent = False
+            time.sleep(self._pause)
+            while True:
+                began = time.monotonic()
+                if sock is None and not (sock := self._connect()):
+                    break
+                if _is_closed(sock):
+                    # Closed before anything was sent: no request was accepted.
+                    sock.close()
+                    sock = None
+                    continue
+                status, error, stays_open = self._ask(sock, number)
+                self.slowest = max(self.slowest, time.monotonic() - began)
+                if not stays_open:
+                    sock.close()
+                    sock = None
+                if status == 200:
+                    self.acknowledged.append(number)
+                    self.seen["200"] += 1
+                elif status == 0:
+                    was_sent = True
+                    continue
+                elif error == 40003 and was_sent:
+                    self.faults["accepted, and closed without its answer"] += 1
+                else:
+                    self.faults[f"{error or status}"] += 1
+                was_sent = False
+                break
+            if was_sent:
+                self._unanswered.append(number)
+            if sock is None and self.over.is_set():
+                break
+        if sock:
+            sock.close()
+
+    def _connect(self) -> socket.socket | None:
+        try:
+            return self.service.connect()
+        except OSError as error:
+            if self._ends:
+                self.over.set()
+            else:
+                self.faults[f"no connection ({error.strerror})"] += 1
+                time.sleep(0.05)
+            return None
+
+    def _ask(self, sock: socket.socket, number: int) -> tuple[int, int, bool]:
+        """Give the status, the code of the error, and whether the connection stays open; 0 without an answer."""
+        body = plant(number)
+        began = time.monotonic()
+        heard = b""
+        try:
+            sock.settimeout(2 * ANSWER_SECONDS)
+            sock.sendall(self.service.head(b"Content-Length: %d\r\n" % len(body)) + body)
+            while b"\r\n\r\n" not in heard or len(heard) < _length(heard):
+                if not (data := sock.recv(65536)):
+                    break
+                heard += data
+        except TimeoutError:
+            self.faults["no answer at all"] += 1
+            return 0, 0, False
+        except OSError:
+            pass
+        elapsed = time.monotonic() - began
+        if b"\r\n\r\n" not in heard or len(heard) < _length(heard):
+            if heard:
+                self.faults["a part of an answer"] += 1
+            elif elapsed > CLOSE_SECONDS:
+                self.faults["kept waiting, and closed without an answer"] += 1
+            self.seen["closed as the request came"] += 1
+            return 0, 0, False
+        if elapsed > ANSWER_SECONDS:
+            self.faults[f"an answer after more than {ANSWER_SECONDS:.0f} s"] += 1
+        head, _, content = heard.partition(b"\r\n\r\n")
+        status = int(head[9:12])
+        if status == 200 and content != b'{"name": "plant %d"}' % number and content != b'{"name":"plant %d"}' % number:
+            self.faults["another's answer"] += 1
+        error = int(content[content.index(b":") + 1 :].split(b",")[0]) if status != 200 else 0
+        return status, error, b"\r\nconnection: close" not in head.lower()
+
+
+def _length(heard: bytes) -> int:
+    head, _, _ = heard.partition(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return len(head) + 4 + int(length.split(b":")[1])
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _ends(master: int) -> bool:
+    """Wait until a master has ended; tell whether it has."""
+    return eventually(lambda: not Service("", 0, "", master).runs(), 40)
+
+
+def troubles_of_a_stop(service: Service) -> list[str]:
+    """Stop a service (``TERM``), and give the lines of its log that should not be there."""
+    os.kill(service.master, signal.SIGTERM)
+    ended = _ends(service.master)
+    return service.new_trouble() + ["it does not end"] * (not ended)
+
+
+@contextlib.contextmanager
+def _place(store: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give a database's URL, or nothing for the dictionary, and the environment of a service that has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"sqlite:///{folder}/plants.db" if store == "sqlite" else ""
+        yield database, {"PLANTS_STORE": database} if database else {}
+
+
+def _again_and_again(load: Load, change: Callable[[int], object], seconds: float) -> int:
+    """Make a change until the load is over, and wait so long between two; give how many there were."""
+    number = 0
+    while not load.is_over():
+        change(number)
+        number += 1
+        load.over.wait(seconds)
+    return number
+
+
+def hup(store: str, workers: int, creates: int) -> Verdict:
+    """The configuration is read again, and the workers are new ones, again and again."""
+    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+        with Load(service, creates) as load:
+            # A worker that is told to stop before it has set up its signals would be killed.
+            number = _again_and_again(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
+        verdict = load.verdict(*service.new_trouble()[:1], database=database)
+    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+
+
+def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
+    """The service stops after ``each`` plants, while checks connect and reset, and is started again for more."""
+    starts = 0
+    verdicts: list[Verdict] = []
+    acknowledged = 0
+    slowest_stop = 0.0
+    with _place(store) as (database, environ):
+        while acknowledged < creates and starts < 100:
+            starts += 1
+            with serving(store, workers, environ=environ) as service:
+                with Load(service, creates, ends=True) as load, _resets(service):
+                    eventually(lambda: len(load.acknowledged) >= each or load.is_over())
+                    began = time.monotonic()
+                    os.kill(service.master, signal.SIGTERM)
+                    ended = _ends(service.master)
+                    slowest_stop = max(slowest_stop, time.monotonic() - began)
+                    load.over.set()
+                verdicts.append(load.verdict(*service.new_trouble()[:1], database=database))
+                acknowledged += len(load.acknowledged)
+            if not ended:
+                break
+    faults = [verdict.seen for verdict in verdicts if not verdict.holds]
+    if slowest_stop > 2 * ANSWER_SECONDS:
+        faults.append("a stop took too long")
+    seen = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
+    return Verdict(not faults, f"{seen}, {len(faults)} with faults: {faults[:2]}" if faults else seen)
+
+
+def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
+    """The service stops while requests come in and, with a database, while others wait for it: each has its answer."""
+    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+        bodies = [plant(new_id()) for _ in range(16)]
+        requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
+        with Crowd(service, 8) as late, Crowd(service, 8) as waiting, contextlib.ExitStack() as locked:
+            late.send_each(lambda number: requests[number][:-5])
+            if database:
+                locker = sqlite3.connect(database.removeprefix("sqlite:///"), isolation_level=None)
+                locked.enter_context(contextlib.closing(locker))
+                locker.execute("BEGIN IMMEDIATE")
+            waiting.send_each(lambda number: requests[8 + number])
+            time.sleep(0.2)
+            os.kill(service.master, signal.SIGTERM)
+            time.sleep(2)
+            locked.close()
+            late.send_each(lambda number: requests[number][-5:])
+            for crowd in (late, waiting):
+                crowd.hear(ANSWER_SECONDS)
+            statuses = late.statuses() + waiting.statuses()
+        ended = _ends(service.master)
+        trouble = service.new_trouble()
+    seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {trouble[-1:]}"
+    return Verdict(statuses["200"] == 16 and ended and not trouble, seen)
+
+
+@contextlib.contextmanager
+def _resets(service: Service) -> Iterator[None]:
+    """Ask whether the service is ready, as checks do that reset the connection, some once they have the answer."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                sock = service.connect()
+            except OSError:
+                return
+            with sock, contextlib.suppress(OSError):
+                reset_on_close(sock)
+                sock.send(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                if random.random() < 0.9:
+                    sock.recv(1)  # So the reset meets what the service does after it has answered.
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def usr2(store: str, workers: int, creates: int) -> Verdict:
+    """A new master is started beside the old one, which then ends, again and again (``USR2``, then ``TERM``)."""
+    if store == "memory":
+        return Verdict(True, "not for a dictionary, which the two would not share")
+    with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
+        pid_file = Path(folder, "pid")
+        with serving(store, workers, f"--pid={pid_file}", environ=environ) as service:
+            masters = [service.master]
+            faults: list[str] = []
+
+            def change(_: int) -> None:
+                if faults:
+                    return
+                old, new_file = masters[-1], Path(f"{pid_file}.2")
+                os.kill(old, signal.SIGUSR2)
+                if not eventually(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+                    faults.append("no new master")
+                    return
+                masters.append(int(new_file.read_text()))
+                if not eventually(lambda: len(children(masters[-1])) >= workers, 10):
+                    faults.append("a new master without workers")
+                time.sleep(1)  # The usual recipe: the new ones have begun.
+                os.kill(old, signal.SIGTERM)
+                if not _ends(old):
+                    faults.append("the old master does not end")
+                eventually(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]), 10)
+
+            with Load(service, creates, pause=0.01) as load:
+                _again_and_again(load, change, 0.5)
+            for master in masters[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(master, signal.SIGTERM)
+            _ends(masters[-1])
+            verdict = load.verdict(*faults, *service.new_trouble()[:1], database=database)
+    return Verdict(verdict.holds, f"{len(masters) - 1} new masters: {verdict.seen}")
+
+
+def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
+    """A new master has the token that the old one made, where none is set."""
+    with _place(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
+        pid_file = Path(folder, "pid")
+        options = [f"--pid={pid_file}"]
+        with serving(store, workers, *options, token="", environ=environ) as service:
+            os.kill(service.master, signal.SIGUSR2)
+            new_file = Path(f"{pid_file}.2")
+            if not eventually(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+                return Verdict(False, "no new master")
+            master = int(new_file.read_text())
+            eventually(lambda: len(children(master)) >= workers, 10)
+            time.sleep(1)
+            os.kill(service.master, signal.SIGTERM)
+            ended = _ends(service.master)
+            status = service.create(new_id()).status
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(master, signal.SIGTERM)
+            _ends(master)
+    return Verdict(ended and status == 200, f"the old master's token gives {status}")
+
+
+def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
+    """The number of workers goes up and down, again and again (``TTIN``, ``TTOU``)."""
+    if store == "memory":
+        return Verdict(True, "not for a dictionary, which is one worker's")
+    changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
+    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+        with Load(service, creates) as load:
+            number = _again_and_again(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7)
+        verdict = load.verdict(*service.new_trouble()[:1], database=database)
+    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+
+
+def token_rotation(store: str, workers: int, creates: int) -> Verdict:
+    """The token file gets a new token, the clients change over, and the old one goes, again and again."""
+    with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
+        file, new = Path(folder, "tokens"), Path(folder, "new")
+        file.write_text(f"{TOKEN}\n")
+        faults: list[str] = []
+
+        def write(*tokens: str) -> None:
+            new.write_text("".join(f"{token}\n" for token in tokens))
+            new.replace(file)
+            load.over.wait(2.1)
+
+        def change(number: int) -> None:
+            old, token = service.token, f"token-{number}"
+            write(old, token)
+            service.token = token
+            load.over.wait(0.3)  # What was sent with the old one has its answer.
+            write(token)
+            gone = Service(service.host, service.port, old)
+            if any(gone.create(new_id()).error != 40101 for _ in range(4)):
+                faults.append("a token that is gone is accepted after 2 s")
+
+        with serving(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
+            with Load(service, creates, pause=0.01) as load:
+                number = _again_and_again(load, change, 0.1)
+            verdict = load.verdict(*faults[:1], *service.new_trouble()[:1], database=database)
+    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+
+
+CHANGES: tuple[Callable[[str, int, int], Verdict], ...] = (
+    hup,
+    term,
+    term_in_the_middle,
+    usr2,
+    usr2_keeps_the_token,
+    workers_more_and_fewer,
+    token_rotation,
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", default="sqlite", choices=["memory", "sqlite"])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--creates", type=int, default=20_000, help="acknowledged ones for each change (%(default)s)")
+    parser.add_argument("--only", action="append", default=[], help="the name of a change; may be given several times")
+    options = parser.parse_args()
+    holds = [
+        report(change.__name__, change(options.store, options.workers, options.creates))
+        for change in CHANGES
+        if not options.only or change.__name__ in options.only
+    ]
+    return int(not all(holds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,451 @@
+"""Sockets and timing for the audits: a service, crowds of bad clients, and a good one beside them in its own process.
+
+    python -m tests.audits.clients 127.0.0.1:8000 TOKEN
+
+creates plants there until its standard input ends, and prints what it was told, as JSON.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import re
+import selectors
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, cast
+
+from tests.contract import TOKEN
+from tests.support import hosted
+
+MIB = 1 << 20
+HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+PATIENCE_SECONDS = 30
+# What must not be in the log of a service that its clients only hurt by being clients.
+_TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
+
+
+class Verdict(NamedTuple):
+    """What a check says."""
+
+    holds: bool
+    seen: str
+
+
+class Answer(NamedTuple):
+    """What came back on a connection; ``status`` is 0 and ``error`` None if it was not a whole answer."""
+
+    status: int
+    error: int | None
+    body: Any
+
+
+NO_ANSWER = Answer(0, None, None)
+
+
+class Service:
+    """A service at an address; of one on this machine, with the process id of its master, the processes are seen."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        master: int = 0,
+        *,
+        process: hosted.Service | None = None,
+        scheme: str = "http",
+    ) -> None:
+        self.host, self.port, self.token, self.master = host, port, token, master
+        self._scheme = scheme
+        self._log = process
+        self._lines_read = 0
+
+    def connect(self, receive_buffer: int = 0) -> socket.socket:
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(PATIENCE_SECONDS)
+        try:
+            sock.connect((self.host, self.port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def head(self, *fields: bytes) -> bytes:
+        """Give the head of a create with a valid token, and these further lines."""
+        return b"%bAuthorization: Bearer %b\r\n%b\r\n" % (HEAD, self.token.encode(), b"".join(fields))
+
+    def create(self, plant_id: int) -> Answer:
+        """Create a plant on a connection of its own."""
+        client = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
+        if self._scheme == "https":
+            trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            trusting.check_hostname = False
+            trusting.verify_mode = ssl.CERT_NONE
+            client = http.client.HTTPSConnection(self.host, self.port, timeout=PATIENCE_SECONDS, context=trusting)
+        with contextlib.closing(client):
+            return exchange(client, "POST", "/plants", self.token, plant(plant_id))
+
+    def workers(self) -> list[int]:
+        return children(self.master) if self.master else []
+
+    def memory(self) -> int:
+        """Give the resident bytes of the worker that has most."""
+        return max((_resident(worker) for worker in self.workers()), default=0)
+
+    def descriptors(self) -> int:
+        """Give the number of open files of all workers."""
+        return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
+
+    def connections(self) -> int:
+        """Give the number of connections that the service has or is about to accept."""
+        if not self.master:
+            return 0
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        states = [(row[3], row[9]) for row in rows if row[1].endswith(f":{self.port:04X}")]
+        # Established, or closed by the client; else in any state, but for those that the kernel alone remembers.
+        return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
+
+    def runs(self) -> bool:
+        """Tell whether its master does."""
+        try:
+            state = Path(f"/proc/{self.master}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state != "Z"
+
+    def new_trouble(self) -> list[str]:
+        """Give the lines of the log since the last call that no client should be able to cause."""
+        return [line for line in self.new_lines() if _TROUBLE.search(line)]
+
+    def new_lines(self) -> list[str]:
+        """Give the lines of the log since the last call."""
+        lines = self._log.lines[self._lines_read :] if self._log else []
+        self._lines_read += len(lines)
+        return [line.rstrip() for line in lines]
+
+
+class Crowd:
+    """Many connections, none of which waits for another."""
+
+    def __init__(self, service: Service, size: int, receive_buffer: int = 0) -> None:
+        self.sockets = [service.connect(receive_buffer) for _ in range(size)]
+        self.heard = dict.fromkeys(self.sockets, b"")
+        self.closed: set[socket.socket] = set()  # by the service
+        for sock in self.sockets:
+            sock.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def send(self, data: bytes, seconds: float = PATIENCE_SECONDS) -> int:
+        """Send this on each connection as fast as it is taken; give the number of bytes that were."""
+        return self.send_each(lambda _number: data, seconds)
+
+    def send_each(self, data: Callable[[int], bytes], seconds: float = PATIENCE_SECONDS) -> int:
+        """Send what is given for the number of a connection, as :meth:`send` does."""
+        rest = {sock: memoryview(data(number)) for number, sock in enumerate(self.sockets)}
+        total = 0
+        give_up = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for sock in rest:
+                selector.register(sock, selectors.EVENT_WRITE)
+            while selector.get_map() and time.monotonic() < give_up:
+                for key, _ in selector.select(0.1):
+                    sock = cast(socket.socket, key.fileobj)
+                    try:
+                        sent = sock.send(rest[sock][:65536])
+                    except OSError:
+                        selector.unregister(sock)
+                        continue
+                    total += sent
+                    rest[sock] = rest[sock][sent:]
+                    if not rest[sock]:
+                        selector.unregister(sock)
+        return total
+
+    def hear(self, seconds: float, *, first: bool = False) -> int:
+        """Read until the service has closed every connection, or has sent the ``first`` byte; give how many it closed.
+
+        What is ``heard`` keeps the first 64 KiB of each.
+        """
+        give_up = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            for sock in self.sockets:
+                if sock not in self.closed:
+                    selector.register(sock, selectors.EVENT_READ)
+            while selector.get_map() and time.monotonic() < give_up:
+                for key, _ in selector.select(0.1):
+                    sock = cast(socket.socket, key.fileobj)
+                    if first:
+                        return len(self.closed)
+                    try:
+                        data = sock.recv(65536)
+                    except OSError:
+                        data = b""
+                    self.heard[sock] = (self.heard[sock] + data)[:65536]
+                    if not data:
+                        selector.unregister(sock)
+                        self.closed.add(sock)
+        return len(self.closed)
+
+    def statuses(self) -> Counter[str]:
+        """Count the first answers: their status, ``closed`` without one, or ``nothing``."""
+        return Counter(
+            self.heard[sock][9:12].decode() or ("closed" if sock in self.closed else "nothing") for sock in self.sockets
+        )
+
+    def end(self, *, reset: bool = False) -> None:
+        for sock in self.sockets:
+            if reset:
+                reset_on_close(sock)
+            sock.close()
+
+
+class Bystander:
+    """A good client in a process of its own, so that what others do in this one does not slow it down."""
+
+    def __init__(self, service: Service, *, pause: float = 0.002, mixed: bool = False, again: bool = False) -> None:
+        options = [f"--pause={pause}", *["--mixed"] * mixed, *["--again"] * again]
+        command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT)
+
+    def __enter__(self) -> Self:
+        assert self._process.stdout
+        self._process.stdout.readline()  # It has had its first answer.
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        found = json.loads(self._process.communicate()[0])
+        self.slowest: float = found["slowest"]
+        self.longest_pause: float = found["longest_pause"]
+        self.answers: dict[str, int] = found["answers"]
+        self.faults: list[str] = found["faults"]
+
+    def verdict(self, limit: float) -> Verdict:
+        """Say whether each request had the right answer, within so many seconds."""
+        seen = f"slowest of {sum(self.answers.values()):,} answers {self.slowest * 1000:.0f} ms"
+        if self.longest_pause > 0.02:
+            seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
+        return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
+
+
+def exchange(client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None) -> Answer:
+    """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
+    fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        client.request(method, path, body, fields)
+        response = client.getresponse()
+        document = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        client.close()
+        return NO_ANSWER
+    return Answer(response.status, document.get("error"), document)
+
+
+def plant(plant_id: int) -> bytes:
+    return json.dumps({"id": plant_id, "name": f"plant {plant_id}"}).encode()
+
+
+def new_id() -> int:
+    return random.getrandbits(62)
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def children(process: int) -> list[int]:
+    """Give the processes that a process has started, without those that have ended."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found if _resident(int(child))]
+
+
+def _resident(process: int) -> int:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(resident[1]) * 1024 if resident else 0
+
+
+def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Wait until a condition holds; tell whether it did."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextlib.contextmanager
+def serving(
+    store: str = "memory",
+    workers: int = 1,
+    *options: str,
+    token: str = TOKEN,
+    scheme: str = "http",
+    descriptors: int = 0,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Service]:
+    """Run ``plants serve`` on a free port with the largest body that is the default; an empty token is made by it."""
+    command = ["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors) + hosted.SERVE
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/plants.db" if store == "sqlite" else f"{store}:"
+        tokens = {"PLANTS_TOKENS": token} if token and "PLANTS_TOKENS_FILE" not in environ else {}
+        command += ["--bind=127.0.0.1:0", f"--workers={workers}", *options]
+        with hosted.Service(command, hosted.CHECKOUT, {"PLANTS_STORE": url, **tokens, **environ}) as process:
+            port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
+            token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
+            service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
+            assert eventually(lambda: len(service.workers()) == workers)
+            # A worker that is told to stop before it has set up its signals is killed only after a long time.
+            assert eventually(lambda: service.create(new_id()).status == 200)
+            assert eventually(lambda: not service.connections())
+            process.wait_for("Booting worker")
+            yield service
+
+
+def take_service_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address", default="", help="HOST:PORT of a service; by default one is started for each check"
+    )
+    parser.add_argument("--token", default="", help="a valid token, with --address")
+    parser.add_argument("--master", type=int, default=0, help="the process id of its master, to see memory and files")
+    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="of a service that is started")
+    parser.add_argument("--workers", type=int, default=1, help="of a service that is started")
+    parser.add_argument("--request-timeout", type=float, default=5, help="of the service, in seconds (%(default)s)")
+
+
+@contextlib.contextmanager
+def service_of(options: argparse.Namespace) -> Iterator[Service]:
+    """Give the service that the options name, or start one."""
+    if options.address:
+        host, _, port = options.address.rpartition(":")
+        yield Service(host, int(port), options.token, options.master)
+    else:
+        timeout = str(options.request_timeout)
+        with serving(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:
+            yield service
+
+
+def report(name: str, verdict: Verdict) -> bool:
+    print(f"{'ok  ' if verdict.holds else 'FAIL'}  {name}: {verdict.seen}", flush=True)
+    return verdict.holds
+
+
+class _Good:
+    """What the good client does, and what it was told."""
+
+    def __init__(self, address: str, token: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._kept, self._fresh = (
+            http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS) for _ in range(2)
+        )
+        self._token = token
+        self.created: list[int] = []
+        self.slowest = 0.0
+        self.answers: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    def create(self) -> None:
+        plant_id = new_id()
+        answer = self._ask("POST", "/plants", self._token, plant(plant_id))
+        if answer == Answer(200, None, {"name": f"plant {plant_id}"}):
+            self.created.append(plant_id)
+        else:
+            self._fault("a create", answer)
+
+    def create_again(self, plant_id: int = 0) -> None:
+        answer = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
+        if answer.error != 40003:
+            self._fault("a plant that is there created again", answer)
+
+    def do_another_thing(self) -> None:
+        method, path, token, body, error = random.choice(
+            [
+                ("POST", "/plants", "", plant(1), 40100),
+                ("POST", "/plants", "no", plant(1), 40101),
+                ("GET", "/plants", self._token, None, 40500),
+                ("POST", "/nothing", self._token, plant(1), 40400),
+                ("POST", "/plants", self._token, b"{}", 40002),
+                ("POST", "/plants", self._token, b"not JSON", 40001),
+                ("GET", "/livez", "", None, None),
+                ("GET", "/readyz", "", None, None),
+                ("GET", "/openapi.json", "", None, None),
+            ]
+        )
+        answer = self._ask(method, path, token, body)
+        if answer.error != error or answer == NO_ANSWER:
+            self._fault(f"{method} {path} for {error}", answer)
+
+    def _fault(self, what: str, answer: Answer) -> None:
+        self.faults.append(f"{what} had {answer.error or answer.status or 'no answer'}")
+
+    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
+        client = self._kept if random.random() < 0.5 else self._fresh
+        began = time.monotonic()
+        answer = exchange(client, method, path, token, body)
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.answers[str(answer.error or answer.status)] += 1
+        self._fresh.close()
+        return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", help="HOST:PORT")
+    parser.add_argument("token")
+    parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
+    parser.add_argument("--mixed", action="store_true", help="half of the requests are of other kinds than creates")
+    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which is refused")
+    options = parser.parse_args()
+    over = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    good = _Good(options.address, options.token)
+    good.create()
+    print("begun", flush=True)
+    longest_pause = 0.0
+    while not over.is_set():
+        began = time.monotonic()
+        over.wait(options.pause)
+        longest_pause = max(longest_pause, time.monotonic() - began - options.pause)
+        if not options.mixed or not good.created or random.random() < 0.3:
+            good.create()
+        elif random.random() < 0.3:
+            good.create_again()
+        else:
+            good.do_another_thing()
+    slowest = good.slowest
+    for plant_id in good.created if options.again else ():
+        good.create_again(plant_id)
+    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.answers, "faults": good.faults}
+    print(json.dumps(found | {"created": len(good.created)}))
+
+
+if __name__ == "__main__":
+    main()

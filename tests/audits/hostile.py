@@ -1,0 +1,466 @@
+"""Attack a service over sockets, as anyone without a token can, and tell what it does to everybody else.
+
+    python -m tests.audits.hostile
+    python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
+    python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
+
+Each check is a line; the exit status is 0 if all of them hold. With ``--address``, checks that need a service with
+settings of their own are left out, and without ``--master`` memory, files and processes are not seen.
+"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.audits import changes
+from tests.audits.clients import (
+    CHUNKED,
+    HEAD,
+    MIB,
+    PATIENCE_SECONDS,
+    Bystander,
+    Crowd,
+    Service,
+    Verdict,
+    eventually,
+    new_id,
+    plant,
+    report,
+    reset_on_close,
+    service_of,
+    serving,
+    take_service_options,
+)
+
+TINY_CHUNK = b"1\r\nx\r\n"
+# How many bodies of the largest size a worker may hold, and what it may need beside them.
+HELD_BODIES = 64
+SLACK_BYTES = 32 * MIB
+# A store may open files when it is first used: a few for each worker, and none for each client.
+STORE_FILES = 16
+MALFORMED_TRAILERS = {
+    "no colon": b"no colon",
+    "an empty name": b": a",
+    "NUL": b"X-A: a\0b",
+    "a folded line": b"X-A: a\r\n b",
+    "a request line": b"GET /livez HTTP/1.1",
+    "a space before the colon": b"X-A : a",
+    "a bare CR": b"X-A: a\rb",
+    "a space before the name": b" X-A: a",
+}
+
+
+def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
+    """Run a check; the service must also go on with the same processes, without trouble in its log."""
+    workers = service.workers()
+    service.new_trouble()
+    verdict = check(service)
+    faults = []
+    if service.create(new_id()).status != 200:
+        faults.append("a create afterwards is not answered with 200")
+    if service.workers() != workers:
+        faults.append(f"the workers {workers} are now {service.workers()}")
+    if trouble := service.new_trouble():
+        faults.append(f"{len(trouble)} lines in the log such as {trouble[0]!r}")
+    return Verdict(verdict.holds and not faults, ", ".join([verdict.seen, *faults]))
+
+
+# What any service must stand
+
+
+def half_heads(service: Service, clients: int = 1500) -> Verdict:
+    """Many connections with half a head are closed by their clients as soon as the first has its 408."""
+    seen: Counter[str] = Counter()
+    for reset in (False, True):
+        with Crowd(service, clients) as crowd:
+            crowd.send(HEAD)
+            crowd.hear(PATIENCE_SECONDS, first=True)
+            for sock in crowd.sockets:
+                # Some have been told by now, some have not, and some are told while they go.
+                with contextlib.suppress(OSError):
+                    seen[sock.recv(12)[9:].decode() or "closed"] += 1
+            crowd.end(reset=reset)
+    return Verdict(eventually(lambda: not service.connections()), f"of {2 * clients} {dict(seen)}, the others went")
+
+
+def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
+    """Clients connect and reset, as some health checks do, with nothing, a part of a request or all of it sent."""
+    sent = [
+        b"",
+        HEAD,
+        service.head(b"Content-Length: 9\r\n"),
+        b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+    ]
+    number = 0
+    with Bystander(service) as bystander:
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            with contextlib.suppress(OSError), service.connect() as sock:
+                reset_on_close(sock)
+                if data := sent[number % len(sent)]:
+                    sock.send(data)
+                if number % 8 > 3 and data.startswith(b"GET"):
+                    sock.recv(1)  # The reset meets the rest of what goes on at the service's end.
+            number += 1
+    verdict = bystander.verdict(limit)
+    return Verdict(verdict.holds, f"{number:,} resets, {verdict.seen}")
+
+
+def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
+    """Many clients send a body in chunks of one byte, whose framing costs more than what it carries."""
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        sent = crowd.send(HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * (size // len(TINY_CHUNK)))
+        crowd.hear(2)
+    taken = Verdict(True, f"{sent // 1024:,} KiB were taken, then {dict(crowd.statuses())}")
+    return _together(bystander.verdict(limit), taken)
+
+
+def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
+    """Many clients send three bytes at a time."""
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        crowd.send(HEAD + CHUNKED + b"\r\n")
+        for _ in range(rounds):
+            crowd.send(TINY_CHUNK[:3])
+            crowd.send(TINY_CHUNK[3:])
+    return bystander.verdict(limit)
+
+
+def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
+    """Many clients send a head that is as large as a hundred fields of 8,000 bytes."""
+    fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        crowd.send((HEAD + fields)[: size - 4] + b"\r\n\r\n")
+        crowd.hear(PATIENCE_SECONDS)
+    return _together(bystander.verdict(limit), _all_refused(crowd))
+
+
+def endless_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
+    """Many clients send fields, or one line, without an end."""
+    forms = [HEAD + b"X-A: a\r\n" * (size // 8), b"GET /" + b"a" * size, HEAD + b"X-A: " + b"a" * size, b"\r\n" * size]
+    with Bystander(service) as bystander, Crowd(service, clients) as crowd:
+        crowd.send_each(lambda number: forms[number % len(forms)])
+        crowd.hear(PATIENCE_SECONDS)
+    return _together(bystander.verdict(limit), _all_refused(crowd))
+
+
+def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
+    """As many bodies as a worker holds stop before their last byte, and a small one too, while others create."""
+    workers = max(1, len(service.workers()))
+    stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
+    with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
+        crowd.send(stalled)
+        small.send(service.head(b"Content-Length: 50\r\n") + b"x" * 49)
+        with Bystander(service) as bystander:
+            crowd.hear(1)
+        memory = service.memory()
+    return _together(bystander.verdict(limit), Verdict(True, f"{memory // MIB} MiB resident"))
+
+
+def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+    """Each of many uploads is answered with 401, and then one byte more is sent on its connection."""
+    before = service.memory()
+    upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
+    statuses: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        for start in range(0, uploads, 4):
+            crowd = stack.enter_context(Crowd(service, min(4, uploads - start)))
+            crowd.send(upload)
+            for sock in crowd.sockets:
+                sock.settimeout(PATIENCE_SECONDS)
+                with contextlib.suppress(OSError):
+                    statuses[sock.recv(65536)[9:12].decode() or "closed"] += 1
+                    sock.send(b"P")
+        grown = service.memory() - before
+    seen = f"{grown // MIB} MiB more resident after {dict(statuses)}"
+    return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
+
+
+def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+    """Each of many uploads is broken off before its last byte, a few at a time."""
+    before = service.memory()
+    for start in range(0, uploads, 8):
+        with Crowd(service, min(8, uploads - start)) as crowd:
+            crowd.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * (size - 1))
+            crowd.end(reset=start % 16 == 0)
+        eventually(lambda: not service.connections())
+    grown = service.memory() - before
+    return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
+
+
+def held_bytes(
+    service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
+) -> Verdict:
+    """Many clients stall with as much of a head, of a body, of chunks or of trailers as they may; others create."""
+    head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
+    forms = [
+        head,
+        HEAD + b"Content-Length: %d\r\n\r\n" % largest + b"x" * min(size, largest - 1),
+        HEAD + CHUNKED + b"\r\n%x\r\n" % largest + b"x" * min(size, largest - 1),
+        HEAD + CHUNKED + b"\r\n0\r\n" + head[len(HEAD) :],
+    ]
+    before = service.memory()
+    with Crowd(service, clients) as crowd:
+        sent = crowd.send_each(lambda number: forms[number % len(forms)], 5)
+        with Bystander(service) as bystander:
+            crowd.hear(1)
+        grown = service.memory() - before
+    # What a byte costs is not a byte: it is held in pieces, and in objects.
+    is_bounded = grown < 1.5 * HELD_BODIES * largest + SLACK_BYTES
+    seen = f"{grown // MIB} MiB more resident for {sent // MIB} MiB sent, {dict(crowd.statuses())}"
+    return _together(bystander.verdict(limit), Verdict(is_bounded, seen))
+
+
+def connect(service: Service) -> Verdict:
+    """Nothing behind a CONNECT is read, however its target looks and however the bytes are cut."""
+    served = []
+    for head in (b"CONNECT a:443 HTTP/1.1\r\n", b"CONNECT /livez HTTP/1.1\r\n", b"CONNECT http://a/ HTTP/1.1\r\n"):
+        for fields in (b"", b"Content-Length: 0\r\n", b"Connection: keep-alive\r\n", CHUNKED):
+            for pieces in (1, 2):
+                plant_id = new_id()
+                body = plant(plant_id)
+                hidden = service.head(b"Content-Length: %d\r\n" % len(body)) + body
+                authorization = b"Authorization: Bearer %b\r\n" % service.token.encode()
+                first = head + b"Host: a:443\r\n" + authorization + fields + b"\r\n"
+                answers = talk(service, *([first, hidden] if pieces == 2 else [first + hidden]))
+                if answers.count(b"HTTP/1.1 ") > 1 or service.create(plant_id).status != 200:
+                    served.append(
+                        f"{head.decode().strip()} with {fields.decode().strip() or 'no more'}, {pieces} pieces"
+                    )
+    return Verdict(not served, f"served behind {served}" if served else "nothing behind it is served")
+
+
+def malformed_trailers(service: Service) -> Verdict:
+    """A trailer that is no field is refused, and nothing is created."""
+    taken = []
+    for name, trailer in MALFORMED_TRAILERS.items():
+        plant_id = new_id()
+        answers = talk(
+            service, chunked_create(service, plant_id, trailers=trailer + b"\r\n") + b"GET / HTTP/1.1\r\n\r\n"
+        )
+        if not answers.startswith(b"HTTP/1.1 400 ") or service.create(plant_id).status != 200:
+            taken.append(f"{name} ({answers[9:12].decode()})")
+    good = talk(service, chunked_create(service, new_id(), trailers=b"X-A: a\r\nX-B:\r\n"))[9:12]
+    seen = f"a good trailer {good.decode()}, {len(MALFORMED_TRAILERS) - len(taken)} bad ones refused, taken: {taken}"
+    return Verdict(good == b"200" and not taken, seen)
+
+
+def large_framing(service: Service, size: int = 8500) -> Verdict:
+    """An extension or a trailer that is too large is refused in one packet as it is in many; a small one never is."""
+    faults = []
+    for length, is_good in ((size, False), (100, True)):
+        for where, filler in (("extension", b";a=" + b"a" * length), ("trailers", b"X-A: " + b"a" * length + b"\r\n")):
+            for piece in (MIB, 8600, 1000):
+                request = chunked_create(service, new_id(), **{where: filler})
+                pieces = [request[start : start + piece] for start in range(0, len(request), piece)]
+                status = talk(service, *pieces)[9:12].decode()
+                if status != "200" if is_good else not status.startswith("4"):
+                    faults.append(f"{where} of {length} in pieces of {piece}: {status or 'closed'}")
+    return Verdict(not faults, f"{faults or 'refused if large, in one packet and in many'}")
+
+
+def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
+    """Clients stall before, in the head, in the body, in tiny chunks, and while they should read; then they go."""
+    forms = [
+        b"",
+        HEAD,
+        HEAD + b"Content-Length: 100000\r\n\r\n" + b"x" * 1000,
+        HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * 100,
+    ]
+    readings = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 2000
+    verdicts = []
+    peak = 0
+    memories = [service.memory()]
+    descriptors = service.descriptors()
+    for _ in range(2):
+        with Bystander(service) as bystander:
+            with Crowd(service, clients * 4 // 5) as crowd, Crowd(service, clients // 5, receive_buffer=4096) as deaf:
+                crowd.send_each(lambda number: forms[number % len(forms)])
+                deaf.send(readings, seconds / 2)
+                peak = max(peak, service.memory())
+                closed = crowd.hear(seconds)
+            eventually(lambda: service.connections() <= 2, 10)
+        verdicts.append(bystander.verdict(limit))
+        is_back = eventually(
+            lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES, 10
+        )
+        left = f"{service.connections()} connections and {service.descriptors() - descriptors} files left"
+        verdicts.append(Verdict(is_back, f"{closed} told or closed by the service, {left}"))
+        memories.append(service.memory())
+    grown = memories[2] - memories[1]
+    seen = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB, {peak // MIB} at most"
+    is_flat = grown < 8 * MIB and peak - memories[0] < HELD_BODIES * MIB + SLACK_BYTES
+    return _together(*verdicts, Verdict(is_flat, seen))
+
+
+# What is tried on a service with settings of its own
+
+
+def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
+    """More connections come than there are descriptors: each is served, told 503, or closed."""
+
+    def check(service: Service) -> Verdict:
+        with Crowd(service, clients) as silent:
+            silent.hear(seconds)
+            refused = silent.statuses()
+            with Crowd(service, 20) as asking:
+                asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                asking.hear(5)
+                answers = asking.statuses()
+        eventually(lambda: not service.connections(), 10)
+        enough = refused["503"] + refused["closed"] >= clients - files * workers
+        return Verdict(
+            enough and not answers["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(answers)}"
+        )
+
+    with serving(store, workers, descriptors=files, environ={"PLANTS_REQUEST_TIMEOUT": "10"}) as service:
+        return unharmed(service, check)
+
+
+def no_descriptor_left(store: str, workers: int) -> Verdict:
+    """A worker has no descriptor for a connection that comes; then there are some again; then none, and it stops."""
+    with serving(store, workers) as service:
+
+        def allow(more: int) -> None:
+            for worker in service.workers():
+                number = len(list(Path(f"/proc/{worker}/fd").iterdir())) + more
+                subprocess.run(["prlimit", f"--pid={worker}", f"--nofile={number}:"], check=True)
+
+        def check(service: Service) -> Verdict:
+            allow(0)
+            with Crowd(service, 10) as crowd:
+                crowd.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                time.sleep(0.5)
+                allow(50)
+                crowd.hear(5)
+            return Verdict(not crowd.statuses()["nothing"], f"of 10 that waited {dict(crowd.statuses())}")
+
+        verdict = unharmed(service, check)
+        allow(0)
+        with Crowd(service, 1):
+            time.sleep(0.3)
+            trouble = changes.troubles_of_a_stop(service)
+    return Verdict(verdict.holds and not trouble, f"{verdict.seen}, the stop: {trouble[-1:] or 'without trouble'}")
+
+
+def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
+    """Handshakes that stall count as connections."""
+
+    def check(service: Service) -> Verdict:
+        before = service.descriptors()
+        with Crowd(service, clients) as crowd:
+            crowd.send_each(lambda number: b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
+            crowd.hear(timeout / 2)
+            held = service.descriptors() - before
+            crowd.hear(2 * timeout)
+            statuses = crowd.statuses()
+        is_back = eventually(lambda: service.descriptors() <= before + STORE_FILES, 10)
+        # A connection that is being refused needs a file too.
+        is_bounded = held <= 2 * allowed * len(service.workers())
+        return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        pem = Path(folder, "certificate.pem")
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+        subprocess.run([*command, "-keyout", pem, "-out", f"{pem}.crt"], check=True, stderr=subprocess.DEVNULL)
+        options = [f"--keyfile={pem}", f"--certfile={pem}.crt", f"--worker-connections={allowed}"]
+        environ = {"PLANTS_REQUEST_TIMEOUT": str(timeout)}
+        with serving(store, workers, *options, scheme="https", environ=environ) as service:
+            return unharmed(service, check)
+
+
+def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
+    """The service stops while good clients create, and checks connect and reset."""
+    return changes.term(store, workers, creates, each)
+
+
+# How it is tried
+
+
+def talk(service: Service, *pieces: bytes) -> bytes:
+    """Send these, each as a packet; give all that comes back until nothing has come for a while."""
+    heard = b""
+    with service.connect() as sock:
+        for number, piece in enumerate(pieces):
+            if number:
+                time.sleep(0.02)
+            try:
+                sock.sendall(piece)
+            except OSError:
+                break
+        sock.settimeout(0.3)
+        with contextlib.suppress(OSError):
+            while data := sock.recv(65536):
+                heard += data
+    return heard
+
+
+def chunked_create(service: Service, plant_id: int, *, extension: bytes = b"", trailers: bytes = b"") -> bytes:
+    body = plant(plant_id)
+    return service.head(CHUNKED) + b"%x%b\r\n%b\r\n0\r\n%b\r\n" % (len(body), extension, body, trailers)
+
+
+def _together(*verdicts: Verdict) -> Verdict:
+    return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.seen for verdict in verdicts))
+
+
+def _all_refused(crowd: Crowd) -> Verdict:
+    statuses = crowd.statuses()
+    return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
+
+
+# With what keeps a service busy, not only waiting, another limit for the slowest answer to somebody else.
+CHECKS: dict[Callable[..., Verdict], str] = {
+    half_heads: "",
+    resets_beside_creates: "limit",
+    tiny_chunks: "flood_limit",
+    tiny_chunks_in_tiny_packets: "flood_limit",
+    large_heads: "flood_limit",
+    endless_heads: "flood_limit",
+    stalled_bodies: "limit",
+    kept_bodies: "",
+    left_bodies: "",
+    held_bytes: "flood_limit",
+    connect: "",
+    malformed_trailers: "",
+    large_framing: "",
+    stalled: "limit",
+}
+OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
+    few_descriptors,
+    no_descriptor_left,
+    stalled_handshakes,
+    resets_under_term,
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    take_service_options(parser)
+    parser.add_argument("--limit", type=float, default=0.1, help="for the slowest answer, in seconds (%(default)s)")
+    parser.add_argument("--flood-limit", type=float, default=1, help="the same while there is much to do (%(default)s)")
+    parser.add_argument("--only", action="append", default=[], help="the name of a check; may be given several times")
+    options = parser.parse_args()
+    holds = []
+    for check, limit in CHECKS.items():
+        if not options.only or check.__name__ in options.only:
+            limited = partial(check, limit=getattr(options, limit)) if limit else check
+            with service_of(options) as service:
+                holds.append(report(check.__name__, unharmed(service, limited)))
+    if not options.address:
+        holds += [
+            report(own_check.__name__, own_check(options.store, options.workers))
+            for own_check in OWN_CHECKS
+            if not options.only or own_check.__name__ in options.only
+        ]
+    return int(not all(holds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

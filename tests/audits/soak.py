@@ -1,0 +1,300 @@
+"""Let a service stand many broken clients for a while, with good ones beside them.
+
+    python -m tests.audits.soak
+    python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
+
+The exit status is 0 if each good request had the right answer, each plant that was acknowledged is still there, memory,
+files and connections are back where they were, and each line of the log is one that is known here, with its reason.
+"""
+
+import argparse
+import contextlib
+import random
+import re
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from tests.audits.clients import (
+    CHUNKED,
+    HEAD,
+    MIB,
+    Bystander,
+    Service,
+    Verdict,
+    eventually,
+    new_id,
+    plant,
+    report,
+    reset_on_close,
+    service_of,
+    take_service_options,
+)
+from tests.audits.hostile import MALFORMED_TRAILERS, STORE_FILES, chunked_create
+
+# No broken client stays longer than this.
+LONGEST_SECONDS = 6.0
+PLANT_BYTES = 600
+EXPLAINED = (
+    r"Starting gunicorn|Listening at|Using worker|Booting worker|Control socket",  # the start
+    r"Handling signal: term|Worker exiting|Shutting down",  # the end
+    r"no token is set",
+    r'"POST /|"GET /|"HEAD /',  # an access log
+)
+GET = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
+
+Broken = Callable[[Service, socket.socket], None]
+
+
+def _sending(*data: bytes) -> Broken:
+    """Give a client that sends these, a moment apart, reads a little, and goes."""
+
+    def send(_service: Service, sock: socket.socket) -> None:
+        for piece in data:
+            sock.sendall(piece)
+            time.sleep(random.random() / 10)
+        _listen(sock, random.random())
+
+    return send
+
+
+def _stalling(*data: bytes) -> Broken:
+    """Give a client that sends these, and no more, and stays for a while."""
+
+    def stall(_service: Service, sock: socket.socket) -> None:
+        sock.sendall(b"".join(data))
+        _listen(sock, random.random() * LONGEST_SECONDS)
+
+    return stall
+
+
+def _listen(sock: socket.socket, seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while (rest := give_up - time.monotonic()) > 0:
+        sock.settimeout(rest)
+        if not sock.recv(65536):
+            return
+
+
+def _drip(service: Service, sock: socket.socket) -> None:
+    body = plant(new_id())
+    give_up = time.monotonic() + LONGEST_SECONDS
+    for byte in service.head(b"Content-Length: %d\r\n" % len(body)) + body:
+        if time.monotonic() < give_up:
+            sock.sendall(bytes([byte]))
+            time.sleep(random.choice([0, 0.001, 0.1]))
+    _listen(sock, 1)
+
+
+def _ask_and_reset(service: Service, sock: socket.socket) -> None:
+    body = plant(new_id())
+    sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)) + body)
+    if random.random() < 0.5:
+        sock.recv(1)
+    reset_on_close(sock)
+
+
+def _pipeline_and_go(service: Service, sock: socket.socket) -> None:
+    bodies = [plant(new_id()) for _ in range(50)]
+    sock.sendall(b"".join(service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies))
+    sock.recv(random.choice([1, 1000, 100_000]))
+
+
+def _pipeline_and_never_read(_service: Service, sock: socket.socket) -> None:
+    sock.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        sock.sendall(GET % b"/openapi.json" * 5000)
+    time.sleep(random.random() * LONGEST_SECONDS)
+
+
+def _read_slowly(_service: Service, sock: socket.socket) -> None:
+    sock.sendall(GET % b"/openapi.json" * 20)
+    give_up = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < give_up and sock.recv(100):
+        time.sleep(0.005)
+
+
+def _upload_on_and_on(service: Service, sock: socket.socket) -> None:
+    sock.sendall(random.choice([HEAD, service.head()[:-2]]) + random.choice([CHUNKED, b"Content-Length: 5000000\r\n"]))
+    sock.sendall(b"\r\n")
+    for _ in range(100):
+        sock.sendall(b"c350\r\n" + b"x" * 50_000 + b"\r\n")
+
+
+def _upload_and_a_byte(_service: Service, sock: socket.socket) -> None:
+    sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % MIB + b"x" * MIB + b"P")
+    _listen(sock, 2)
+
+
+def _end_in_the_middle(service: Service, sock: socket.socket) -> None:
+    body = plant(new_id())
+    request = service.head(b"Content-Length: %d\r\n" % len(body)) + body
+    sock.sendall(request[: random.randrange(len(request))])
+    sock.shutdown(socket.SHUT_WR)
+    _listen(sock, 1)
+
+
+def _urgent(_service: Service, sock: socket.socket) -> None:
+    sock.sendall(HEAD)
+    sock.send(b"!", socket.MSG_OOB)
+    _listen(sock, 1)
+
+
+def _garbage(_service: Service, sock: socket.socket) -> None:
+    sock.sendall(random.randbytes(random.choice([1, 100, 100_000])))
+    _listen(sock, 1)
+
+
+def _mutate(service: Service, sock: socket.socket) -> None:
+    request = bytearray(chunked_create(service, new_id(), trailers=b"X-A: a\r\n"))
+    for _ in range(random.randint(1, 5)):
+        request[random.randrange(len(request))] = random.randrange(256)
+    sock.sendall(request)
+    _listen(sock, 1)
+
+
+BROKEN: tuple[Broken, ...] = (
+    _stalling(),
+    _stalling(b"\r\n"),
+    _stalling(b"P"),
+    _stalling(HEAD),
+    _stalling(HEAD, b"Content-Length: 100000\r\n\r\n", b"x" * 99_999),
+    _stalling(HEAD, CHUNKED, b"\r\n", b"1\r\nx\r\n" * 200),
+    _stalling(HEAD, CHUNKED, b"\r\n1"),
+    _stalling(HEAD, b"Expect: 100-continue\r\nContent-Length: 10\r\n\r\n"),
+    _stalling(GET % b"/livez"),
+    _sending(),
+    _sending(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+    _sending(b"GET / HTTP/2.0\r\n\r\n"),
+    _sending(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    _sending(b"GET /\r\n"),
+    _sending(HEAD, b"X-A: a\r\n" * 20_000),
+    _sending(HEAD, b"X-A: " + b"a" * 200_000),
+    _sending(b"POST /" + b"a" * 200_000),
+    _sending(HEAD, CHUNKED, b"\r\n", b"1\r\nx\r\n" * 20_000),
+    _sending(HEAD, CHUNKED, b"\r\n", b"1;" + b"a" * 20_000),
+    _sending(HEAD, CHUNKED, b"Content-Length: 4\r\n\r\n0\r\n\r\n", GET % b"/livez"),
+    _sending(HEAD, b"Content-Length: 5\r\n\r\nbody"),
+    _sending(HEAD, b"Content-Length: -1\r\n\r\n"),
+    _sending(HEAD, CHUNKED, b"\r\nffffffffffffffff\r\n"),
+    _sending(HEAD, CHUNKED, b"\r\n-1\r\n"),
+    _sending(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", GET % b"/livez"),
+    _sending(b"CONNECT /livez HTTP/1.1\r\nHost: a:1\r\n\r\n", GET % b"/livez"),
+    _sending(b"GET /livez HTTP/1.0\r\n\r\n", b"more"),
+    _sending(GET % b"/livez" * 100, b"X"),
+    *[_sending(HEAD, CHUNKED, b"\r\n0\r\n", trailer, b"\r\n\r\n") for trailer in MALFORMED_TRAILERS.values()],
+    _drip,
+    _ask_and_reset,
+    _pipeline_and_go,
+    _pipeline_and_never_read,
+    _read_slowly,
+    _upload_on_and_on,
+    _upload_and_a_byte,
+    _end_in_the_middle,
+    _urgent,
+    _garbage,
+    _mutate,
+)
+
+
+class Breakers:
+    """So many broken clients a second, each of a random kind, which go in a random way."""
+
+    def __init__(self, service: Service, a_second: float) -> None:
+        self.number = 0
+        self.refused = 0
+        self._service = service
+        self._pause = 1 / a_second
+
+    def run(self, seconds: float) -> None:
+        threads: list[threading.Thread] = []
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            threads = [thread for thread in threads if thread.is_alive()]
+            threads.append(threading.Thread(target=self._break))
+            threads[-1].start()
+            self.number += 1
+            time.sleep(max(0, began + self.number * self._pause - time.monotonic()))
+        for thread in threads:
+            thread.join()
+
+    def _break(self) -> None:
+        try:
+            sock = self._service.connect(random.choice([0, 0, 0, 4096]))
+        except OSError:
+            self.refused += 1
+            return
+        with sock:
+            sock.settimeout(LONGEST_SECONDS)
+            if random.random() < 0.3:
+                reset_on_close(sock)
+            with contextlib.suppress(OSError):
+                random.choice(BROKEN)(self._service, sock)
+
+
+@contextlib.contextmanager
+def sampled(service: Service, seconds: float = 2) -> Iterator[list[int]]:
+    """Note the resident bytes of the largest worker all the time."""
+    over = threading.Event()
+    samples: list[int] = []
+
+    def work() -> None:
+        while not over.wait(seconds):
+            samples.append(service.memory())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield samples
+    over.set()
+    thread.join()
+
+
+def soak(service: Service, seconds: float, broken: float, good: int) -> list[tuple[str, Verdict]]:
+    descriptors, workers = service.descriptors(), service.workers()
+    breakers = Breakers(service, broken)
+    bystanders = [Bystander(service, pause=0.05, mixed=True, again=True) for _ in range(good)]
+    with sampled(service, min(2, seconds / 30)) as samples, contextlib.ExitStack() as stack:
+        for bystander in bystanders:
+            stack.enter_context(bystander)
+        breakers.run(seconds)
+    is_back = eventually(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
+    unknown = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
+
+    answers = sum((Counter(bystander.answers) for bystander in bystanders), Counter())
+    faults = [fault for bystander in bystanders for fault in bystander.faults]
+    third = max(1, len(samples) // 3)
+    middle, last = max(samples[third:-third], default=0), max(samples[-third:], default=0)
+    grown = last - middle - PLANT_BYTES * answers["200"]
+    slowest = max(bystander.slowest for bystander in bystanders) * 1000
+    left = f"{service.connections()} connections and {service.descriptors() - descriptors} files are left"
+    return [
+        (
+            "broken clients",
+            Verdict(not breakers.refused, f"{breakers.number:,}, {breakers.refused} without connection"),
+        ),
+        ("good clients", Verdict(not faults, f"{dict(answers)}, slowest {slowest:.0f} ms, {faults[:5]}")),
+        ("memory", Verdict(grown < 8 * MIB, f"{middle / MIB:.1f} MiB in the middle, {last / MIB:.1f} at the end")),
+        ("what is held", Verdict(is_back, left)),
+        ("processes", Verdict(service.workers() == workers, f"{workers}, at the end {service.workers()}")),
+        ("the log", Verdict(not unknown, f"{len(unknown)} lines that are not known: {unknown[:10]}")),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    take_service_options(parser)
+    parser.add_argument("--seconds", type=float, default=600, help="(%(default)s)")
+    parser.add_argument("--broken", type=float, default=30, help="broken clients a second (%(default)s)")
+    parser.add_argument("--good", type=int, default=3, help="good clients (%(default)s)")
+    options = parser.parse_args()
+    with service_of(options) as service:
+        found = soak(service, options.seconds, options.broken, options.good)
+    holds = [report(name, verdict) for name, verdict in found]
+    return int(not all(holds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""A short form of the hostile audit, on a service with each store: what bad clients do ends nothing but themselves."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from tests.audits import changes, hostile
+from tests.audits.clients import MIB, Service, Verdict, serving
+
+# An answer comes within 5 s, whatever others do (what the service promises); how soon is a figure, not a test.
+PROMISED_SECONDS = 5
+LARGEST_BODY = 65536
+
+CHECKS: dict[str, Callable[[Service], Verdict]] = {
+    "half-heads": partial(hostile.half_heads, clients=400),
+    "resets": partial(hostile.resets_beside_creates, seconds=1, limit=PROMISED_SECONDS),
+    "tiny-chunks": partial(hostile.tiny_chunks, clients=400, limit=PROMISED_SECONDS),
+    "large-heads": partial(hostile.large_heads, clients=20, limit=PROMISED_SECONDS),
+    "endless-heads": partial(hostile.endless_heads, clients=20, limit=PROMISED_SECONDS),
+    "stalled-bodies": partial(hostile.stalled_bodies, size=LARGEST_BODY, limit=PROMISED_SECONDS),
+    "kept-bodies": partial(hostile.kept_bodies, uploads=800, size=LARGEST_BODY, slack=8 * MIB),
+    "left-bodies": partial(hostile.left_bodies, uploads=800, size=LARGEST_BODY, slack=8 * MIB),
+    "connect": hostile.connect,
+    "malformed-trailers": hostile.malformed_trailers,
+    "large-framing": hostile.large_framing,
+    "stalled": partial(hostile.stalled, clients=100, seconds=2, limit=PROMISED_SECONDS),
+}
+OWN_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
+    "few-descriptors": partial(hostile.few_descriptors, files=100, clients=300, seconds=1),
+    "no-descriptor-left": hostile.no_descriptor_left,
+    "stalled-handshakes": partial(hostile.stalled_handshakes, clients=60, allowed=10, timeout=2),
+    "resets-under-term": partial(hostile.resets_under_term, creates=600, each=300),
+    "a-stop-in-the-middle": partial(changes.term_in_the_middle, _creates=0),
+    "token-of-a-new-master": partial(changes.usr2_keeps_the_token, _creates=0),
+}
+STORES = [pytest.param(("memory", 1), id="memory"), pytest.param(("sqlite", 2), id="sqlite-two-workers")]
+
+
+@pytest.fixture(scope="module", params=STORES)
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    store, workers = request.param
+    environ = {"PLANTS_REQUEST_TIMEOUT": "1", "PLANTS_MAX_BODY_BYTES": str(LARGEST_BODY)}
+    with serving(store, workers, environ=environ) as service:
+        yield service
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_what_bad_clients_do_ends_nothing_but_themselves(service: Service, check: Callable[[Service], Verdict]) -> None:
+    verdict = hostile.unharmed(service, check)
+    assert verdict.holds, verdict.seen
+
+
+@pytest.mark.parametrize("check", OWN_CHECKS.values(), ids=OWN_CHECKS)
+@pytest.mark.parametrize("deployment", STORES)
+def test_a_service_with_settings_of_its_own_stands_it_too(
+    deployment: tuple[str, int], check: Callable[[str, int], Verdict]
+) -> None:
+    verdict = check(*deployment)
+    assert verdict.holds, verdict.seen
