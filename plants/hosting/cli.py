@@ -41,8 +41,8 @@ def main() -> None:
             _misused(_USAGE)
         case ["check" | "config" | "token" as command, *_]:
             _misused(f"plants: {command} does not take this; plants help says what it takes.")
-        case [command, *_]:
-            _misused(f"plants: {command!r} is not a command; plants help lists them.")
+        case arguments:
+            _misused(f"plants: {arguments[0]!r} is not a command; plants help lists them.")
 
 
 def _misused(message: str) -> NoReturn:
