@@ -132,8 +132,7 @@ def _config() -> None:
     from plants.hosting.settings import NAMES, Settings, SettingsError
 
     try:
-        # A copy: where there is no token, a new one is set.
-        settings = Settings.from_environ({**os.environ})
+        settings = Settings.from_environ(os.environ)
     except SettingsError as error:
         _stop(error)
     for name in NAMES:
