@@ -1,28 +1,180 @@
-"""The command ``plants``."""
+"""The command ``plants``. It imports what a command needs when that runs: ``check`` runs every few seconds."""
 
-import secrets
+import os
+import re
+import socket
 import sys
-
-from gunicorn.app.wsgiapp import WSGIApplication
-
-from plants.auth import digest_of
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
 
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
-       plants token                      print a new random token, and its line for PLANTS_TOKENS_FILE"""
+       plants check [URL]                ask the service, by default the one that serve would start, if it is ready
+       plants config                     print the settings that serve would have
+       plants token                      print a new random token, and its line for PLANTS_TOKENS_FILE
+       plants --version                  print the version, and those of what it runs on
+       plants help                       print this"""
+
+_CHECK_SECONDS = 2
 
 
 def main() -> None:
     """Run the command that ``sys.argv`` names."""
     match sys.argv[1:]:
-        case ["serve", *options]:
-            # Gunicorn reads sys.argv itself; a --config among the options comes later, and so wins.
-            sys.argv[1:] = ["--config", "python:plants.hosting.gunicorn_conf", *options]
-            WSGIApplication("%(prog)s [gunicorn options]", prog="plants serve").run()
+        case ["serve", *_]:
+            _serve()
+        case ["check"]:
+            _check(_own_url())
+        case ["check", url] if not url.startswith("-"):
+            _check(url)
+        case ["config"]:
+            _config()
         case ["token"]:
-            token = secrets.token_urlsafe(32)
-            print(token, f"sha256:{digest_of(token).hex()}", sep="\n")
-        case ["-h" | "--help"]:
+            _token()
+        case ["--version" | "-V" | "version"]:
+            _version()
+        case ["help" | "--help" | "-h", *_]:
             print(_USAGE)
-        case _:
-            sys.exit(_USAGE)
+        case []:
+            _misused(_USAGE)
+        case ["check" | "config" | "token" as command, *_]:
+            _misused(f"plants: {command} does not take this; plants help says what it takes.")
+        case arguments:
+            _misused(f"plants: {arguments[0]!r} is not a command; plants help lists them.")
+
+
+def _misused(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
+def _stop(problem: object) -> NoReturn:
+    line = " ".join(str(problem).split()).removesuffix(".")
+    sys.exit(f"plants: {line}.")
+
+
+def _serve() -> None:
+    _check_numbers()
+    from plants.hosting.serve import Serve
+
+    Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
+
+
+def _check_numbers() -> None:
+    # Gunicorn reads these two when it is imported, and ends with a traceback.
+    for name, lowest, highest in (("PORT", 0, 65535), ("WEB_CONCURRENCY", 1, 9999)):
+        value = os.environ.get(name, str(lowest))
+        if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
+            _stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
+
+
+def _own_url() -> str:
+    _check_numbers()
+    address = f"127.0.0.1:{os.environ.get('PORT', '8000')}"
+    if options := os.environ.get("GUNICORN_CMD_ARGS"):
+        import shlex
+        from argparse import ArgumentParser
+
+        parser = ArgumentParser(add_help=False)
+        parser.add_argument("-b", "--bind", action="append", default=[])
+        address = [*parser.parse_known_args(shlex.split(options))[0].bind, address][0].removeprefix("tcp://")
+    if address.startswith(("unix:", "fd:")):
+        _stop(f"the service listens at {address}; plants check URL needs an http or https address")
+    return f"http://{address}"
+
+
+def _check(url: str) -> None:
+    address = f"{url.rstrip('/')}/readyz"
+    problems: SimpleQueue[str] = SimpleQueue()
+    # In a thread, so that nothing takes longer, a name server included.
+    Thread(target=lambda: problems.put(_problem_at(address)), daemon=True).start()
+    try:
+        problem = problems.get(timeout=_CHECK_SECONDS)
+    except Empty:
+        problem = f"no answer within {_CHECK_SECONDS} seconds"
+    if problem:
+        _stop(f"{address}: {problem}")
+    print(f"{address}: ready")
+
+
+def _problem_at(address: str) -> str:
+    """Tell why what is at the address is not ready, in a line; the empty string if it is."""
+    try:
+        parts = urlsplit(address)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            return "this is not an http or https address"
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        connection = socket.create_connection((parts.hostname, port))
+        if parts.scheme == "https":
+            import ssl
+
+            connection = ssl.create_default_context().wrap_socket(connection, server_hostname=parts.hostname)
+        host = parts.netloc.rpartition("@")[2]
+        with connection, connection.makefile("rb") as file:
+            # HTTP/1.0, so that whoever answers neither cuts the body into chunks nor keeps the connection.
+            connection.sendall(f"GET {parts.path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            head, _, body = file.read(65536).partition(b"\r\n\r\n")
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    answer = re.match(rb"HTTP/1\.[01] ([0-9]{3})\b", head)
+    if not answer:
+        return "this is not an HTTP server"
+    if answer[1] == b"200":
+        return ""
+    message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', body)
+    return b" ".join([answer[1], *(message.groups() if message else ())]).decode()
+
+
+def _config() -> None:
+    _check_numbers()
+    from plants.hosting.settings import NAMES, Settings, SettingsError
+
+    try:
+        settings = Settings.from_environ(os.environ)
+    except SettingsError as error:
+        _stop(error)
+    for name in NAMES:
+        value = os.environ.get(name)
+        origin = "default" if value is None else "environment"
+        if value is None:
+            default = getattr(settings, name.removeprefix("PLANTS_").lower(), None)
+            value = "" if default is None else str(default).removesuffix(".0")
+        if name == "PLANTS_TOKENS":
+            value = _count_of_tokens(os.environ.get(name, ""), is_new=bool(settings.new_token))
+        elif name == "PLANTS_STORE":
+            value = _without_passwords(value)
+        print(f"{name}={value}  # {origin}")
+    for name, default in (("WEB_CONCURRENCY", "1"), ("PORT", "")):
+        print(f"{name}={os.environ.get(name, default)}  # {'environment' if name in os.environ else 'default'}")
+
+
+def _count_of_tokens(text: str, *, is_new: bool) -> str:
+    count = len(re.findall(r"[^,\s]+", text))
+    return "1 token, a new one at each start" if is_new else f"{count} token{'s' * (count != 1)}"
+
+
+def _without_passwords(url: str) -> str:
+    # More than a password may be hidden where one has an @; less never is.
+    url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(
+        r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url
+    )
+
+
+def _token() -> None:
+    import secrets
+
+    from plants.auth import digest_of
+
+    token = secrets.token_urlsafe(32)
+    print(token, f"sha256:{digest_of(token).hex()}", sep="\n")
+
+
+def _version() -> None:
+    import platform
+    from importlib.metadata import version
+
+    used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
+    print(f"plants {version('plants')} ({used}, Python {platform.python_version()})")

@@ -1,5 +1,7 @@
 """Gunicorn's configuration of the hosted service; a command-line option overrides what is set here."""
 
+import os
+
 from plants.hosting.startup import THREADS, nworkers_changed, on_starting, post_fork, pre_exec
 
 wsgi_app = "plants.wsgi:app"
@@ -8,6 +10,8 @@ threads = THREADS
 # A connection that stalls costs a few KiB, and nobody waits for it.
 worker_connections = 4000
 control_socket_disable = True
+# In a container the root may be read-only, without a /tmp.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # Gunicorn makes a new file
 
 # The service needs nothing that a proxy could say of a request.
 forwarded_allow_ips = ""

@@ -8,6 +8,7 @@ import falcon
 
 from plants.errors import ErrorCode, http_error
 from plants.framework import json_app
+from plants.hosting.page import page
 from plants.stores import PlantStore
 
 if TYPE_CHECKING:
@@ -58,11 +59,16 @@ class InterfaceDescription:
 
 
 class Hosted:
-    """A WSGI application that answers the probes' paths itself, and leaves all else to ``app``."""
+    """A WSGI application that answers the paths around the interface itself, and leaves all else to ``app``."""
 
     def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
         self._app = app
-        self._resources = {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": InterfaceDescription()}
+        self._resources = {
+            "/livez": Liveness(),
+            "/readyz": Readiness(store),
+            "/openapi.json": InterfaceDescription(),
+            **page(),
+        }
         self._probes = json_app()
         for path, resource in self._resources.items():
             self._probes.add_route(path, resource)

@@ -331,21 +331,6 @@ def test_no_control_socket_is_opened(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Path) -> None:
-    outputs = [run(sys.executable, "-m", "plants", "token").stdout.splitlines() for _ in range(2)]
-    assert outputs[0] != outputs[1]
-    token, line = outputs[0]
-    (tmp_path / "tokens").write_text(line)
-    assert Settings.from_environ({"PLANTS_TOKENS_FILE": str(tmp_path / "tokens")}).tokens.accepts(token)
-
-
-@pytest.mark.parametrize(("arguments", "status"), [([], 1), (["grow"], 1), (["--help"], 0), (["-h"], 0)], ids=repr)
-def test_the_command_says_how_it_is_used(arguments: list[str], status: int) -> None:
-    result = run(sys.executable, "-m", "plants", *arguments)
-    assert result.returncode == status
-    assert "usage: plants serve" in result.stdout + result.stderr
-
-
 def test_importing_plants_has_no_side_effect() -> None:
     code = (
         "import sys, threading, logging, os, json; before = dict(os.environ); import plants;"

@@ -1,0 +1,91 @@
+"""``plants serve``: Gunicorn, with the packaged configuration below the user's."""
+
+import errno
+import logging
+import socket
+from typing import Any, Never
+
+from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.sock import ssl_context
+
+_LAST_PORT = 65535
+_PACKAGED = "python:plants.hosting.gunicorn_conf"
+
+_log = logging.getLogger("gunicorn.error")
+
+
+def _stop(problem: object) -> Never:
+    line = " ".join(str(problem).split()).removesuffix(".")
+    raise SystemExit(f"plants: {line}.")
+
+
+class Serve(WSGIApplication):
+    """Gunicorn as a command that serves plants.
+
+    Gunicorn reads ``sys.argv`` here, and executes it again on ``USR2``, so it stays as the user wrote it.
+    """
+
+    cfg: Any
+
+    def init(self, parser: Any, opts: Any, args: list[str]) -> None:
+        """Read the packaged configuration, before Gunicorn reads all others over it."""
+        super().init(parser, opts, args[1:])  # Without "serve".
+        self.load_config_from_file(_PACKAGED)
+        # Only a file that is named is read: the one in the working directory may be another service's.
+        opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or _PACKAGED
+
+    def load_config(self) -> None:
+        """Read everything that configures Gunicorn.
+
+        :raises SystemExit: it cannot be used; the message is a line that says why.
+        """
+        try:
+            super().load_config()
+            addresses = self.cfg.address
+        except Exception as error:  # whatever Gunicorn's settings and the user's file raise
+            _stop(error)
+        for host, port in _ports(addresses):
+            if not 0 <= port <= _LAST_PORT:
+                _stop(f"cannot listen at {host}:{port}; a port is a number from 0 to {_LAST_PORT}")
+
+    def reload(self) -> None:
+        """Read the configuration again (``HUP``); while it cannot be used, the one before it stays."""
+        before = vars(self).copy()
+        try:
+            super().reload()
+        except SystemExit as error:
+            vars(self).update(before)
+            _log.error("the configuration cannot be used, so the one before it stays: %s", error)
+
+    def run(self) -> None:
+        """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
+        if self.cfg.check_config:
+            self._check()
+        super().run()
+
+    def _check(self) -> None:
+        # Gunicorn loads the application only. What else would stop a start comes before or after that.
+        try:
+            Arbiter(self)
+            if self.cfg.is_ssl:
+                ssl_context(self.cfg)
+        except Exception as error:
+            _stop(error)
+        for address in _ports(self.cfg.address):
+            _check_address(*address)
+
+
+def _ports(addresses: list[Any]) -> list[tuple[str, int]]:
+    return [address for address in addresses if isinstance(address, tuple)]
+
+
+def _check_address(host: str, port: int) -> None:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        # A configuration is checked beside the service that it is for.
+        if error.errno != errno.EADDRINUSE:
+            _stop(f"cannot listen at {host}:{port} ({error.strerror})")

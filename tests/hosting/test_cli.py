@@ -1,0 +1,400 @@
+"""The command ``plants``."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from plants.hosting import settings
+from plants.hosting.settings import Settings
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.hosted import CHECKOUT, SERVE, environment, send_to, serving
+
+PLANTS = [sys.executable, "-m", "plants"]
+SCRIPT = [str(Path(sys.executable).with_name("plants"))]
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return run_in(CHECKOUT, *arguments, **env)
+
+
+def run_in(cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PLANTS, *arguments],
+        cwd=cwd,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def the_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    """Give the one line that a command ended with."""
+    assert result.returncode == status
+    assert result.stdout == ""
+    assert result.stderr.endswith("\n")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("plants: ")
+    return result.stderr.removeprefix("plants: ").rstrip()
+
+
+@pytest.mark.parametrize("arguments", ["help", "--help", "-h", "help serve"])
+def test_plants_help_says_how_the_command_is_used(arguments: str) -> None:
+    result = run(*arguments.split())
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.findall(r"plants ([\w-]+)", result.stdout) == ["serve", "check", "config", "token", "--version", "help"]
+
+
+def test_without_a_command_it_says_how_it_is_used_and_fails() -> None:
+    result = run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == run("help").stdout
+
+
+def test_an_unknown_command_is_named_in_one_line() -> None:
+    assert the_line(run("grow", "--fast"), 2) == "'grow' is not a command; plants help lists them."
+
+
+@pytest.mark.parametrize("arguments", ["check a b", "check --fast", "config all", "token 2"])
+def test_what_a_command_does_not_take_is_refused_in_one_line(arguments: str) -> None:
+    command = arguments.partition(" ")[0]
+    assert the_line(run(*arguments.split()), 2) == f"{command} does not take this; plants help says what it takes."
+
+
+@pytest.mark.parametrize("argument", ["--version", "-V", "version"])
+def test_the_version_is_that_of_the_package_with_those_of_what_it_runs_on(argument: str) -> None:
+    assert run(argument).stdout == (
+        f"plants {version('plants')} (Gunicorn {version('gunicorn')}, Falcon {version('falcon')}, "
+        f"Python {sys.version.partition(' ')[0]})\n"
+    )
+
+
+def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Path) -> None:
+    outputs = [run("token").stdout.splitlines() for _ in range(2)]
+    assert outputs[0] != outputs[1]
+    token, line = outputs[0]
+    (tmp_path / "tokens").write_text(line)
+    assert Settings.from_environ({"PLANTS_TOKENS_FILE": str(tmp_path / "tokens")}).tokens.accepts(token)
+
+
+# plants config
+
+
+def shown(**env: str) -> dict[str, tuple[str, str]]:
+    """Give what plants config prints: a name, its value, and where it comes from."""
+    result = run("config", **env)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [re.fullmatch(r"([A-Z_]+)=(.*)  # (default|environment)", line) for line in result.stdout.splitlines()]
+    return {line[1]: (line[2], line[3]) for line in lines if line}
+
+
+def test_the_configuration_has_every_setting_and_its_default() -> None:
+    assert shown() == {
+        **dict.fromkeys(settings.NAMES, ("", "default")),
+        "PLANTS_TOKENS": ("1 token, a new one at each start", "default"),
+        "PLANTS_STORE": ("memory:", "default"),
+        "PLANTS_MAX_BODY_BYTES": ("1048576", "default"),
+        "PLANTS_REQUEST_TIMEOUT": ("10", "default"),
+        "WEB_CONCURRENCY": ("1", "default"),
+        "PORT": ("", "default"),
+    }
+
+
+def test_the_configuration_says_what_the_environment_sets() -> None:
+    found = shown(PLANTS_REQUEST_TIMEOUT="2.50", WEB_CONCURRENCY="1", PORT="80", PLANTS_TOKENS="one")
+    assert found["PLANTS_REQUEST_TIMEOUT"] == ("2.50", "environment")
+    assert found["WEB_CONCURRENCY"] == ("1", "environment")
+    assert found["PORT"] == ("80", "environment")
+
+
+def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("seven\n")
+    assert shown(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
+    assert shown(PLANTS_TOKENS="five")["PLANTS_TOKENS"] == ("1 token", "environment")
+    found = shown(PLANTS_TOKENS_FILE=str(tmp_path / "tokens"))
+    assert found["PLANTS_TOKENS"] == ("0 tokens", "default")
+    assert found["PLANTS_TOKENS_FILE"] == (str(tmp_path / "tokens"), "environment")
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:secret@a,b/db", "postgresql://me:***@a,b/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql://me:%40se:cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me@host/db?password=secret&port=1", "postgresql://me@host/db?password=***&port=1"),
+        ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db?port=1&pass%77ord=***"),
+    ],
+)
+def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> None:
+    assert shown(PLANTS_STORE=url)["PLANTS_STORE"] == (masked, "environment")
+
+
+@pytest.mark.parametrize(
+    ("env", "start"),
+    [
+        ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting"),
+        ({"PLANTS_TOKENS": ""}, "PLANTS_TOKENS is not usable"),
+        ({"PORT": "http"}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
+    ],
+    ids=["name", "value", "Gunicorn's"],
+)
+def test_a_bad_configuration_is_one_line(env: dict[str, str], start: str) -> None:
+    assert the_line(run("config", **env)).startswith(start)
+
+
+# plants check
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Give the URL of a server that gives each of its clients one answer, and nothing if that is empty."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                held.append(client)
+                if answer:
+                    client.recv(65536)
+                    client.sendall(answer)
+                    client.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for client in held:
+            client.close()
+
+
+def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() -> None:
+    with serving() as service:
+        ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
+        assert run("check", PORT=str(service.port)).stdout == ready
+        for options in (f"-w 1 --bind 127.0.0.1:{service.port} -b x", f"-btcp://127.0.0.1:{service.port}"):
+            assert run("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
+        result = run("check", f"http://127.0.0.1:{service.port}/")
+        assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
+
+
+def test_by_default_the_service_is_looked_for_where_gunicorn_listens_by_default() -> None:
+    result = run("check")
+    assert "http://127.0.0.1:8000/readyz: " in result.stdout + result.stderr
+
+
+def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        file.unlink()
+        line = the_line(run("check", PORT=str(service.port)))
+        assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "302."),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "this is not an HTTP server."),
+        (b"SSH-2.0-OpenSSH\r\n", "this is not an HTTP server."),
+        (b'HTTP/1.1 503 x\r\n\r\n{"message": "two\nlines"}', "503."),
+        (b"", "no answer within 2 seconds."),
+    ],
+    ids=["redirection", "no status", "another protocol", "two lines", "silence"],
+)
+def test_plants_check_says_what_another_server_does(answer: bytes, reason: str) -> None:
+    with answering(answer) as url:
+        assert the_line(run("check", url)) == f"{url}/readyz: {reason}"
+
+
+def test_plants_check_says_that_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert the_line(run("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
+
+
+def test_plants_check_speaks_tls() -> None:
+    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        assert "SSL" in the_line(run("check", url.replace("http", "https")))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://[", ""], ids=repr)
+def test_plants_check_takes_only_an_address_of_http(url: str) -> None:
+    assert the_line(run("check", url)).startswith(f"{url.rstrip('/')}/readyz: ")
+
+
+@pytest.mark.parametrize("address", ["unix:/run/plants.sock", "fd://3"])
+def test_plants_check_cannot_ask_what_is_no_port(address: str) -> None:
+    line = the_line(run("check", GUNICORN_CMD_ARGS=f"--bind {address}"))
+    assert line == f"the service listens at {address}; plants check URL needs an http or https address."
+
+
+def test_plants_check_imports_no_framework() -> None:
+    code = (
+        "import sys, json, plants.hosting.cli as cli; sys.argv = ['plants', 'check', 'ftp:']\n"
+        "try: cli.main()\n"
+        "except SystemExit: print(json.dumps([*sys.modules]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"gunicorn", "falcon", "marshmallow", "ssl", "http.client"} & {*json.loads(result.stdout)}
+
+
+# plants serve
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "line"),
+    [
+        ("", {"PORT": "99999"}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
+        ("", {"PORT": ""}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
+        ("", {"WEB_CONCURRENCY": "two"}, "WEB_CONCURRENCY is not usable: set a number from 1 to 9999, or unset it."),
+        ("", {"WEB_CONCURRENCY": "0"}, "WEB_CONCURRENCY is not usable: set a number from 1 to 9999, or unset it."),
+        ("-b 127.0.0.1:99999", {}, "cannot listen at 127.0.0.1:99999; a port is a number from 0 to 65535."),
+        ("-b 127.0.0.1:http", {}, "'http' is not a valid port number."),
+        ("", {"GUNICORN_CMD_ARGS": "-b a:-1"}, "cannot listen at a:-1; a port is a number from 0 to 65535."),
+        ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize("check", [[], ["--check-config"]], ids=["start", "check"])
+def test_what_cannot_be_served_is_one_line(options: str, env: dict[str, str], line: str, check: list[str]) -> None:
+    assert the_line(run("serve", *options.split(), *check, PLANTS_TOKENS=TOKEN, **env)) == line
+
+
+def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        (["-w", "2"], {}, "cannot be shared by 2 worker processes"),
+        ([], {"WEB_CONCURRENCY": "2"}, "cannot be shared by 2 worker processes"),
+        ([], {"PLANTS_STORE": "x:"}, "PLANTS_STORE is not usable"),
+        (["-b", "192.0.2.1:80"], {}, "cannot listen at 192.0.2.1:80 (Cannot assign requested address)."),
+        (["-b", "nonexistent.invalid:80"], {}, "cannot listen at nonexistent.invalid:80 ("),
+        (["--certfile", "/nonexistent"], {}, "No such file or directory"),
+        (["-k", "nonexistent"], {}, "nonexistent"),
+    ]
+    for options, env, problem in cases:
+        assert problem in the_line(run("serve", "--check-config", *options, **env))
+
+
+def test_a_check_of_the_configuration_passes_beside_the_service_that_it_is_for(tmp_path: Path) -> None:
+    with serving() as service:
+        for address in (f"127.0.0.1:{service.port}", f"unix:{tmp_path}/socket"):
+            result = run("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
+            assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def read_by(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Give what --print-config prints."""
+    assert result.returncode == 0, result.stderr
+    return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("where", ["option", "environment"])
+def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, where: str) -> None:
+    (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
+    options, env = (["-c", "mine.py"], {}) if where == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
+    result = run_in(tmp_path, "serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env)
+    found = read_by(result)
+    assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
+    assert (found["wsgi_app"], found["control_socket_disable"]) == ("plants.wsgi:app", "True")
+
+
+def test_a_configuration_file_that_nobody_names_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 7\n")
+    found = read_by(run_in(tmp_path, "serve", "--print-config", PLANTS_TOKENS=TOKEN))
+    assert (found["worker_connections"], found["config"]) == ("4000", "python:plants.hosting.gunicorn_conf")
+
+
+def test_another_application_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "wrapped.py").write_text(
+        "from plants.wsgi import app as wrapped\n"
+        "def app(environ, start_response):\n"
+        "    return wrapped(environ | {'PATH_INFO': '/livez'}, start_response)\n"
+    )
+    with serving(command=[*SERVE, "wrapped:app"], cwd=tmp_path) as service:
+        assert service.send(method="GET", path="/anything", headers=[]).body == b'{"status": "live"}'
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("command", [SERVE, [*SCRIPT, "serve"]], ids=["python -m plants", "plants"])
+def test_usr2_starts_the_same_command_again(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("worker_connections = 7\nworkers = 1\n")
+    with serving("--config", "mine.py", command=command, cwd=tmp_path) as service:
+        service.wait_for("Booting worker")
+        old = children(service.process.pid)
+        before = len(service.lines)
+        service.process.send_signal(signal.SIGUSR2)
+        service.wait_for("Listening at", after=before)
+        service.wait_for("Booting worker", after=before)
+        [new] = {*children(service.process.pid)} - {*old}
+        arguments = Path(f"/proc/{new}/cmdline").read_bytes().decode().split("\0")
+        assert arguments[2:-1] == ["serve", "--bind", "127.0.0.1:0", "--config", "mine.py"]
+        service.process.terminate()
+        service.process.wait(20)
+        try:
+            # Only the new one is left.
+            answer = send_to(service.port, new_plant(), headers=[AUTH, JSON_TYPE])
+            assert answer.plant == {"name": "Fern"}
+        finally:
+            os.kill(new, signal.SIGTERM)
+            service.wait_for(r"\(end\)")
+
+
+def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that_is_bad(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    hook = "def post_worker_init(worker): worker.log.warning('worker %s is here', {!r})\n"
+    file.write_text(hook.format("one"))
+    with serving("-c", str(file)) as service:
+        service.wait_for("worker one is here")
+        file.write_text(hook.format("two"))
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("worker two is here")
+        for content, problem in [("workers = 'many'\n", "plants: invalid literal"), ("workers =", "1")]:
+            file.write_text(content)
+            before = len(service.lines)
+            service.process.send_signal(signal.SIGHUP)
+            service.wait_for(rf"\[ERROR\] the configuration cannot be used, .* stays: {problem}", after=before)
+            service.wait_for("worker two is here", after=before)
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        assert service.stop() == 0
+
+
+def test_serve_help_lists_gunicorns_options() -> None:
+    result = run("serve", "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("usage: plants serve [gunicorn options]\n")
+    assert "--worker-connections" in result.stdout
+
+
+def test_an_unknown_option_of_serve_is_named() -> None:
+    result = run("serve", "--nonsense", PLANTS_TOKENS=TOKEN)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "usage: plants serve [gunicorn options]\nplants serve: error: unrecognized arguments: --nonsense\n"
+    )
+
+
+def test_the_commands_of_the_package_are_one_and_the_same() -> None:
+    outputs = {subprocess.check_output([*command, "help"]) for command in (PLANTS, SCRIPT)}
+    assert len(outputs) == 1

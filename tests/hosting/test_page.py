@@ -1,0 +1,252 @@
+"""The page for people: its files, and what Chromium makes of them."""
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIServer, make_server
+
+import pytest
+from webtest import TestApp as WebTestApp
+
+import plants
+from plants import MemoryStore
+from plants.errors import ErrorCode
+from plants.hosting.probes import Hosted
+from tests.contract import TOKEN
+from tests.support.browser import ENTER, TAB, Browser, browsing
+from tests.support.hosted import Service, serving
+
+FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
+
+
+def hosted() -> Hosted:
+    store = MemoryStore()
+    return Hosted(plants.create_app(store, tokens=[TOKEN]), store)
+
+
+@pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
+def test_the_pages_files_need_no_token_and_have_their_types_and_a_strict_policy(path: str, content_type: str) -> None:
+    app = WebTestApp(hosted(), lint=True)
+    answer = app.get(path)
+    assert answer.headers["Content-Type"] == f"{content_type}; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Security-Policy"] == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    assert app.head(path).headers["Content-Length"] == str(len(answer.body))
+    assert app.post(path, expect_errors=True).json["error"] == 40500
+
+
+def test_the_page_is_small() -> None:
+    sources = [files("plants.hosting").joinpath(f"page.{kind}").read_text() for kind in ("html", "css", "js")]
+    lines = [line for source in sources for line in source.splitlines()]
+    assert len(lines) < 220
+    assert max(len(line) for line in lines if "data:" not in line) <= 120
+
+
+def test_an_embedded_app_has_no_page() -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    app = WebTestApp(plants.create_app(tokens=[TOKEN]))
+    assert app.get("/docs", headers=headers, expect_errors=True).json["error"] == 40400
+
+
+needs_chromium = pytest.mark.skipif(not shutil.which("chromedriver"), reason="there is no chromedriver")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browsing() as window:
+        yield window
+
+
+@pytest.fixture
+def browser(window: Browser, service: Service) -> Browser:
+    """Give a browser that shows the page."""
+    window.complaints()
+    window.hosts_asked()
+    window.shows(1280, 900, "light")
+    window.open(f"http://127.0.0.1:{service.port}/docs")
+    return window
+
+
+def fill(browser: Browser, token: str, body: str) -> None:
+    browser.run(
+        """for (const [id, value] of Object.entries(arguments[0])) {
+            const field = document.getElementById(id);
+            field.value = value;
+            field.dispatchEvent(new Event('input'));
+        }""",
+        {"token": token, "body": body},
+    )
+
+
+def send(browser: Browser) -> str:
+    browser.run("document.querySelector('button').click()")
+    return answer(browser)
+
+
+def answer(browser: Browser) -> str:
+    browser.wait_for("!['', 'waiting'].includes(document.getElementById('answer').dataset.outcome ?? '')")
+    return text_of(browser, "answer")
+
+
+def text_of(browser: Browser, part: str) -> str:
+    text: str = browser.run("return document.getElementById(arguments[0]).innerText", part)
+    return text
+
+
+@needs_chromium
+def test_the_page_sends_what_was_filled_in_and_shows_each_answer(browser: Browser, service: Service) -> None:
+    body = '{"id": 10, "name": "Fern 🌿"}'
+    fill(browser, TOKEN, body)
+    assert send(browser) == '200 OK\n{"name": "Fern \\ud83c\\udf3f"}'
+    assert send(browser) == '400 Bad Request\n{"error": 40003, "message": "The id 10 is in use."}'
+    fill(browser, "wrong", body)
+    assert send(browser).startswith('401 Unauthorized\n{"error": 40101, ')
+    fill(browser, "", body)
+    assert send(browser).startswith('401 Unauthorized\n{"error": 40100, ')
+    fill(browser, TOKEN, '{"id": 11')
+    assert send(browser).startswith('400 Bad Request\n{"error": 40001, ')
+    fill(browser, "a ✓ that no header can have", body)
+    assert send(browser).startswith("There is no answer: ")
+
+    statuses = ["status of 400", "status of 401", "status of 401", "status of 400"]
+    complaints = browser.complaints()
+    assert all(status in complaint for status, complaint in zip(statuses, complaints, strict=True)), complaints
+    assert browser.hosts_asked() == {f"127.0.0.1:{service.port}"}
+
+
+@needs_chromium
+def test_the_token_is_neither_stored_nor_shown(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 20, "name": "Fern"}')
+    assert send(browser).startswith("200 ")
+    assert TOKEN not in browser.run("return document.documentElement.innerText + document.documentElement.outerHTML")
+    kept = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
+    assert browser.run(kept) == [0, 0, "", ""]
+    assert browser.run("return document.getElementById('token').type") == "password"
+    browser.post("refresh")
+    browser.wait_for("!document.querySelector('main').hidden")
+    assert browser.run("return document.getElementById('token').value") == ""
+
+
+@needs_chromium
+def test_the_curl_command_sends_the_same(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 30, "name": "Bird\'s nest \\"fern\\" $HOME @x"}')
+    command = text_of(browser, "curl")
+    result = subprocess.run(
+        ["sh", "-c", f"{command} --silent"], env={"TOKEN": TOKEN}, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == '{"name": "Bird\'s nest \\"fern\\" $HOME @x"}'
+    assert send(browser).startswith('400 Bad Request\n{"error": 40003, ')
+
+
+@needs_chromium
+def test_the_page_shows_the_operation_its_members_and_every_error(browser: Browser) -> None:
+    assert browser.complaints() == []
+    assert text_of(browser, "operation").startswith("POST /plants Create plant")
+    assert "`" not in browser.run("return document.body.innerText")
+    cells = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.innerText)"
+    assert browser.run(cells, "#sent th") == ["id", "name", "tag"]
+    assert browser.run(cells, "#sent td:nth-child(2)") == ["int64", "string", "string, optional"]
+    assert browser.run(cells, "#received th") == ["name", "tag"]
+    assert browser.run(cells, "#errors th") == [str(int(code)) for code in ErrorCode]
+    assert browser.run(cells, "#errors td:nth-child(2)") == [str(code // 100) for code in ErrorCode]
+    assert all(browser.run(cells, "#errors td:nth-child(3)"))
+    assert text_of(browser, "others") == "Another status has its number times 100."
+
+
+@needs_chromium
+def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
+    browser.press(TAB + TOKEN + TAB + TAB + ENTER)
+    assert answer(browser).startswith("200 ")
+    browser.press(TAB)
+    assert browser.run("return document.activeElement.id") == "curl"
+    assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@needs_chromium
+def test_every_field_has_a_label(browser: Browser) -> None:
+    fields = "return [...document.querySelectorAll('input, textarea')].map((field) => field.labels[0].innerText)"
+    assert browser.run(fields) == ["Token", "Body"]
+
+
+CONTRASTS = """
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const luminance = (colour) => {
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data]
+            .map((part) => part / 255).map((part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4);
+        return .2126 * r + .7152 * g + .0722 * b;
+    };
+    const background = (element) => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return colour === 'rgba(0, 0, 0, 0)' ? background(element.parentElement) : colour;
+    };
+    return [...document.body.querySelectorAll('*')].map((element) => {
+        const parts = [getComputedStyle(element).color, background(element)].map(luminance);
+        return [element.outerHTML, (Math.max(...parts) + .05) / (Math.min(...parts) + .05)];
+    });"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_written_can_be_read(browser: Browser, scheme: str) -> None:
+    browser.shows(1280, 900, scheme)
+    dark = browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 22)"
+    assert dark == (scheme == "dark")
+    contrasts = browser.run(CONTRASTS)
+    assert len(contrasts) > 50
+    assert [(element, contrast) for element, contrast in contrasts if contrast < 4.5] == []
+
+
+@needs_chromium
+def test_a_phone_shows_the_operation_and_the_form_first(browser: Browser) -> None:
+    browser.shows(375, 812, "light")
+    tops = "return ['operation', 'token', 'body', 'reference'].map((id) => document.getElementById(id).offsetTop)"
+    assert browser.run(tops) == sorted(browser.run(tops))
+    assert browser.run("return document.querySelector('button').getBoundingClientRect().bottom") < 812
+    assert browser.run("return document.documentElement.scrollWidth") == 375
+
+
+class ThreadedServer(ThreadingMixIn, WSGIServer):
+    """A server that waits for nobody; a browser opens connections that it does not use."""
+
+    daemon_threads = True
+    block_on_close = False
+
+
+@contextmanager
+def mounted(prefix: str) -> Iterator[str]:
+    """Serve the hosted application as a proxy shows it that adds a prefix to its paths."""
+    app = hosted()
+
+    def proxied(environ: dict[str, Any], start_response: Any) -> Any:
+        assert environ["PATH_INFO"].startswith(prefix)
+        return app(environ | {"PATH_INFO": environ["PATH_INFO"].removeprefix(prefix)}, start_response)
+
+    with make_server("127.0.0.1", 0, proxied, server_class=ThreadedServer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}{prefix}"
+        server.shutdown()
+
+
+@needs_chromium
+def test_the_page_works_below_a_prefix(browser: Browser) -> None:
+    with mounted("/garden/v1") as url:
+        browser.open(f"{url}/docs")
+        assert f"curl '{url}/plants'" in text_of(browser, "curl")
+        fill(browser, TOKEN, '{"id": 40, "name": "Fern"}')
+        assert send(browser) == '200 OK\n{"name": "Fern"}'

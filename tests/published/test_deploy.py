@@ -1,0 +1,156 @@
+"""The files of deploy/: each is checked by the tool that reads it, or started the way it says."""
+
+import configparser
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract import JSON_TYPE, new_plant
+from tests.support.hosted import CHECKOUT, SERVE, Service
+
+DEPLOY = CHECKOUT / "deploy"
+UNIT = DEPLOY / "plants.service"
+LOCK = (DEPLOY / "requirements.txt").read_text()
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not shutil.which(program), reason=f"there is no {program}")
+
+
+@needs("systemd-analyze")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    for name in ("plants.socket", "plants.service"):
+        (tmp_path / name).write_text((DEPLOY / name).read_text().replace("/opt/plants/bin/plants", sys.executable))
+    result = subprocess.run(
+        ["systemd-analyze", "verify", *tmp_path.iterdir()], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@needs("systemd-analyze")
+def test_the_unit_leaves_the_service_little_to_attack() -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def settings_of_the_unit() -> list[str]:
+    """Give what the unit sets in the environment, each as NAME=value."""
+    lines = UNIT.read_text().splitlines()
+    return [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]
+
+
+def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_path: Path) -> None:
+    credentials, state = tmp_path / "credentials", tmp_path / "state"
+    credentials.mkdir()
+    state.mkdir()
+    (credentials / "tokens").write_text("secret\n")
+    env = dict(
+        setting.replace("%d", str(credentials)).replace("/var/lib/plants", str(state)).split("=", 1)
+        for setting in settings_of_the_unit()
+    )
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CREDENTIALS_DIRECTORY": str(credentials)}
+        command = ["sh", "-c", 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0', "sh", *SERVE]
+        with Service(command, CHECKOUT, env, stdin=listener.fileno()) as service:
+            assert b"READY=1" in manager.recv(4096)
+            service.port = listener.getsockname()[1]
+            headers = [("Authorization", "Bearer secret"), JSON_TYPE]
+            assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(20) == 0
+    assert (state / "plants.db").stat().st_size > 0
+
+
+def bubblewrap(*options: str) -> list[str]:
+    """Give a command that shows a process a read-only root in which there is no /tmp, and a /dev/shm."""
+    places = [
+        argument
+        for place in Path("/").iterdir()
+        if place.is_dir() and not place.is_symlink() and place.name not in {"tmp", "proc", "dev", "sys", "run"}
+        for argument in ("--ro-bind", str(place), str(place))
+    ]
+    links = [
+        argument
+        for place in Path("/").iterdir()
+        if place.is_symlink()
+        for argument in ("--symlink", str(place.readlink()), str(place))
+    ]
+    # These may lie below /tmp, which then is there and cannot be written.
+    for place in {str(CHECKOUT), sys.prefix, sys.base_prefix}:
+        places += ["--ro-bind", place, place]
+    return ["bwrap", *places, *links, "--tmpfs", "/var/tmp", "--remount-ro", "/var/tmp", *options]
+
+
+def can_unshare() -> bool:
+    return shutil.which("bwrap") is not None and (
+        subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-user", "true"], check=False).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="there is no bwrap that may make namespaces")
+def test_a_service_starts_on_a_read_only_root_without_tmp_without_home_as_any_user() -> None:
+    box = bubblewrap("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--remount-ro", "/")
+    box += ["--unshare-user", "--uid", "54321", "--gid", "54321", "--unshare-pid", "--die-with-parent"]
+    box += ["--unsetenv", "HOME", "--chdir", "/", "--unsetenv", "COVERAGE_PROCESS_CONFIG"]
+    with Service([*box, *SERVE, "--bind", "127.0.0.1:0"], CHECKOUT, {"PLANTS_TOKENS": "secret"}) as service:
+        service.wait_until_it_serves()
+        headers = [("Authorization", "Bearer secret"), JSON_TYPE]
+        assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
+        assert not [line for line in service.lines if "[INFO]" not in line]
+
+
+def test_kubernetes_takes_every_resource() -> None:
+    command = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", str(DEPLOY / "kubernetes.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.count("passed")) == (0, 3), result.stdout + result.stderr
+
+
+def test_the_image_has_what_the_package_needs_in_versions_whose_content_is_known() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(CHECKOUT / "setup.cfg")
+    wanted = setup["options"]["install_requires"] + setup["options.extras_require"]["postgres"]
+    locked = dict(re.findall(r"^([a-z-]+)==([0-9.]+) \\$", LOCK, re.MULTILINE))
+    for requirement in wanted.split():
+        name = re.split(r"[\[<>=]", requirement)[0].replace("_", "-")
+        lowest, below = re.findall(r"[0-9.]+", requirement)
+        assert numbers(lowest) <= numbers(locked[name]) < numbers(below), requirement
+    for entry in re.split(r"\n(?=[a-z])", LOCK)[1:]:
+        assert "--hash=sha256:" in entry
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def test_the_image_is_made_of_files_that_are_there_and_runs_the_command() -> None:
+    instructions = (DEPLOY / "Containerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in instructions if line.startswith("COPY ") and "--from" not in line]
+    assert all((CHECKOUT / name).exists() for names in copied for name in names)
+    assert 'ENTRYPOINT ["plants"]' in instructions
+    assert 'CMD ["serve"]' in instructions
+    assert any(re.fullmatch(r'HEALTHCHECK .* CMD \["plants", "check"\]', line) for line in instructions)
+    assert any(re.fullmatch(r"USER [1-9]\d*:[1-9]\d*", line) for line in instructions)
+
+
+def test_the_pod_is_found_not_ready_before_it_stops() -> None:
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    found = re.search(r"readinessProbe: \{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
+    waits = re.search(r"preStop: \{sleep: \{seconds: (\d+)\}\}", text)
+    grace = re.search(r"terminationGracePeriodSeconds: (\d+)", text)
+    assert found
+    assert waits
+    assert grace
+    assert int(found[1]) * int(found[2]) < int(waits[1])
+    assert int(grace[1]) > int(waits[1]) + 30

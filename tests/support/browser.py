@@ -1,0 +1,98 @@
+"""Headless Chromium, driven over the WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
+
+import http.client
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+# Root has no sandbox, and a container has little shared memory.
+_ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
+_OPTIONS = {"args": _ARGUMENTS, "perfLoggingPrefs": {"enableNetwork": True}}
+_CAPABILITIES = {
+    "browserName": "chrome",
+    "goog:chromeOptions": _OPTIONS,
+    "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+}
+ENTER, TAB = "\ue007", "\ue004"
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        session = self._call("POST", "/session", capabilities={"alwaysMatch": _CAPABILITIES})
+        self._session = f"/session/{session['sessionId']}"
+
+    def _call(self, method: str, path: str, **parameters: Any) -> Any:
+        self._connection.request(method, path, json.dumps(parameters) if method == "POST" else None)
+        answer = json.load(self._connection.getresponse())["value"]
+        assert not (isinstance(answer, dict) and "error" in answer), answer
+        return answer
+
+    def post(self, command: str, **parameters: Any) -> Any:
+        return self._call("POST", f"{self._session}/{command}", **parameters)
+
+    def close(self) -> None:
+        self._call("DELETE", self._session)
+        self._connection.close()
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        return self.post("goog/cdp/execute", cmd=command, params=parameters)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Give what a script returns; if that is a promise, what it is fulfilled with."""
+        return self.post("execute/sync", script=script, args=arguments)
+
+    def open(self, url: str) -> None:
+        self.post("url", url=url)
+        self.wait_for("!document.querySelector('main').hidden")
+
+    def wait_for(self, condition: str) -> None:
+        script = """
+            return new Promise((fulfilled, rejected) => {
+                const look = () => (%s) ? fulfilled() : requestAnimationFrame(look);
+                setTimeout(() => rejected(document.documentElement.innerText), 20000);
+                look();
+            });"""
+        self.run(script % condition)
+
+    def press(self, keys: str) -> None:
+        """Press keys one by one, wherever the focus is."""
+        presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
+
+    def shows(self, width: int, height: int, scheme: str) -> None:
+        """Take the form of a screen of so many pixels, whose user prefers a colour scheme: light or dark."""
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def complaints(self) -> list[str]:
+        """Give what the browser reported of the pages since the last call: errors, and breaches of their policies."""
+        return [entry["message"] for entry in self.post("se/log", type="browser")]
+
+    def hosts_asked(self) -> set[str]:
+        """Give the hosts that the pages sent requests to since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.post("se/log", type="performance")]
+        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return {urlsplit(url).netloc for url in urls if not url.startswith("data:")}
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """Start a browser."""
+    with subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout
+        port = next(match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
+        try:
+            browser = Browser(int(port))
+            yield browser
+            browser.close()
+        finally:
+            driver.terminate()
