@@ -14,9 +14,9 @@ from waitress import create_server, wasyncore
 from webtest import TestApp
 
 from plants.app import create_app
-from plants.auth import Tokens
 from plants.stores import Plant
 from plants.stores.memory import MemoryStore
+from plants.tokens import Tokens
 
 
 class FaultyStore(MemoryStore):

@@ -5,7 +5,7 @@ import sys
 
 from gunicorn.app.wsgiapp import WSGIApplication
 
-from plants.auth import digest_of
+from plants.tokens import digest_of
 
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
