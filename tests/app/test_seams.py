@@ -1,4 +1,4 @@
-"""What the application takes of Falcon and marshmallow without their promise: a new version of them shows here first."""
+"""What the application uses of Falcon and marshmallow that they do not promise; a new version of them fails here."""
 
 import falcon
 import falcon.testing
@@ -37,7 +37,7 @@ def test_marshmallow_fields_are_asked_for_a_value_by_deserialize() -> None:
     asked = []
 
     class Asked(fields.Raw):
-        def _deserialize(self, value: object, attr: object, data: object, **kwargs: object) -> object:
+        def _deserialize(self, value: object, attr: object, data: object, **_options: object) -> object:
             asked.append((value, attr, data))
             return value
 
