@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,8 +171,8 @@ def test_a_reset_makes_a_server_as_new(plants_session_server: Server) -> None:
 def test_a_server_has_the_token_the_port_and_the_store_that_it_is_given(tmp_path: Path) -> None:
     with closing(SQLiteStore(str(tmp_path / "plants.db"))) as store, serve() as other:
         port = int(other.url.rpartition(":")[2])
-        with pytest.raises(OSError, match="in use"), serve(port=port):
-            pass
+        with ExitStack() as stack, pytest.raises(OSError, match="in use"):
+            stack.enter_context(serve(port=port))
         with serve(token="mine", store=store) as server:
             assert post(server, token="mine").status == 200
             server.reset()
