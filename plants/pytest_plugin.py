@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from plants._webtest import Client
     from plants.testing import Server
-    from plants.webtest import Client
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def plants_app() -> "Client":
     """A WebTest client of a service in the process, with a new store and a valid token set."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
-        client: Client = _need("plants.webtest").Client()
+        client: Client = _need("plants._webtest").Client()
     return client
 
 

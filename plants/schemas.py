@@ -42,7 +42,7 @@ class Value(fields.Raw):
 class Text(Value):
     """A string that every store can keep."""
 
-    default_error_messages = {
+    default_error_messages: dict[str, Any] = {
         "invalid": "Must be a string without U+0000 and without lone surrogates.",
     }
 
@@ -54,7 +54,7 @@ class Text(Value):
 class Int64(Value):
     """An integer of 64 bits, written as one: neither a boolean nor a number with a fraction or an exponent."""
 
-    default_error_messages = {
+    default_error_messages: dict[str, Any] = {
         "invalid": f"Must be an integer from {INT64_MIN} to {INT64_MAX}.",
     }
 
@@ -75,11 +75,11 @@ class _FlatJSON:
 class PlantSchema(Schema):
     """A plant as it is answered: ``name``, and ``tag`` only where there is one."""
 
-    name = Text(required=True)
-    tag = Text()
+    name: Text = Text(required=True)
+    tag: Text = Text()
 
     load_fields: dict[str, Any]  # Each of them is a Value.
-    error_messages = {"type": "Not a JSON object."}
+    error_messages: dict[str, str] = {"type": "Not a JSON object."}
 
     class Meta:
         """Members that the shape does not have are ignored."""
@@ -108,11 +108,11 @@ class PlantSchema(Schema):
 class NewPlantSchema(PlantSchema):
     """The body of a create request: a plant and its ``id``, an int64."""
 
-    id = Int64(required=True)
+    id: Int64 = Int64(required=True)
 
 
 class ErrorSchema(Schema):
     """The body of every answer that is not a success."""
 
-    error = fields.Integer(strict=True, required=True)
-    message = fields.String(required=True)
+    error: fields.Integer = fields.Integer(strict=True, required=True)
+    message: fields.String = fields.String(required=True)

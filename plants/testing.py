@@ -43,8 +43,8 @@ class FaultyStore(PlantStore):
     ``delay`` is how many seconds an ``add`` takes, and ``waiting`` how many wait at the moment.
     """
 
-    delay = 0.0
-    waiting = 0
+    delay: float = 0.0
+    waiting: int = 0
 
     def __init__(self, store: PlantStore | None = None) -> None:
         self._given = store
@@ -147,9 +147,13 @@ class Deployment:
 
     __slots__ = ("_app", "_token", "_tokens", "requests", "store", "token")
 
+    store: FaultyStore
+    requests: list[Received]
+    token: str
+
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self.store = FaultyStore(store)
-        self.requests: list[Received] = []
+        self.requests = []
         self._token = token or secrets.token_urlsafe()
         self._take(self._token)
         self._app = WithoutToken(create_app(self.store, tokens=self), probes(self.store))

@@ -1,5 +1,8 @@
 """What the application uses of Falcon and marshmallow that they do not promise; a new version of them fails here."""
 
+import subprocess
+import sys
+
 import falcon
 import falcon.testing
 from marshmallow import Schema, fields
@@ -30,6 +33,32 @@ def test_falcon_response_gives_its_headers_to_the_application() -> None:
 
     result = falcon.testing.simulate_get(falcon.App(response_type=Marked), "/")
     assert (result.headers["x-marked"], result.headers["content-type"]) == ("yes", "application/json")
+
+
+OBSERVED = """
+import falcon
+from falcon.testing import simulate_get
+
+class Observed(falcon.App):
+    __class_getitem__ = None
+
+    def __init__(self, *args, **kwargs):
+        kwargs["middleware"].insert(0, self)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, req, resp):
+        print(req.method, req.path)
+
+falcon.App = Observed
+import plants
+print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
+"""
+
+
+def test_a_tool_that_observes_may_put_its_own_class_and_middleware_in_the_place_of_falcons() -> None:
+    """As OpenTelemetry's instrumentation does: a class that takes no types, and expects a list of middleware."""
+    result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
+    assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 
 
 def test_marshmallow_fields_are_asked_for_a_value_by_deserialize() -> None:

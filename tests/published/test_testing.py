@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from plants import Plant, StoreUnavailable
+from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import FaultyStore, Received, Server, serve
-from plants.webtest import Client
 from tests.contract import Answer
 
 
