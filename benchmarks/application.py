@@ -18,10 +18,11 @@ from typing import Any
 import falcon
 
 import plants
-from plants.auth import BearerAuth, Tokens
+from plants.auth import BearerAuth
 from plants.framework import json_app
 from plants.media import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
+from plants.tokens import Tokens
 
 TOKEN = "benchmark"
 NEW_PLANT_SCHEMA = NewPlantSchema()

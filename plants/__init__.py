@@ -1,6 +1,6 @@
 """The Plant Store Service: a plant store interface over HTTP with JSON bodies."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.memory import MemoryStore
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Falcon and marshmallow come with the application: a test session that only has the pytest plugin, or a program
     # that only reads a store, does not wait for them.
     if name == "create_app":
@@ -27,3 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return create_app
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "create_app"]

@@ -1,17 +1,19 @@
 """The application."""
 
 from collections.abc import Iterable
+from wsgiref.types import WSGIApplication
 
-from plants.auth import BearerAuth, TokenCheck, Tokens
-from plants.framework import JSONApp, json_app
+from plants.auth import BearerAuth
+from plants.framework import json_app
 from plants.resources import PlantCollection
 from plants.stores import PlantStore
 from plants.stores.memory import MemoryStore
+from plants.tokens import TokenCheck, Tokens
 
 
 def create_app(
     store: PlantStore | None = None, *, tokens: Iterable[str] | TokenCheck, max_body_bytes: int = 1_048_576
-) -> JSONApp:
+) -> WSGIApplication:
     """Give a WSGI application (PEP 3333) whose one operation is ``POST /plants``.
 
     :param store: where plants are kept; a new ``MemoryStore`` if None.

@@ -1,149 +1,31 @@
-"""The bearer token (RFC 6750): the middleware that asks for it, and where valid tokens come from."""
+"""The middleware that asks for the bearer token (RFC 6750)."""
 
-import hashlib
-import hmac
-import logging
 import re
-import threading
-import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import falcon
 
 from plants.errors import ErrorCode, http_error
+from plants.tokens import B64TOKEN, TokenCheck
 
-_B64TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
-_SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_BEARER = re.compile(f"bearer +({B64TOKEN})", re.IGNORECASE | re.ASCII)
 _CHALLENGE = 'Bearer realm="plants"'
-
-_log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class TokenCheck(Protocol):
-    """Whatever can tell whether a token is valid."""
-
-    def accepts(self, token: str) -> bool:
-        """Tell whether the token is valid; it has the form of a ``b64token``. Threads may call this at once."""
 
 
 class BearerAuth:
     """Falcon middleware: nothing of a request is looked at before its token, neither path nor method nor body."""
 
     def __init__(self, check: TokenCheck) -> None:
-        self._check = check
+        self._accepts = check.accepts
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """Return if the request has one valid token.
 
         :raises falcon.HTTPError: 401, with the challenge of RFC 6750, section 3.
         """
-        scheme, _, credentials = (req.auth or "").partition(" ")
-        if scheme.lower() != "bearer":
+        authorization = req.env.get("HTTP_AUTHORIZATION", "")
+        bearer = _BEARER.fullmatch(authorization)
+        if bearer and self._accepts(bearer[1]):
+            return
+        if authorization.partition(" ")[0].lower() != "bearer":
             raise http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
-        token = credentials.lstrip(" ")
-        if not _B64TOKEN.fullmatch(token) or not self._check.accepts(token):
-            challenge = f'{_CHALLENGE}, error="invalid_token"'
-            raise http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": challenge})
-
-
-class Tokens:
-    """A fixed set of valid tokens, of which only the SHA-256 digests are kept."""
-
-    def __init__(self, tokens: Iterable[str]) -> None:
-        """Take the valid tokens.
-
-        :raises TypeError: this is one string, not several.
-        :raises ValueError: there is none, or one that no client could send; the message does not show it.
-        """
-        if isinstance(tokens, str):
-            raise TypeError("tokens is an iterable of strings, not one string")
-        self._digests = [digest_of(token) for token in tokens]
-        if not self._digests:
-            raise ValueError("there is no token, so no request could ever be answered")
-
-    def accepts(self, token: str) -> bool:
-        """Tell whether the token is one of these."""
-        return _is_among(token, self._digests)
-
-
-class TokenFile:
-    """The valid tokens in a file, which is read again when it has changed.
-
-    One token a line, or ``sha256:`` and the hexadecimal SHA-256 digest of one; an empty line, or one that starts with
-    ``#``, says nothing. A file that cannot be read, has a line of another form, or has no token leaves those valid that
-    were, and is reported to the log.
-    """
-
-    _SECONDS_BETWEEN_READS = 1.0
-
-    def __init__(self, path: str | Path) -> None:
-        """Read the file.
-
-        :raises ValueError: a line has another form, or there is no token; the message shows neither.
-        :raises OSError: the file cannot be read.
-        """
-        self._path = Path(path)
-        self._content = self._path.read_bytes()
-        self._digests = _digests_in(self._content)
-        self._problem = ""
-        self._read_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def accepts(self, token: str) -> bool:
-        """Tell whether the token is in the file now, or was within the last second."""
-        if time.monotonic() - self._read_at >= self._SECONDS_BETWEEN_READS and self._lock.acquire(blocking=False):
-            try:
-                self._read_again()
-            finally:
-                self._lock.release()
-        return _is_among(token, self._digests)
-
-    def _read_again(self) -> None:
-        self._read_at = time.monotonic()
-        problem = ""
-        try:
-            content = self._path.read_bytes()
-            if content != self._content:
-                self._digests = _digests_in(content)
-                self._content = content
-                _log.info("the token file has changed: %d tokens are valid", len(self._digests))
-        except (OSError, ValueError) as error:
-            problem = str(error)
-            if problem != self._problem:
-                _log.error("the token file is not usable, so the tokens are those it had before: %s", problem)
-        self._problem = problem
-
-
-def digest_of(token: str) -> bytes:
-    """Give the SHA-256 digest of a token.
-
-    :raises ValueError: no client could send it; the message does not show it.
-    """
-    if not _B64TOKEN.fullmatch(token):
-        raise ValueError("a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750")
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _digests_in(content: bytes) -> list[bytes]:
-    digests = []
-    for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
-        entry = line.strip()
-        if not entry or entry.startswith("#"):
-            continue
-        try:
-            digest = _SHA256_LINE.fullmatch(entry)
-            digests.append(bytes.fromhex(digest[1]) if digest else digest_of(entry))
-        except ValueError:
-            raise ValueError(f"line {number} is neither a token (RFC 6750) nor sha256: and 64 hex digits") from None
-    if not digests:
-        raise ValueError("it has no token")
-    return digests
-
-
-def _is_among(token: str, digests: Iterable[bytes]) -> bool:
-    presented = hashlib.sha256(token.encode()).digest()
-    # A list, not a generator: every digest is compared, so the time tells nothing of which one was it.
-    return any([hmac.compare_digest(presented, digest) for digest in digests])  # noqa: C419
+        raise http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'})

@@ -72,7 +72,7 @@ def error_body(code: int, message: str | None = None) -> bytes:
     return body.encode()
 
 
-def add_error_handling(app: falcon.App[Any, Any]) -> None:
+def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     """Let every exception leave the application as an Error body."""
     app.set_error_serializer(_serialize)
     app.add_error_handler(Exception, _internal)

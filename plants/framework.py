@@ -1,57 +1,59 @@
 """A Falcon application that keeps the contract where Falcon's own defaults do otherwise."""
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import falcon
-from falcon.routing import CompiledRouter
+from falcon.routing import map_http_methods, set_default_responders
 
 from plants.errors import HEADERS, add_error_handling
 
-JSONApp: TypeAlias = "falcon.App[_AnyMethodRequest, _JSONResponse]"
+if TYPE_CHECKING:
+    _FalconApp = falcon.App[falcon.Request, falcon.Response]
+else:
+    # Before 4.2 Falcon's class takes no types, nor does a class that takes its place to observe it.
+    _FalconApp = falcon.App
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
-def json_app(*middleware: Any) -> JSONApp:
+def json_app(*middleware: Any) -> "_App":
     """Give an application without routes, in which every answer is JSON and every failure an Error body."""
-    app: JSONApp = falcon.App(
-        middleware=middleware,
-        request_type=_AnyMethodRequest,
-        response_type=_JSONResponse,
-        router=_ExactRouter(),
-    )
+    router: Any = _ExactRouter()
+    app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=router)
     add_error_handling(app)
     return app
 
 
-class _AnyMethodRequest(falcon.Request):
-    """Falcon answers 400 to a method it does not know, to some before any middleware runs; this lets it answer 405."""
-
-    def __init__(self, env: dict[str, Any], options: falcon.RequestOptions | None = None) -> None:
-        super().__init__(env, options)
-        if self.method not in falcon.HTTP_METHODS:
-            self.method = "TRACE"
+class _App(_FalconApp):
+    # Falcon answers 400 to these methods before any middleware runs.
+    _META_METHODS = frozenset()
 
 
 class _JSONResponse(falcon.Response):
-    """A response that has the headers of every answer from the start."""
+    """A response with the headers of every answer."""
 
-    def __init__(self, options: falcon.ResponseOptions | None = None) -> None:
-        super().__init__(options)
-        # set_headers() would take four times as long, for every request.
-        self._headers.update(_LOWER_HEADERS)
+    def _wsgi_headers(self, media_type: str | None = None) -> list[tuple[str, str]]:
+        self._headers = _LOWER_HEADERS | self._headers
+        return super()._wsgi_headers(media_type)
 
 
-class _ExactRouter(CompiledRouter):
-    """Fixed paths, each of which is itself only. Falcon takes ``//plants`` for ``/plants`` too."""
+class _ExactRouter:
+    """Fixed paths, each of which is itself only. Falcon's own router takes ``//plants`` for ``/plants`` too."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._exact: dict[str, Any] = {}
+        self._routes: dict[str, Any] = {}
 
-    def add_route(self, uri_template: str, resource: object, **kwargs: Any) -> None:
-        super().add_route(uri_template, resource, **kwargs)
-        self._exact[uri_template] = super().find(uri_template)
+    def add_route(self, uri_template: str, resource: object, **_options: Any) -> None:
+        methods = _MethodMap(map_http_methods(resource))
+        set_default_responders(methods)
+        self._routes[uri_template] = (resource, methods, {}, uri_template)
 
     def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon gives it by this name
-        return self._exact.get(uri)
+        return self._routes.get(uri)
+
+
+class _MethodMap(dict[str, Any]):
+    """A resource's responders. To Falcon, a method it does not know is 400; here it is 405, as any other."""
+
+    def __missing__(self, _method: str) -> Any:
+        return self["TRACE"]

@@ -1,33 +1,44 @@
 """Fixtures for the tests of those who call the service or embed it; installed with the package, nothing to import."""
 
+import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from plants.testing import Client, Server
+    from plants._webtest import Client
+    from plants.testing import Server
 
 
 @pytest.fixture
 def plants_app() -> "Client":
     """A WebTest client of a service in the process, with a new store and a valid token set."""
-    client: Client = _testing().Client()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
+        client: Client = _need("plants._webtest").Client()
     return client
 
 
 @pytest.fixture
 def plants_server() -> "Iterator[Server]":
-    """A service on a real port, with ``url``, ``token`` and ``store``."""
-    with _testing().serve() as server:
+    """A new service on a real port, with ``url``, ``token``, ``store`` and ``requests``."""
+    with _need("plants.testing").serve() as server:
         yield server
 
 
-def _testing() -> ModuleType:
+@pytest.fixture(scope="session")
+def plants_session_server() -> "Iterator[Server]":
+    """One service on a real port for the whole session; ``reset()`` makes it as new."""
+    with _need("plants.testing").serve() as server:
+        yield server
+
+
+def _need(module: str) -> ModuleType:
     # Not at the top: a session that uses none of this does not wait for it.
     try:
-        import plants.testing
+        return import_module(module)
     except ModuleNotFoundError as error:
         pytest.fail(f"there is no {error.name}: run pip install 'plants[testing]'", pytrace=False)
-    return plants.testing

@@ -1,9 +1,12 @@
 """The JSON shapes of the interface: Plant, NewPlant and Error."""
 
+import abc
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from marshmallow import EXCLUDE, Schema, fields
+from marshmallow import EXCLUDE, Schema, fields, missing
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -11,61 +14,105 @@ INT64_MAX = 2**63 - 1
 # U+0000 cannot be kept by PostgreSQL, and a lone surrogate cannot be encoded in UTF-8.
 _STORABLE = re.compile(r"[^\x00\ud800-\udfff]*")
 
-# What JSON gives needs no conversion, only a verdict. marshmallow's own fields convert, and take more: its String takes
-# U+0000, lone surrogates and bytes, its Integer has no bounds.
+_encode = json.JSONEncoder().encode
 
 
-class Text(fields.Field[str]):
+class Value(fields.Raw):
+    """A value that JSON gives as it is kept: it needs no conversion, only a verdict.
+
+    marshmallow's own fields convert, and take more: its String takes U+0000, lone surrogates and bytes, its Integer has
+    no bounds.
+    """
+
+    @abc.abstractmethod
+    def takes(self, value: object) -> bool:
+        """Tell whether this is such a value."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        if not self.takes(value):
+            raise self.make_error("invalid")
+        return value
+
+    def serialize(self, attr: str, obj: Any, accessor: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Give the attribute of a ``plants.Plant``; one that is None has no member in the JSON."""
+        value = getattr(obj, attr)
+        return missing if value is None else value
+
+
+class Text(Value):
     """A string that every store can keep."""
 
-    default_error_messages = {
+    default_error_messages: dict[str, Any] = {
         "invalid": "Must be a string without U+0000 and without lone surrogates.",
     }
 
-    def _validate(self, value: object) -> None:
-        if not isinstance(value, str) or not _STORABLE.fullmatch(value):
-            raise self.make_error("invalid")
+    def takes(self, value: object) -> bool:
+        """Tell whether this is such a string."""
+        return type(value) is str and _STORABLE.fullmatch(value) is not None
 
 
-class Int64(fields.Field[int]):
+class Int64(Value):
     """An integer of 64 bits, written as one: neither a boolean nor a number with a fraction or an exponent."""
 
-    default_error_messages = {
+    default_error_messages: dict[str, Any] = {
         "invalid": f"Must be an integer from {INT64_MIN} to {INT64_MAX}.",
     }
 
-    def _validate(self, value: object) -> None:
-        if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
-            raise self.make_error("invalid")
+    def takes(self, value: object) -> bool:
+        """Tell whether this is such an integer."""
+        return type(value) is int and INT64_MIN <= value <= INT64_MAX
+
+
+class _FlatJSON:
+    """What renders an object whose values have no others inside; ``json.dumps`` takes twice as long."""
+
+    @staticmethod
+    def dumps(members: Mapping[str, object]) -> str:
+        """Give what ``json.dumps`` gives; the names are those of the fields, and need no escape."""
+        return "{" + ", ".join([f'"{name}": {_encode(value)}' for name, value in members.items()]) + "}"
 
 
 class PlantSchema(Schema):
     """A plant as it is answered: ``name``, and ``tag`` only where there is one."""
 
-    name = Text(required=True)
-    tag = Text()
+    name: Text = Text(required=True)
+    tag: Text = Text()
 
-    error_messages = {"type": "Not a JSON object."}
+    load_fields: dict[str, Any]  # Each of them is a Value.
+    error_messages: dict[str, str] = {"type": "Not a JSON object."}
 
     class Meta:
         """Members that the shape does not have are ignored."""
 
         unknown = EXCLUDE
+        render_module = _FlatJSON
 
-    def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
-        """Give the attribute of a ``plants.Plant``; one that is None has no member in the JSON."""
-        value = getattr(obj, attr)
-        return default if value is None else value
+    def load(self, data: Any, **options: Any) -> Any:
+        """Give the members that the shape has.
+
+        marshmallow does the same, and takes four times as long; it has the word on whatever is not without fault.
+        """
+        if options or type(data) is not dict:
+            return super().load(data, **options)
+        loaded = {}
+        for name, field in self.load_fields.items():
+            if name in data:
+                value = loaded[name] = data[name]
+                if not field.takes(value):
+                    return super().load(data)
+            elif field.required:
+                return super().load(data)
+        return loaded
 
 
 class NewPlantSchema(PlantSchema):
     """The body of a create request: a plant and its ``id``, an int64."""
 
-    id = Int64(required=True)
+    id: Int64 = Int64(required=True)
 
 
 class ErrorSchema(Schema):
     """The body of every answer that is not a success."""
 
-    error = fields.Integer(strict=True, required=True)
-    message = fields.String(required=True)
+    error: fields.Integer = fields.Integer(strict=True, required=True)
+    message: fields.String = fields.String(required=True)

@@ -1,93 +1,235 @@
 """The service in the tests of those who call it or embed it: in the process, or on a real port.
 
-Needs the extra ``testing``. Nothing here is meant to serve anybody but a test.
+Needs the extra ``testing``. Nothing here is meant to serve anybody but a test. For tests in other languages:
+
+    python -m plants.testing [--port N] [--token T]
+
+prints ``{"url": ..., "token": ...}`` and serves until its standard input ends, or it is told to stop. Each line of its
+input is a command, and each answer one line of JSON: ``fail 503``, ``fail 500``, ``fail 503 TIMES``, ``delay SECONDS``,
+``rotate``, ``reset`` (the answer is the first line again, with the token that is valid now) and ``requests`` (a list).
 """
 
+import argparse
+import io
+import json
+import math
 import secrets
+import signal
+import socket
+import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waitress import create_server, wasyncore
-from webtest import TestApp
 
 from plants.app import create_app
-from plants.auth import Tokens
-from plants.stores import Plant
+from plants.probes import WithoutToken, probes
+from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
+from plants.tokens import Tokens
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse
+
+# As many delayed requests are answered at once.
+_THREADS = 16
 
 
-class FaultyStore(MemoryStore):
-    """A dictionary store that fails on demand.
+class FaultyStore(PlantStore):
+    """A store that fails and waits on demand: a dictionary, or one that is given.
 
-    ``fault`` is what ``add`` and ``check`` raise, or None: a ``plants.StoreUnavailable`` is answered with 503, anything
-    else with 500. ``delay`` is how many seconds an ``add`` takes before that.
+    ``delay`` is how many seconds an ``add`` takes, and ``waiting`` how many wait at the moment.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fault: Exception | None = None
-        self.delay = 0.0
+    delay: float = 0.0
+    waiting: int = 0
+
+    def __init__(self, store: PlantStore | None = None) -> None:
+        self._given = store
+        self._store = store or MemoryStore()
+        self._fault: Exception | None = None
+        self._times = math.inf
+        self._ends_of_delays = 0
+        self._changed = threading.Condition()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set one of the attributes that there are; any other would do nothing, silently."""
+        if not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"a FaultyStore has no {name}; it has fault, delay and fail()")
+        super().__setattr__(name, value)
+
+    @property
+    def fault(self) -> Exception | None:
+        """What ``add`` and ``check`` raise: a ``plants.StoreUnavailable`` is answered with 503, any other with 500."""
+        return self._fault
+
+    @fault.setter
+    def fault(self, fault: Exception | None) -> None:
+        self._fault, self._times = fault, math.inf
+
+    def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
+        """Raise ``fault`` (None: a ``plants.StoreUnavailable``) for the next ``times`` adds, or from now on."""
+        self._fault, self._times = fault or StoreUnavailable("on demand"), times
+
+    def reset(self) -> None:
+        """Be well again: no fault, no delay, and no plants, unless they are in a store that was given."""
+        with self._changed:
+            self.fault = None
+            self.delay = 0.0
+            self._store = self._given or MemoryStore()
+        self.end_delays()
+
+    def end_delays(self) -> None:
+        """Let all adds that wait go on."""
+        with self._changed:
+            self._ends_of_delays += 1
+            self._changed.notify_all()
+
+    def wait_for_adds(self, number: int, timeout: float = 10.0) -> None:
+        """Return once so many adds are being delayed.
+
+        :raises TimeoutError: there are fewer after ``timeout`` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.waiting >= number, timeout):
+                raise TimeoutError(f"{self.waiting} adds wait, not {number}")
 
     def add(self, plant: Plant) -> None:
         """Wait, then raise the fault or keep the plant."""
-        time.sleep(self.delay)
-        self.check()
-        super().add(plant)
+        with self._changed:
+            store, ends = self._store, self._ends_of_delays  # A plant that a reset finds waiting is none after it.
+            self.waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ends_of_delays > ends, self.delay)
+            self.waiting -= 1
+            fault = self._fault
+            if fault:
+                self._times -= 1
+                if self._times <= 0:
+                    self.fault = None
+        if fault:
+            raise fault
+        store.add(plant)
+
+    def get(self, plant_id: int) -> Plant | None:
+        """Give the plant that has this id, or None."""
+        return self._store.get(plant_id)
 
     def check(self) -> None:
         """Raise the fault."""
-        if self.fault:
-            raise self.fault
+        if self._fault:
+            raise self._fault
+        self._store.check()
+
+    def close(self) -> None:
+        """Close the store that was given."""
+        self._store.close()
+
+
+class Received(NamedTuple):
+    """A request that a service got, and the status of its answer; ``headers`` have names in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+    status: int
 
 
 class Deployment:
-    """An application with a store and a token of its own.
+    """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``app`` is the WSGI application, ``store`` its ``FaultyStore``, and ``token`` the one token that is valid.
+    ``store`` is a ``FaultyStore``, ``token`` the one token that is valid, and ``requests`` are those that it got.
     """
 
-    def __init__(self) -> None:
-        self.store = FaultyStore()
-        self.rotate_token()
-        self.app = create_app(self.store, tokens=self)
+    __slots__ = ("_app", "_token", "_tokens", "requests", "store", "token")
+
+    store: FaultyStore
+    requests: list[Received]
+    token: str
+
+    def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
+        self.store = FaultyStore(store)
+        self.requests = []
+        self._token = token or secrets.token_urlsafe()
+        self._take(self._token)
+        self._app = WithoutToken(create_app(self.store, tokens=self), probes(self.store))
 
     def rotate_token(self) -> str:
         """Make a new token, the only valid one from now on, and give it."""
-        self.token = secrets.token_urlsafe()
-        self._tokens = Tokens([self.token])
-        return self.token
+        return self._take(secrets.token_urlsafe())
+
+    def reset(self) -> None:
+        """Be as at the start: the first token, a well and empty store (unless it was given), no requests."""
+        self._take(self._token)
+        self.store.reset()
+        self.requests = []
 
     def accepts(self, token: str) -> bool:
         """Tell whether this is the valid token."""
         return self._tokens.accepts(token)
 
+    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+        """Answer a request (PEP 3333)."""
+        requests = self.requests
+        body = environ["wsgi.input"].read()
+        environ["wsgi.input"] = io.BytesIO(body)
+        statuses = []
 
-class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
-    """A WebTest client of a new deployment, in the process; it sends the token that was valid at first."""
+        def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
+            statuses.append(int(status[:3]))
+            return start_response(status, headers, *exc_info)
 
-    def __init__(self) -> None:
-        self.deployment = Deployment()
-        self.store = self.deployment.store
-        super().__init__(self.deployment.app)
-        self.authorization = ("Bearer", self.deployment.token)
+        answer = self._app(environ, start)
+        names = {key: key.removeprefix("HTTP_").replace("_", "-").lower() for key in environ}
+        headers = {
+            names[key]: value for key, value in environ.items() if key.startswith(("HTTP_", "CONTENT_")) and value
+        }
+        requests.append(
+            Received(
+                environ["REQUEST_METHOD"],
+                environ["PATH_INFO"],
+                environ.get("QUERY_STRING", ""),
+                headers,
+                body,
+                statuses[-1],
+            )
+        )
+        return answer
+
+    def _take(self, token: str) -> str:
+        self._tokens = Tokens([token])
+        self.token = token
+        return token
 
 
 class Server(Deployment):
     """A new deployment on a real port; ``url`` is its base address, without a slash at the end."""
 
+    __slots__ = ("url",)
+
     url: str
 
 
 @contextmanager
-def serve() -> Iterator[Server]:
-    """Serve a new deployment on a port of 127.0.0.1 that the system chooses, until the context ends."""
-    server = Server()
+def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None = None) -> Iterator[Server]:
+    """Serve a new deployment on a port of 127.0.0.1 until the context ends.
+
+    :param token: the valid token; a new one if None.
+    :param port: the port; one that the system chooses if 0.
+    :param store: where plants are kept; a dictionary if None. It is not closed.
+    :raises OSError: the port is in use.
+    :raises ValueError: no client could send the token.
+    """
+    server = Server(token=token, store=store)
+    # waitress would leave its own socket open if the port is in use.
+    listener = socket.create_server(("127.0.0.1", port))
+    server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server.app, map=sockets, host="127.0.0.1", port=0)
-    server.url = f"http://127.0.0.1:{http.effective_port}"
+    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS)
     ended = threading.Event()
 
     def run() -> None:
@@ -99,8 +241,48 @@ def serve() -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.store.end_delays()
         ended.set()
         http.trigger.pull_trigger()
         thread.join()
         http.task_dispatcher.shutdown()
         wasyncore.close_all(sockets)
+
+
+def _obey(server: Server, command: str) -> object:
+    match command.split():
+        case ["fail", "503" | "500" as status, *times]:
+            fault = StoreUnavailable("on demand") if status == "503" else RuntimeError("on demand")
+            server.store.fail(fault, times=int(*times) if times else math.inf)
+        case ["delay", seconds]:
+            server.store.delay = float(seconds)
+        case ["rotate"]:
+            server.rotate_token()
+        case ["reset"]:
+            server.reset()
+        case ["requests"]:
+            return [request._asdict() | {"body": request.body.decode(errors="replace")} for request in server.requests]
+        case _:
+            raise ValueError("no such command")
+    return {"url": server.url, "token": server.token}
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser("python -m plants.testing", description="Serve the plant store to a test.")
+    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1; the system chooses one if 0")
+    parser.add_argument("--token", help="the valid token; a new one if there is none")
+    args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit())
+    with serve(token=args.token, port=args.port) as server:
+        print(json.dumps({"url": server.url, "token": server.token}), flush=True)
+        for line in sys.stdin:
+            try:
+                answer = _obey(server, line)
+            except ValueError as error:
+                answer = {"error": f"{line.strip()}: {error}"}
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -72,6 +72,11 @@ def with_id(literal: str) -> bytes:
     return b'{"id": %s, "name": "Fern"}' % literal.encode()
 
 
+def nested(depth: int) -> bytes:
+    """A NewPlant with a further member, in which so many arrays are inside each other."""
+    return new_plant()[:-1] + b', "x": ' + b"[" * depth + b"]" * depth + b"}"
+
+
 NO_TOKEN: list[tuple[str, Headers]] = [
     ("nothing", []),
     ("empty", [("Authorization", "")]),
@@ -171,7 +176,9 @@ UNSUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
     ("utf8 without its hyphen", [("Content-Type", "application/json; charset=utf8")]),
     ("another parameter", [("Content-Type", "application/json; version=1")]),
     ("two charsets", [("Content-Type", "application/json; charset=utf-8; charset=utf-8")]),
-    ("an empty parameter", [("Content-Type", "application/json;")]),
+    ("an empty parameter, then another", [("Content-Type", "application/json;;version=1")]),
+    ("a parameter without a semicolon", [("Content-Type", "application/json charset=utf-8")]),
+    ("a comma for a semicolon", [("Content-Type", "application/json;,")]),
     ("half a quote", [("Content-Type", 'application/json; charset="utf-8')]),
     ("a long s", [("Content-Type", "application/j\u017fon".encode().decode("latin-1"))]),
     ("gzip", [JSON_TYPE, ("Content-Encoding", "gzip")]),
@@ -190,7 +197,11 @@ SUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
     ("charset without a space", [("Content-Type", "application/json;charset=utf-8")]),
     ("charset with spaces", [("Content-Type", "application/json ; charset=utf-8")]),
     ("charset in quotes", [("Content-Type", 'application/json; charset="utf-8"')]),
+    ("an empty parameter", [("Content-Type", "application/json;")]),
+    ("empty parameters", [("Content-Type", "application/json; ;\t; ")]),
+    ("empty parameters around charset", [("Content-Type", "application/json;; charset=utf-8 ; ;")]),
     ("identity", [JSON_TYPE, ("Content-Encoding", "identity")]),
+    ("no coding", [JSON_TYPE, ("Content-Encoding", "")]),
     ("identity in upper case", [JSON_TYPE, ("Content-Encoding", "IDENTITY")]),
     ("any Accept", [JSON_TYPE, ("Accept", "application/xml")]),
     ("a broken Accept", [JSON_TYPE, ("Accept", ";;;,/")]),
@@ -255,7 +266,11 @@ NOT_JSON = [
     ("deep arrays", b"[" * 2000),
     ("deep arrays, closed", b"[" * 2000 + b"]" * 2000),
     ("deep objects", b'{"a":' * 800),
-    ("deep in a member that is ignored", new_plant()[:-1] + b', "x": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
+    ("deep in a member that is ignored", nested(2000)),
+    ("101 deep", b"[" * 101 + b"]" * 101),
+    ("101 deep in all", nested(100)),
+    ("101 deep in arrays and objects", b'{"\\"]": [' * 50 + b"[]" + b"]}" * 50),
+    ("101 deep after much that is not", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),
 ]
 
 # The last column: the fields that the message must name.
@@ -340,6 +355,10 @@ NEW_PLANT = [
     ("a huge integer elsewhere", new_plant()[:-1] + b', "x": ' + b"1" * 4000 + b"}", Plant(1, "Fern")),
     ("a huge float elsewhere", new_plant()[:-1] + b', "x": 1e999999}', Plant(1, "Fern")),
     ("U+0000 elsewhere", new_plant(x="\0", **{"\0": "\ud800"}), Plant(1, "Fern")),
+    ("100 deep in all", nested(99), Plant(1, "Fern")),
+    ("100 deep, twice", nested(99)[:-1] + b', "y": ' + nested(98) + b"}", Plant(1, "Fern")),
+    ("many arrays, none deep", new_plant(x=[[{}]] * 300), Plant(1, "Fern")),
+    ("brackets in strings", new_plant(name="[" * 300, tag='{"\\' * 200), Plant(1, "[" * 300, '{"\\' * 200)),
     ("prototype names", new_plant(__proto__={}, constructor=1, self=1, cls=1), Plant(1, "Fern")),
 ]
 

@@ -166,7 +166,7 @@ def _without_passwords(url: str) -> str:
 def _token() -> None:
     import secrets
 
-    from plants.auth import digest_of
+    from plants.tokens import digest_of
 
     token = secrets.token_urlsafe(32)
     print(token, f"sha256:{digest_of(token).hex()}", sep="\n")

@@ -1,79 +1,17 @@
-"""What surrounds the interface in a hosted service: no token is needed for it, and it shows nothing of the store."""
+"""What surrounds the interface in a hosted service."""
 
-from collections.abc import Iterable
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import falcon
-
-from plants.errors import ErrorCode, http_error
-from plants.framework import json_app
 from plants.hosting.page import page
+from plants.probes import WithoutToken, probes
 from plants.stores import PlantStore
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication
+    from wsgiref.types import WSGIApplication
 
 
-# What needs neither the store nor anything else that could wait.
-NEVER_WAIT = frozenset({"/livez", "/openapi.json"})
-
-
-class Liveness:
-    """``/livez``: the process answers. The store is never asked, so that an outage of it restarts nothing."""
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer 200."""
-        resp.text = '{"status": "live"}'
-
-    on_head = on_get
-
-
-class Readiness:
-    """``/readyz``: requests can be sent here now."""
-
-    def __init__(self, store: PlantStore) -> None:
-        self._store = store
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer 200, or 503 if an ``add`` would fail now or the server says that it is stopping."""
-        if req.env.get("server.stopping"):
-            raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
-        self._store.check()
-        resp.text = '{"status": "ready"}'
-
-    on_head = on_get
-
-
-class InterfaceDescription:
-    """``/openapi.json``: the interface in OpenAPI 3.1."""
-
-    def __init__(self) -> None:
-        self._json = files("plants").joinpath("openapi.json").read_bytes()
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer with the description."""
-        resp.data = self._json
-
-    on_head = on_get
-
-
-class Hosted:
+class Hosted(WithoutToken):
     """A WSGI application that answers the paths around the interface itself, and leaves all else to ``app``."""
 
     def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
-        self._app = app
-        self._resources = {
-            "/livez": Liveness(),
-            "/readyz": Readiness(store),
-            "/openapi.json": InterfaceDescription(),
-            **page(),
-        }
-        self._probes = json_app()
-        for path, resource in self._resources.items():
-            self._probes.add_route(path, resource)
-
-    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
-        """Answer a request (PEP 3333)."""
-        app = self._probes if environ["PATH_INFO"] in self._resources else self._app
-        return app(environ, start_response)
+        super().__init__(app, probes(store) | page())

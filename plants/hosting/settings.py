@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 
 from gunicorn.errors import AppImportError
 
-from plants.auth import TokenCheck, TokenFile, Tokens
 from plants.stores import open_store
+from plants.tokens import TokenCheck, TokenFile, Tokens
 
 NAMES = ("PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_STORE", "PLANTS_MAX_BODY_BYTES", "PLANTS_REQUEST_TIMEOUT")
 

@@ -10,13 +10,15 @@ from typing import TypeVar
 from gunicorn.glogging import Logger
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
-from plants.hosting.probes import NEVER_WAIT
+from plants.hosting.page import page
 from plants.hosting.service import settings, store
 from plants.server.answer import Answer, make_answer
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
 
+# What needs neither the store nor anything else that could wait.
+_NEVER_WAIT = {"/livez", "/openapi.json", *page()}
 # The settings that turn Gunicorn's access log on.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog")
 
@@ -58,7 +60,7 @@ class Worker(ServerWorker):
 
     def never_waits(self, request: Request) -> bool:
         """Tell whether neither the store nor anything else is waited for."""
-        return request.environ["PATH_INFO"] in NEVER_WAIT
+        return request.environ["PATH_INFO"] in _NEVER_WAIT
 
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Let the store keep with one commit what several requests add."""

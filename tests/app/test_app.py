@@ -3,7 +3,10 @@
 import io
 import logging
 import random
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -85,10 +88,58 @@ def test_a_content_length_that_is_no_number_is_refused(app: Any, length: str) ->
     assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).error == 40000
 
 
-@pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}, {"CONTENT_LENGTH": "0"}], ids=repr)
-def test_without_a_length_and_an_end_there_is_no_body(app: Any, environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}], ids=repr)
+def test_without_a_length_and_an_end_there_is_no_body_and_the_message_says_why(
+    app: Any, environ: dict[str, str]
+) -> None:
     stream = Stream(new_plant())
-    assert (call(app, stream, **environ).error, stream.sizes) == (40001, [])
+    answer = call(app, stream, **environ)
+    assert (answer.error, stream.sizes) == (40001, [])
+    assert "wsgi.input_terminated" in answer.message
+
+
+def test_a_length_of_zero_is_an_empty_body(app: Any) -> None:
+    stream = Stream(new_plant())
+    assert (call(app, stream, CONTENT_LENGTH="0").error, stream.sizes) == (40001, [])
+
+
+DEEP = """
+import sys, threading
+from plants.media import parse_json
+
+def parse() -> None:
+    for text in (b"[" * 1_000_000, b'{"a":' * 200_000, b'["' + b"[" * 99_999):
+        try:
+            parse_json(text)
+        except Exception as error:
+            print(type(error).__name__)
+
+sys.setrecursionlimit(1_000_000)
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=parse)
+thread.start()
+thread.join()
+"""
+
+
+def test_deep_text_does_not_end_a_process_with_a_small_stack_and_no_recursion_limit() -> None:
+    result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.split(), result.stderr) == (0, ["HTTPError"] * 3, "")
+
+
+def test_the_depth_of_a_large_body_is_found_in_one_pass() -> None:
+    app = plants.create_app(tokens=[TOKEN])
+    began = time.monotonic()
+    for text in (
+        b'"\\"' * 300_000,
+        b'\\"' * 400_000,
+        b"[]" * 500_000,
+        b'["\\' + b"[" * 1_000_000,
+        b'"' + b"\\" * 999_999,
+    ):
+        stream = io.BytesIO(b"[" * 101 + text[: 1_048_576 - 101])
+        assert call(app, stream, wsgi_input_terminated=True).error == 40001
+    assert time.monotonic() - began < 5
 
 
 def test_an_empty_path_is_no_path(app: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,6 +11,15 @@ import pytest
 
 from plants.testing import Server
 from tests.support.hosted import CHECKOUT
+
+PYTHON_CLIENT = (
+    f"{sys.executable} -m venv env && env/bin/pip install --quiet openapi-python-client >&2 && "
+    "env/bin/openapi-python-client generate --path openapi.json --output-path plant_store --meta none >&2 && "
+    "env/bin/python client.py URL TOKEN"
+)
+TYPESCRIPT_CLIENT = (
+    "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN"
+)
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
@@ -21,9 +31,10 @@ def needs(*programs: str) -> pytest.MarkDecorator:
     "commands",
     [
         pytest.param("sh curl.sh URL TOKEN", marks=needs("curl"), id="curl"),
+        pytest.param(PYTHON_CLIENT, marks=pytest.mark.network, id="openapi-python-client"),
         pytest.param(
-            "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN",
-            marks=needs("node", "npm"),
+            TYPESCRIPT_CLIENT,
+            marks=[pytest.mark.network, needs("node", "npm")],
             id="openapi-typescript and openapi-fetch",
         ),
     ],
@@ -33,7 +44,7 @@ def test_a_client_creates_a_plant_and_gets_an_error(plants_server: Server, tmp_p
     (tmp_path / "openapi.json").write_bytes(files("plants").joinpath("openapi.json").read_bytes())
     script = commands.replace("URL", plants_server.url).replace("TOKEN", f"'{plants_server.token}'")
     result = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     plant, error = map(json.loads, result.stdout.splitlines())

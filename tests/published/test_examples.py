@@ -1,19 +1,18 @@
 """The application inside other frameworks' applications, through the examples themselves."""
 
 import runpy
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
 from paste.deploy import loadapp
-from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore
 from plants.app import create_app
-from tests.contract import JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
-from tests.support.calls import sender
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
+from tests.support.calls import asgi_sender, sender
 from tests.support.hosted import CHECKOUT
 
 EXAMPLES = CHECKOUT / "examples"
@@ -25,13 +24,18 @@ def load(name: str) -> Any:
     return runpy.run_path(str(EXAMPLES / name))["app"]
 
 
-@pytest.fixture(scope="class")
-def mounted(request: pytest.FixtureRequest) -> Iterator[tuple[Any, MemoryStore]]:
-    """The application of a class's example, and the store that is in it."""
+@cache  # Django can be configured once in a process, and a worker of xdist may come back to a class.
+def mount(example: str) -> tuple[Any, MemoryStore]:
+    """The application of an example, and the store that is in it."""
     store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plants, "create_app", lambda **_: create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT))
-        yield load(request.cls.example), store
+        return load(example), store
+
+
+@pytest.fixture
+def mounted(request: pytest.FixtureRequest) -> tuple[Any, MemoryStore]:
+    return mount(request.cls.example)
 
 
 class Mounted(Contract):
@@ -39,6 +43,7 @@ class Mounted(Contract):
 
     example: ClassVar[str]
     does_not_apply: ClassVar[dict[str, str]] = {}
+    call = staticmethod(sender)
 
     @pytest.fixture(autouse=True)
     def store(self, mounted: tuple[Any, MemoryStore]) -> PlantStore:
@@ -52,10 +57,10 @@ class Mounted(Contract):
             if part in request.node.name:
                 pytest.skip(reason)
         app, _ = mounted
-        return sender(app, prefix="/store")
+        return self.call(app, prefix="/store")
 
     def test_the_rest_is_the_hosts_own(self, mounted: tuple[Any, MemoryStore]) -> None:
-        assert WebTestApp(mounted[0]).get("/").text == "garden"
+        assert self.call(mounted[0])(method="GET", path="/", headers=[]).body == b"garden"
 
 
 class TestFlask(Mounted):
@@ -93,6 +98,14 @@ class TestPasteDeploy(Mounted):
     does_not_apply: ClassVar[dict[str, str]] = {
         "slashes before it]": "Paste's urlmap folds slashes in the path",
     }
+
+
+class TestASGI(Mounted):
+    example = "asgi_app.py"
+    call = staticmethod(asgi_sender)
+
+    def test_a_chunked_body_is_read(self, send: Send) -> None:
+        assert send(new_plant(), headers=[AUTH, JSON_TYPE, ("transfer-encoding", "chunked")]).plant == {"name": "Fern"}
 
 
 def test_two_apps_in_one_process_keep_their_plants_and_tokens_apart_under_load() -> None:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -68,6 +69,25 @@ def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: P
         assert service.stop() == 0
 
 
+@pytest.mark.network
+def test_the_source_distribution_has_all_that_its_tests_need(clone: Path) -> None:
+    checkout = {
+        path
+        for path in clone.rglob("*")
+        if path.is_file() and not path.relative_to(clone).parts[0].endswith(("venv", "build", "egg-info"))
+    }
+    script = "python -m venv .builder && .builder/bin/pip install --quiet build && .builder/bin/python -m build --sdist"
+    subprocess.run(["sh", "-c", script.replace("python", sys.executable, 1)], cwd=clone, check=True, timeout=300)
+    (archive,) = (clone / "dist").iterdir()
+    with tarfile.open(archive) as files:
+        packed = {name.partition("/")[2] for name in files.getnames()}
+    assert {str(path.relative_to(clone)) for path in checkout} - packed == set()
+
+
+def test_no_link_of_the_readme_is_dead_on_an_index_of_packages() -> None:
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith(("https://", "#"))] == []
+
+
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert TEST.endswith("coverage run -m pytest")
     assert "grep -m 1 'coverage run -m pytest' README.md" in (CHECKOUT / ".ci/run").read_text()
@@ -91,3 +111,4 @@ def test_the_table_of_settings_is_the_codes_own() -> None:
 def test_every_public_name_is_there() -> None:
     assert sorted(plants.__all__) == plants.__all__
     assert all(hasattr(plants, name) for name in plants.__all__)
+    assert set(plants.__all__) < set(dir(plants))

@@ -2,19 +2,31 @@
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from plants import Plant, StoreUnavailable
-from plants.testing import Client, Server, serve
+from plants._webtest import Client
+from plants.stores.sqlite import SQLiteStore
+from plants.testing import FaultyStore, Received, Server, serve
 from tests.contract import Answer
 
 
-def post(server: Server, token: str | None = None, **members: Any) -> Answer:
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+class Address(NamedTuple):
+    url: str
+    token: str
+
+
+def post(server: Server | Address, token: str | None = None, timeout: float = 10, **members: Any) -> Answer:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=timeout)
     headers = {"Authorization": f"Bearer {token or server.token}", "Content-Type": "application/json"}
     try:
         connection.request("POST", "/plants", json.dumps({"id": 1, "name": "Fern", **members}), headers)
@@ -27,6 +39,7 @@ def post(server: Server, token: str | None = None, **members: Any) -> Answer:
 def test_the_app_fixture_has_a_valid_token_and_a_store(plants_app: Client) -> None:
     assert plants_app.post_json("/plants", {"id": 1, "name": "Fern"}).json == {"name": "Fern"}
     assert plants_app.store.get(1) == Plant(1, "Fern")
+    assert plants_app.deployment.requests[0].headers["authorization"] == f"Bearer {plants_app.token}"
 
 
 def test_the_app_fixture_has_a_new_store_in_each_test(plants_app: Client) -> None:
@@ -58,13 +71,132 @@ def test_a_server_answers_401_after_its_token_was_rotated(plants_server: Server)
     assert post(plants_server).status == 200
 
 
-def test_a_server_is_slow_on_demand(plants_server: Server) -> None:
+def get(server: Server, path: str) -> Answer:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def test_a_server_fails_for_as_many_requests_as_it_is_told(plants_server: Server) -> None:
+    plants_server.store.fail(times=2)
+    assert [post(plants_server).status for _ in range(3)] == [503, 503, 200]
+    plants_server.store.fail(RuntimeError("on demand"), times=1)
+    assert [post(plants_server, id=number).status for number in (2, 2)] == [500, 200]
+
+
+def test_a_failure_without_a_number_stays_until_it_is_taken_back(plants_server: Server) -> None:
+    plants_server.store.fail(times=1)
+    plants_server.store.fault = StoreUnavailable("from now on")
+    assert [post(plants_server).status for _ in range(3)] == [503] * 3
+    plants_server.store.fail()
+    assert [post(plants_server).status for _ in range(3)] == [503] * 3
+    plants_server.store.fault = None
+    assert post(plants_server).status == 200
+
+
+def test_a_server_has_the_probes_and_the_description(plants_server: Server) -> None:
+    assert json.loads(get(plants_server, "/openapi.json").body)["info"]["version"] == "1.0.0"
+    assert get(plants_server, "/livez").status == get(plants_server, "/readyz").status == 200
+    plants_server.store.fail(times=1)
+    assert (get(plants_server, "/livez").status, get(plants_server, "/readyz").error) == (200, 50300)
+    assert post(plants_server).status == 503
+    assert get(plants_server, "/readyz").status == 200
+
+
+def test_a_server_knows_the_requests_it_got(plants_server: Server) -> None:
+    post(plants_server)
+    post(plants_server, token="wrong", name="Ivy")
+    get(plants_server, "/livez?x=1")
+    first, second, third = plants_server.requests
+    assert (first.method, first.path, first.status) == ("POST", "/plants", 200)
+    assert json.loads(first.body) == {"id": 1, "name": "Fern"}
+    assert first.headers["authorization"] == f"Bearer {plants_server.token}"
+    assert first.headers["content-type"] == "application/json"
+    assert (json.loads(second.body)["name"], second.status) == ("Ivy", 401)
+    assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200)
+
+
+def test_a_server_answers_delayed_requests_at_once(plants_server: Server) -> None:
     plants_server.store.delay = 60.0
-    with pytest.MonkeyPatch.context() as patch:
-        slept: list[float] = []
-        patch.setattr("plants.testing.time.sleep", slept.append)
-        assert post(plants_server).status == 200
-    assert slept == [60.0]
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(post, plants_server, id=number) for number in range(8)]
+        plants_server.store.wait_for_adds(8)
+        assert not any(answer.done() for answer in answers)
+        plants_server.store.end_delays()
+        assert [answer.result().status for answer in answers] == [200] * 8
+
+
+def test_to_wait_for_delayed_requests_that_do_not_come_is_an_error(plants_server: Server) -> None:
+    with pytest.raises(TimeoutError, match="0 adds wait, not 1"):
+        plants_server.store.wait_for_adds(1, timeout=0.01)
+
+
+def test_a_client_that_gives_up_on_a_delayed_answer_does_not_hold_up_the_end() -> None:
+    with serve() as server:
+        server.store.delay = 600.0
+        with pytest.raises(TimeoutError):
+            post(server, timeout=0.1)
+        threads = threading.active_count()
+    assert threading.active_count() < threads
+
+
+def test_a_request_that_is_delayed_beyond_a_reset_does_not_come_after_it(plants_server: Server) -> None:
+    plants_server.store.delay = 600.0
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, plants_server)
+        plants_server.store.wait_for_adds(1)
+        plants_server.reset()
+        assert answer.result().status == 200
+    assert plants_server.store.get(1) is None
+    assert plants_server.requests == []
+
+
+def test_a_reset_makes_a_server_as_new(plants_session_server: Server) -> None:
+    token = plants_session_server.token
+    assert post(plants_session_server).status == 200
+    plants_session_server.rotate_token()
+    plants_session_server.store.fail()
+    plants_session_server.store.delay = 600.0
+    plants_session_server.reset()
+    assert plants_session_server.token == token
+    assert (plants_session_server.store.fault, plants_session_server.store.delay) == (None, 0.0)
+    assert plants_session_server.requests == []
+    assert post(plants_session_server).status == 200
+
+
+def test_a_server_has_the_token_the_port_and_the_store_that_it_is_given(tmp_path: Path) -> None:
+    with closing(SQLiteStore(str(tmp_path / "plants.db"))) as store, serve() as other:
+        port = int(other.url.rpartition(":")[2])
+        with ExitStack() as stack, pytest.raises(OSError, match="in use"):
+            stack.enter_context(serve(port=port))
+        with serve(token="mine", store=store) as server:
+            assert post(server, token="mine").status == 200
+            server.reset()
+            assert server.store.get(1) == store.get(1) == Plant(1, "Fern")
+            assert post(server, token="mine").error == 40003
+            assert get(server, "/readyz").status == 200
+    with serve(port=port) as server:
+        assert server.url == f"http://127.0.0.1:{port}"
+
+
+def test_a_store_that_fails_on_demand_closes_the_one_that_it_is_given(tmp_path: Path) -> None:
+    store = SQLiteStore(str(tmp_path / "plants.db"))
+    FaultyStore(store).close()
+    with pytest.raises(StoreUnavailable):
+        store.check()
+
+
+def test_a_wrong_attribute_is_an_error_and_not_silence(plants_server: Server, plants_app: Client) -> None:
+    for wrong in (plants_server, plants_app, plants_app.deployment):
+        for name in ("fault", "delay"):
+            with pytest.raises(AttributeError):
+                setattr(wrong, name, 1)
+    with pytest.raises(AttributeError, match="no falt"):
+        plants_server.store.falt = RuntimeError()
 
 
 def test_an_in_process_client_answers_401_after_its_token_was_rotated(plants_app: Client) -> None:
@@ -127,11 +259,16 @@ def test_a_strangers_test_needs_no_import(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
 
+def test_a_strangers_test_may_take_warnings_for_errors(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(STRANGER)
+    pytester.runpytest_subprocess("-W", "error", "-p", "no:xdist").assert_outcomes(passed=2)
+
+
 def test_without_the_extra_a_fixture_says_what_to_install(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys; sys.modules['webtest'] = None")
     pytester.makepyfile(STRANGER)
     result = pytester.runpytest_subprocess("--no-header")
-    result.assert_outcomes(errors=2)
+    result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
 
@@ -144,3 +281,51 @@ def test_the_plugin_brings_nothing_heavy_into_a_session_that_does_not_use_it(pyt
         "    assert not [name for name in heavy if name in sys.modules]\n"
     )
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def command(*options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "plants.testing", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def told(process: "subprocess.Popen[str]", line: str) -> Any:
+    assert process.stdin
+    assert process.stdout
+    print(line, file=process.stdin, flush=True)
+    return json.loads(process.stdout.readline())
+
+
+def test_the_command_serves_a_test_in_any_language() -> None:
+    with command("--token", "mine") as process:
+        assert process.stdout
+        first = json.loads(process.stdout.readline())
+        assert first["token"] == "mine"
+        server = Address(first["url"], "mine")
+        assert post(server).status == 200
+        assert told(process, "fail 503 2") == first
+        assert [post(server, id=2).status for _ in range(3)] == [503, 503, 200]
+        told(process, "fail 500")
+        assert post(server).error == 50000
+        token = told(process, "rotate")["token"]
+        assert (post(server).error, post(server, token=token).error) == (40101, 50000)
+        assert [request["status"] for request in told(process, "requests")] == [200, 503, 503, 200, 500, 401, 500]
+        assert json.loads(told(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
+        assert told(process, "reset") == first
+        assert told(process, "delay 0.001") == first
+        assert post(server).status == 200
+        assert "error" in told(process, "fail 404")
+        assert "error" in told(process, "delay long")
+        process.stdin.close() if process.stdin else None
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_the_command_stops_when_it_is_told_to(number: signal.Signals) -> None:
+    with serve() as server:
+        port = server.url.rpartition(":")[2]
+    with command("--port", port) as process:
+        assert process.stdout
+        assert json.loads(process.stdout.readline())["url"] == server.url
+        process.send_signal(number)
+        assert process.wait(10) == 0

@@ -1,7 +1,9 @@
 """Calling an application in the process."""
 
+import asyncio
 import io
 from typing import Any
+from urllib.parse import unquote
 from wsgiref.util import setup_testing_defaults
 
 from webtest import TestApp as WebTestApp
@@ -20,6 +22,45 @@ def sender(app: Any, prefix: str = "") -> Send:
             joined[name] = f"{joined[name]},{value}" if name in joined else value
         answer = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
         return Answer(answer.status_int, {name.lower(): value for name, value in answer.headers.items()}, answer.body)
+
+    return send
+
+
+def asgi_sender(app: Any, prefix: str = "") -> Send:
+    """What makes a request of an ASGI application that is mounted under a prefix."""
+
+    def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+        raw_path, _, query = f"{prefix}{path}".partition("?")
+        fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
+        if ("transfer-encoding", "chunked") not in headers:
+            fields.append((b"content-length", str(len(body)).encode()))
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(raw_path),
+            "raw_path": raw_path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": fields,
+            "client": ("127.0.0.1", 12345),
+            "server": ("127.0.0.1", 80),
+        }
+        parts = [{"type": "http.request", "body": part, "more_body": True} for part in (body[:9], body[9:])]
+        parts.append({"type": "http.request", "body": b"", "more_body": False})
+        messages: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return parts.pop(0)
+
+        async def take(message: dict[str, Any]) -> None:
+            messages.append(message)
+
+        asyncio.run(app(scope, receive, take))
+        answer = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
+        return Answer(messages[0]["status"], answer, b"".join(message.get("body", b"") for message in messages))
 
     return send
 

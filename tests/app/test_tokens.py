@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plants.auth import TokenFile
+from plants.tokens import TokenFile
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock as the token file sees it: its last item is the time."""
     times = [1000.0]
-    monkeypatch.setattr("plants.auth.time.monotonic", lambda: times[-1])
+    monkeypatch.setattr("plants.tokens.time.monotonic", lambda: times[-1])
     return times
 
 

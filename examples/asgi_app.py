@@ -1,0 +1,27 @@
+"""The plant store under /store of an ASGI application: uvicorn examples.asgi_app:app."""
+
+from typing import Any
+
+from a2wsgi import WSGIMiddleware
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+import plants
+
+
+async def garden(_request: Request) -> PlainTextResponse:
+    """Answer with the host's own page."""
+    return PlainTextResponse("garden")
+
+
+plant_store = plants.create_app(tokens=["secret"])
+
+
+def store(environ: dict[str, Any], start_response: Any) -> Any:
+    """Say what a2wsgi does not: its body ends where the request's does, a chunked one too."""
+    return plant_store(environ | {"wsgi.input_terminated": True}, start_response)
+
+
+app = Starlette(routes=[Route("/", garden), Mount("/store", WSGIMiddleware(store))])

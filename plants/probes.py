@@ -1,0 +1,74 @@
+"""What a service answers around the interface: no token is needed for it, and it shows nothing of the store."""
+
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import falcon
+
+from plants.errors import ErrorCode, http_error
+from plants.framework import json_app
+from plants.stores import PlantStore
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication
+
+
+class Liveness:
+    """``/livez``: the process answers. The store is never asked, so that an outage of it restarts nothing."""
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer 200."""
+        resp.text = '{"status": "live"}'
+
+    on_head = on_get
+
+
+class Readiness:
+    """``/readyz``: requests can be sent here now."""
+
+    def __init__(self, store: PlantStore) -> None:
+        self._store = store
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer 200, or 503 if an ``add`` would fail now or the server says that it is stopping."""
+        if req.env.get("server.stopping"):
+            raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
+        self._store.check()
+        resp.text = '{"status": "ready"}'
+
+    on_head = on_get
+
+
+class InterfaceDescription:
+    """``/openapi.json``: the interface in OpenAPI 3.1."""
+
+    def __init__(self) -> None:
+        self._json = files("plants").joinpath("openapi.json").read_bytes()
+
+    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+        """Answer with the description."""
+        resp.data = self._json
+
+    on_head = on_get
+
+
+def probes(store: PlantStore) -> dict[str, object]:
+    """Give the resources that every service has, by their paths."""
+    return {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": InterfaceDescription()}
+
+
+class WithoutToken:
+    """A WSGI application that answers the paths of some resources itself, and leaves all else to ``app``."""
+
+    def __init__(self, app: "WSGIApplication", resources: Mapping[str, object]) -> None:
+        self._app = app
+        self._resources = json_app()
+        for path, resource in resources.items():
+            self._resources.add_route(path, resource)
+        self._paths = frozenset(resources)
+
+    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+        """Answer a request (PEP 3333)."""
+        app = self._resources if environ["PATH_INFO"] in self._paths else self._app
+        return app(environ, start_response)

@@ -1,0 +1,13 @@
+"""Create a plant with a client made from the interface description, and again: prints the two bodies, one a line."""
+
+import json
+import sys
+
+from plant_store import AuthenticatedClient
+from plant_store.api.default import create_plant
+from plant_store.models import NewPlant
+
+url, token = sys.argv[1:]
+client = AuthenticatedClient(base_url=url, token=token)
+for _ in range(2):
+    print(json.dumps(create_plant.sync(client=client, body=NewPlant(id=1, name="Fern")).to_dict()))
