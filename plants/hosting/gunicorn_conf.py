@@ -2,9 +2,18 @@
 
 import os
 
-from plants.hosting.startup import THREADS, nworkers_changed, on_starting, post_fork, pre_exec
+from plants.hosting.startup import (
+    THREADS,
+    child_exit,
+    nworkers_changed,
+    on_exit,
+    on_starting,
+    post_fork,
+    pre_exec,
+)
 
 wsgi_app = "plants.wsgi:app"
+logger_class = "plants.hosting.logs.Logger"
 worker_class = "plants.hosting.worker.Worker"
 threads = THREADS
 # A connection that stalls costs a few KiB, and nobody waits for it.

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
@@ -10,7 +11,16 @@ from gunicorn.errors import AppImportError
 from plants.stores import open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
-NAMES = ("PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_STORE", "PLANTS_MAX_BODY_BYTES", "PLANTS_REQUEST_TIMEOUT")
+NAMES = (
+    "PLANTS_TOKENS",
+    "PLANTS_TOKENS_FILE",
+    "PLANTS_STORE",
+    "PLANTS_MAX_BODY_BYTES",
+    "PLANTS_REQUEST_TIMEOUT",
+    "PLANTS_LOG_FORMAT",
+    "PLANTS_METRICS_BIND",
+)
+_LAST_PORT = 65535
 
 
 class SettingsError(AppImportError):
@@ -24,14 +34,17 @@ class Settings(NamedTuple):
     """What the environment says, checked.
 
     ``store`` is a store's URL; ``tokens`` tells which tokens are valid; ``max_body_bytes`` bounds a request's body;
-    ``request_timeout`` is how long, in seconds, a request may take to arrive; ``new_token`` is the token that was made
-    because the environment had none, or else None.
+    ``request_timeout`` is how long, in seconds, a request may take to arrive; ``log_format`` is ``json`` or ``text``;
+    ``metrics_bind`` is a host and a port, or None; ``new_token`` is the token that was made because the environment had
+    none, or else None.
     """
 
     store: str
     tokens: TokenCheck
     max_body_bytes: int
     request_timeout: float
+    log_format: str
+    metrics_bind: tuple[str, int] | None
     new_token: str | None
 
     @classmethod
@@ -52,6 +65,8 @@ class Settings(NamedTuple):
             tokens=_tokens(environ),
             max_body_bytes=_max_body_bytes(environ.get("PLANTS_MAX_BODY_BYTES", "1048576")),
             request_timeout=_request_timeout(environ.get("PLANTS_REQUEST_TIMEOUT", "10")),
+            log_format=_log_format(environ.get("PLANTS_LOG_FORMAT")),
+            metrics_bind=_metrics_bind(environ.get("PLANTS_METRICS_BIND")),
             new_token=new_token,
         )
 
@@ -74,6 +89,23 @@ def _request_timeout(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) or not float(text):
         raise SettingsError("PLANTS_REQUEST_TIMEOUT is not usable: set a number of seconds above 0, such as 10")
     return float(text)
+
+
+def _log_format(text: str | None) -> str:
+    if text is None:
+        return "text" if sys.stderr.isatty() else "json"
+    if text not in {"json", "text"}:
+        raise SettingsError("PLANTS_LOG_FORMAT is not usable: set json or text")
+    return text
+
+
+def _metrics_bind(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
+    if not address or not 0 < int(address[3]) <= _LAST_PORT:
+        raise SettingsError("PLANTS_METRICS_BIND is not usable: set an address and a port, such as 127.0.0.1:9100")
+    return address[1] or address[2], int(address[3])
 
 
 class _Either(NamedTuple):

@@ -16,6 +16,7 @@ def _stop(message: str) -> Never:
 
 # Whatever is wrong with the settings is said once and in one line, before anything is forked.
 try:
+    from plants.hosting.metrics import forget_worker, listener, remove_files
     from plants.hosting.service import announce_new_token, settings, store
 except SettingsError as error:
     _stop(str(error))
@@ -34,6 +35,10 @@ def on_starting(server: Any) -> None:
         for address in server.cfg.address:
             if isinstance(address, tuple):
                 _try_to_bind(*address)
+    try:
+        listener()
+    except (ImportError, OSError) as error:
+        _stop(f"PLANTS_METRICS_BIND is not usable: {getattr(error, 'strerror', None) or error}")
     announce_new_token()
     if "GUNICORN_PID" not in os.environ:  # A master that takes over from another has a store that is in use.
         try:
@@ -73,6 +78,16 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 def post_fork(_server: Any, worker: Any) -> None:
     """Let the service log where Gunicorn does."""
     _log_where_gunicorn_does(worker.log)
+
+
+def child_exit(_server: Any, worker: Any) -> None:
+    """Forget what a worker that has ended had to do."""
+    forget_worker(worker.pid)
+
+
+def on_exit(_server: Any) -> None:
+    """Leave no file behind."""
+    remove_files()
 
 
 def _log_where_gunicorn_does(gunicorn_log: Any) -> None:

@@ -1,5 +1,8 @@
-"""The server's worker with the service's own limits, errors and store."""
+"""The server's worker with the service's own limits, errors, store, log and metrics."""
 
+import itertools
+import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -7,16 +10,19 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TypeVar
 
-from gunicorn.glogging import Logger
-
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
+from plants.hosting.logs import AccessLog, Logger
+from plants.hosting.metrics import Metrics, listener
 from plants.hosting.page import page
 from plants.hosting.service import settings, store
 from plants.server.answer import Answer, make_answer
+from plants.server.connection import ANSWERING
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 # What needs neither the store nor anything else that could wait.
 _NEVER_WAIT = {"/livez", "/openapi.json", *page()}
 # The settings that turn Gunicorn's access log on.
@@ -35,10 +41,51 @@ class Worker(ServerWorker):
     most_together = 1 if isinstance(store, MemoryStore) else 256
 
     def load_wsgi(self) -> None:
-        """Load the application, and see whether Gunicorn's access log is on."""
+        """Load the application, and what looks at its answers."""
         super().load_wsgi()
         cfg = self.cfg
-        self._has_access_log = cfg.logger_class is not Logger or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+        # Whoever sets up Gunicorn's own access log gets that one.
+        self._has_gunicorns_log = any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+        has_own_log = issubclass(cfg.logger_class, Logger) and not self._has_gunicorns_log
+        self._access_log = AccessLog(self.log.loglevel) if has_own_log else None
+        self._metrics = None
+        if metrics_listener := listener():
+            self._metrics = Metrics()
+            self.sockets = [*self.sockets, SimpleNamespace(sock=metrics_listener)]
+        self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
+
+    def identify(self, request: Request) -> None:
+        """Give the request an id: the client's, or that of its trace (W3C Trace Context), or a new one."""
+        environ = request.environ
+        request_id = environ.get("HTTP_X_REQUEST_ID", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            trace = _TRACEPARENT.fullmatch(environ.get("HTTP_TRACEPARENT", ""))
+            request_id = trace[1] if trace else next(self._new_ids)
+        environ["plants.request_id"] = request_id
+        request.extra_fields = b"X-Request-ID: %b\r\n" % request_id.encode()
+
+    def answered(self, request: Request, answer: Answer) -> None:
+        """Log and count an answer."""
+        seconds = time.monotonic() - request.started
+        if self._access_log:
+            self._access_log.write(request.environ, answer, seconds)
+        elif self._has_gunicorns_log:
+            self._write_gunicorns_log(request, answer, seconds)
+        if self._metrics:
+            self._metrics.count_answer(request.environ, answer, seconds)
+
+    def _write_gunicorns_log(self, request: Request, answer: Answer, seconds: float) -> None:
+        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
+        fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
+        response = SimpleNamespace(status=answer.status, headers=answer.headers, sent=len(answer.body))
+        self.log.access(response, SimpleNamespace(headers=fields), environ, timedelta(seconds=seconds))
+
+    def notify(self) -> None:
+        """Tell the master that the worker is alive, and the metrics how much it has to do."""
+        super().notify()
+        if self._metrics:
+            waiting = sum(connection.state is ANSWERING for connection in self.connections)
+            self._metrics.gauge(len(self.connections), waiting)
 
     def refusal(self, refused: Refused, request: Request) -> Answer:
         """Give an Error."""
@@ -48,15 +95,6 @@ class Worker(ServerWorker):
             headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
         body = error_body(status * 100, refused.message)
         return make_answer(f"{status} {status.phrase}", headers, body, is_head=request.is_head)
-
-    def answered(self, request: Request, answer: Answer) -> None:
-        """Write a line of Gunicorn's access log, if there is one."""
-        if self._has_access_log:
-            environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
-            fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
-            response = SimpleNamespace(status=answer.status, headers=answer.headers, sent=len(answer.body))
-            elapsed = timedelta(seconds=time.monotonic() - request.started)
-            self.log.access(response, SimpleNamespace(headers=fields), environ, elapsed)
 
     def never_waits(self, request: Request) -> bool:
         """Tell whether neither the store nor anything else is waited for."""

@@ -151,7 +151,8 @@ class Connection:
             self._let_go()
             self._input, self._output = b"", _NOTHING
             self._worker.connections.discard(self)
-            self.watch(0)
+            with contextlib.suppress(Exception):  # Whatever has failed before, the socket is closed.
+                self.watch(0)
             self.sock.close()
 
     # A request comes in

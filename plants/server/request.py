@@ -13,7 +13,7 @@ _CHUNK_LINE_BYTES = 4096
 _CHUNKS_A_STEP = 64
 # How many bytes of framing a chunked body may have: so many, and so many more for each byte of content.
 _FRAMING_BYTES = 1024
-_FRAMING_FACTOR = 4
+_FRAMING_FACTOR = 2
 
 # RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no input makes a pattern go back.
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -24,7 +24,7 @@ _FIELDS = re.compile(rf"(?:{_NAME}:{_VALUE}\r\n)*+")
 _FIELD = re.compile(rf"({_NAME}):[ \t]*+({_VALUE})\r\n")
 # RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC: no method in lower case or with
 # a #, which some proxies understand in another way.
-_REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{1,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
+_REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST = re.compile(_AUTHORITY)

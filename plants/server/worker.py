@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from heapq import nlargest
 from operator import attrgetter
 from selectors import EVENT_READ, DefaultSelector
 from types import FrameType
@@ -27,6 +28,7 @@ _ACCEPTED_A_TURN = 16
 _STEPS_A_STAGE = 64
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
+_SHED_A_TURN = 32
 _SWEEP_SECONDS = 0.25
 _STOPPING_SWEEP_SECONDS = 0.05
 # All connections together hold no more bytes than so many bodies of the largest size.
@@ -219,12 +221,11 @@ class Worker(base.Worker):
         outcomes.append((*job, self._calls.call(job[1])))
 
     def _shed(self) -> None:
-        while self._held > self._most_held:
+        if self._held > self._most_held:
             others = [connection for connection in self.connections if connection.state is not ANSWERING]
-            largest = max(others, key=attrgetter("counted"), default=None)
-            if not largest or not largest.counted:
-                break
-            self._step(largest, largest.shed)
+            for connection in nlargest(_SHED_A_TURN, others, key=attrgetter("counted")):
+                if self._held > self._most_held and connection.counted:
+                    self._step(connection, connection.shed)
 
     def _sweep(self) -> None:
         # One look at all connections costs less than a timer for each request.

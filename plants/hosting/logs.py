@@ -1,0 +1,126 @@
+"""The log: a line a request on standard output, all else on standard error; as JSON, or as text for a terminal."""
+
+import json
+import logging
+import os
+import re
+import time
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from gunicorn import glogging
+
+from plants.hosting.service import settings
+from plants.server.answer import Answer
+from plants.server.request import Environ
+
+# The id of the request that this thread answers; its lines of the log have it.
+current_request: ContextVar[str] = ContextVar("current_request", default="")
+
+_STDOUT = 1
+_SERVER_ERROR, _CLIENT_ERROR = "5", "4"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class Logger(glogging.Logger):
+    """Gunicorn's logger, with the lines of this service where no setting of Gunicorn says otherwise."""
+
+    def setup(self, cfg: Any) -> None:
+        """Make the handlers."""
+        super().setup(cfg)
+        for handler in self.error_log.handlers:
+            if getattr(handler, "_gunicorn", False):  # not one of the user's --log-config
+                handler.setFormatter(_JSONFormatter() if settings.log_format == "json" else _TextFormatter())
+
+
+class _JSONFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "ts": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+            "msg": record.getMessage(),
+        }
+        if request_id := current_request.get():
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["stacktrace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        request_id = current_request.get()
+        line = f"{timestamp(record.created)} {level} [{record.process}] {_one_line(record.getMessage())}"
+        if request_id:
+            line += f" ({request_id})"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class AccessLog:
+    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._line = _json_line if settings.log_format == "json" else _text_line
+
+    def write(self, environ: Environ, answer: Answer, seconds: float) -> None:
+        """Write the line of a request that took so many seconds."""
+        status = answer.status
+        level, name = logging.INFO, "info"
+        if status.startswith(_SERVER_ERROR):
+            level, name = logging.ERROR, "error"
+        elif status.startswith(_CLIENT_ERROR):
+            level, name = logging.WARNING, "warning"
+        elif environ.get("PATH_INFO") != "/plants":
+            level, name = logging.DEBUG, "debug"  # a probe, or the page
+        if level >= self._level:
+            line = self._line(environ, answer, seconds, name)
+            with suppress(OSError):  # Whoever read the log has gone; the answer goes out all the same.
+                os.write(_STDOUT, line.encode())
+
+
+def _json_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
+    # An Error body is JSON already, and has nothing but these two members.
+    failure = answer.body[1:-1].decode() + "," if answer.body.startswith(b'{"error"') else ""
+    method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")
+    return (
+        f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
+        f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(method)},"path":{_quoted(path)},'
+        f'"status":{answer.status[:3]},{failure}"size":{len(answer.body)},"duration":{seconds:.6f},'
+        f'"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}\n'
+    )
+
+
+def _text_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
+    request = f"{environ.get('REQUEST_METHOD', '-')} {environ.get('PATH_INFO', '-')}"
+    failure = f" {json.loads(answer.body)['message']}" if answer.body.startswith(b'{"error"') else ""
+    line = (
+        f"{timestamp(time.time())} {level} {answer.status[:3]} {request}{failure} "
+        f"{seconds * 1000:.1f} ms {environ['REMOTE_ADDR']} ({environ['plants.request_id']})"
+    )
+    return _one_line(line) + "\n"
+
+
+def timestamp(seconds: float) -> str:
+    """Give a time, in seconds since 1970, as RFC 3339 writes it: in UTC, with microseconds."""
+    second = int(seconds)
+    return f"{_second(second)}.{int((seconds - second) * 1_000_000):06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+@lru_cache(maxsize=256)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
