@@ -314,7 +314,7 @@ def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, wher
     result = run_in(tmp_path, "serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env)
     found = read_by(result)
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
-    assert (found["wsgi_app"], found["control_socket_disable"]) == ("plants.wsgi:app", "True")
+    assert (found["wsgi_app"], found["worker_class"]) == ("plants.wsgi:app", "plants.hosting.worker.Worker")
 
 
 def test_a_configuration_file_that_nobody_names_is_not_read(tmp_path: Path) -> None:
