@@ -20,7 +20,7 @@ CHECKS: dict[str, Callable[[Service], Verdict]] = {
     "endless-heads": partial(hostile.endless_heads, clients=20, limit=PROMISED_SECONDS),
     "stalled-bodies": partial(hostile.stalled_bodies, size=LARGEST_BODY, limit=PROMISED_SECONDS),
     "kept-bodies": partial(hostile.kept_bodies, uploads=800, size=LARGEST_BODY, slack=8 * MIB),
-    "left-bodies": partial(hostile.left_bodies, uploads=800, size=LARGEST_BODY, slack=8 * MIB),
+    "left-bodies": partial(hostile.left_bodies, uploads=320, size=LARGEST_BODY, slack=8 * MIB),
     "connect": hostile.connect,
     "malformed-trailers": hostile.malformed_trailers,
     "large-framing": hostile.large_framing,
