@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from http import HTTPStatus
 from heapq import nlargest
+from http import HTTPStatus
 from operator import attrgetter
 from selectors import EVENT_READ, DefaultSelector
 from types import FrameType

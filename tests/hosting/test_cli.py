@@ -104,6 +104,7 @@ def test_the_configuration_has_every_setting_and_its_default() -> None:
     assert shown() == {
         **dict.fromkeys(settings.NAMES, ("", "default")),
         "PLANTS_TOKENS": ("1 token, a new one at each start", "default"),
+        "PLANTS_LOG_FORMAT": ("json", "default"),
         "PLANTS_STORE": ("memory:", "default"),
         "PLANTS_MAX_BODY_BYTES": ("1048576", "default"),
         "PLANTS_REQUEST_TIMEOUT": ("10", "default"),
@@ -374,7 +375,7 @@ def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that
             file.write_text(content)
             before = len(service.lines)
             service.process.send_signal(signal.SIGHUP)
-            service.wait_for(rf"\[ERROR\] the configuration cannot be used, .* stays: {problem}", after=before)
+            service.wait_for(rf"the configuration cannot be used, .* stays: {problem}", after=before)
             service.wait_for("worker two is here", after=before)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.stop() == 0
