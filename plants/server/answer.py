@@ -12,9 +12,11 @@ from wsgiref.util import is_hop_by_hop
 
 from plants.server.request import Environ, Request
 
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 Headers = list[tuple[str, str]]
 WSGIApplication = Callable[[Environ, Callable[..., object]], Iterable[bytes]]
+# The annotations of a function in a function are evaluated at each call; a name costs nothing.
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | None
+_Write = Callable[[bytes], None]
 
 _FINAL_STATUS = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -56,7 +58,7 @@ def call_application(app: WSGIApplication, request: Request) -> Answer:
     started: list[tuple[str, Headers]] = []
     written: list[bytes] = []
 
-    def start_response(status: str, headers: Headers, exc_info: ExcInfo | None = None) -> Callable[[bytes], None]:
+    def start_response(status: str, headers: Headers, exc_info: _ExcInfo = None) -> _Write:
         # Nothing has been sent yet, so that the report of an error may always replace what was said before.
         if started and not exc_info:
             raise AssertionError("start_response was called twice")

@@ -29,13 +29,16 @@ class _Worker(Protocol):
 class Calls:
     """The calls of a worker's application, each of which gives an answer, whatever the application does."""
 
-    def __init__(self, worker: _Worker, threads: int, wake_fd: int) -> None:
-        """Start the threads, which write a byte to ``wake_fd`` when there are outcomes."""
+    def __init__(self, worker: _Worker, wake_fd: int) -> None:
+        """Take the worker, and where a byte is written when there are outcomes of threads."""
         self._worker = worker
         self._wake_fd = wake_fd
         self._is_woken = False
         self._jobs: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
         self._outcomes: deque[Outcome] = deque()
+
+    def start(self, threads: int) -> None:
+        """Start so many threads."""
         for _ in range(threads):
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
 
@@ -45,8 +48,11 @@ class Calls:
             return call_application(self._worker.wsgi, request)
         except (Exception, SystemExit):
             self._worker.log.exception("the application failed")
-            request.keep_alive = False
-            return self._worker.refusal(Refused(500), request)
+            return self._failed(request)
+
+    def _failed(self, request: Request) -> Answer:
+        request.keep_alive = False
+        return self._worker.refusal(Refused(500), request)
 
     def put(self, jobs: list[Job]) -> None:
         """Let the threads answer requests."""
@@ -83,5 +89,5 @@ class Calls:
                 raise ValueError(f"there are {len(answers)} answers to {len(requests)} requests")
         except Exception:
             self._worker.log.exception("the application failed for %d requests together", len(requests))
-            return [self._worker.refusal(Refused(500), request) for request in requests]
+            return [self._failed(request) for request in requests]
         return answers

@@ -243,19 +243,15 @@ class Connection:
 
     def _send(self, data: bytes | memoryview) -> None:
         worker = self._worker
-        sent, wanted = 0, EVENT_WRITE
-        try:
+        sent = 0
+        with contextlib.suppress(BlockingIOError, SSLWantWriteError):
             sent = self.sock.send(data)
-        except SSLWantReadError:
-            wanted = EVENT_READ
-        except (BlockingIOError, SSLWantWriteError):
-            pass
         if sent < len(data):
             self._output = memoryview(data)[sent:]
             if self.state is not WRITING:
                 self.state = WRITING
                 self.deadline = worker.now + worker.request_timeout
-            self.watch(wanted)
+            self.watch(EVENT_WRITE)
             return
         self._output = _NOTHING
         if self._closes:

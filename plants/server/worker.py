@@ -93,7 +93,8 @@ class Worker(base.Worker):
         self._whole: list[Job] = []  # requests that are answered in the loop
         self._waiting: list[Job] = []  # requests that are answered in threads
         self._has_threads = cfg.threads > 1
-        self._calls = Calls(self, cfg.threads if self._has_threads else 0, self.PIPE[1])
+        self._calls = Calls(self, self.PIPE[1])
+        self._calls.start(cfg.threads if self._has_threads else 0)
         self._selector = DefaultSelector()
         self._listens = False
         self._sweep_at = 0.0
@@ -128,7 +129,7 @@ class Worker(base.Worker):
 
     def run(self) -> None:
         """Serve until the worker is told to stop or its master has gone, then let the connections end."""
-        self._selector.register(self.PIPE[0], EVENT_READ, self._drain_pipe)
+        self._selector.register(self.PIPE[0], EVENT_READ, partial(os.read, self.PIPE[0], 4096))
         while self.alive:
             self._turn()
         # Whoever waits in the backlog has connected, and would be reset.
@@ -197,11 +198,15 @@ class Worker(base.Worker):
         except OSError:  # The client has gone.
             connection.close()
         except Exception:
-            self.log.exception("a connection failed and is closed")
-            connection.close()
+            self._fail(connection)
         held = connection.held()
-        self._held += held - connection.counted
-        connection.counted = held
+        if held != connection.counted:
+            self._held += held - connection.counted
+            connection.counted = held
+
+    def _fail(self, connection: Connection) -> None:
+        self.log.exception("a connection failed and is closed")
+        connection.close()
 
     def _answer(self) -> None:
         # Requests are first all received, then all answered, then the answers are all written: the code of each stage
@@ -210,15 +215,15 @@ class Worker(base.Worker):
             jobs, self._whole = self._whole, []
             outcomes: list[Outcome] = []
             for job in jobs:
-                self._step(job[0], self._call_for, job, outcomes)
+                try:
+                    outcomes.append((*job, self._calls.call(job[1])))
+                except Exception:
+                    self._fail(job[0])
             for connection, request, answer in outcomes:
                 self._step(connection, connection.answer, request, answer)
         if self._waiting:
             jobs, self._waiting = self._waiting, []
             self._calls.put(jobs)
-
-    def _call_for(self, job: Job, outcomes: list[Outcome]) -> None:
-        outcomes.append((*job, self._calls.call(job[1])))
 
     def _shed(self) -> None:
         if self._held > self._most_held:
@@ -242,9 +247,6 @@ class Worker(base.Worker):
             self._step(connection, connection.expire)
         if len(expired) <= _EXPIRED_A_TURN:
             self._sweep_at = self.now + (_SWEEP_SECONDS if self.alive else _STOPPING_SWEEP_SECONDS)
-
-    def _drain_pipe(self) -> None:
-        os.read(self.PIPE[0], 4096)
 
     # Connections come in
 
@@ -279,8 +281,7 @@ class Worker(base.Worker):
             if len(self.connections) <= self._most_connections:
                 self._step(connection, connection.watch)
             else:
-                refused = Refused(503, "The service has as many connections as it can take.")
-                self._step(connection, connection.refuse, refused)
+                self._step(connection, connection.refuse, Refused(503, "The service has too many connections."))
                 self._step(connection, connection.close)
 
     def _environ_of(self, sock: socket.socket, peer: Any) -> Environ:

@@ -1,0 +1,258 @@
+"""The worker's loop, turned by hand: what one connection does ends no other, and what all of them hold is bounded."""
+
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+
+from plants.server.answer import Answer
+from plants.server.calls import Calls
+from plants.server.connection import CLOSED, CLOSING, Connection
+from plants.server.request import Refused, Request
+from plants.server.worker import Worker
+from tests.support.worker_app import app
+
+GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class TurnedByHand(Worker):
+    max_body_bytes = 1000
+    threads = 1
+
+    def __init__(self, *sockets: socket.socket, app: Callable[..., Any] = app) -> None:
+        cfg = Config()
+        cfg.set("threads", self.threads)
+        log = logging.getLogger("tests.server")
+        listeners = [SimpleNamespace(sock=sock) for sock in sockets]
+        super().__init__(1, os.getppid(), listeners, SimpleNamespace(wsgi=lambda: app), 30, cfg, log)
+        self.PIPE = list(os.pipe())
+        self.load_wsgi()
+
+    def connect(self) -> tuple[socket.socket, Connection]:
+        """Give a client, and what the worker has of it."""
+        client, served = socket.socketpair()
+        client.settimeout(10)
+        served.setblocking(False)
+        connection = Connection(self, served, self._environ)
+        self.connections.add(connection)
+        self._step(connection, connection.watch)
+        return client, connection
+
+    def turn(self) -> None:
+        self._sweep_at = min(self._sweep_at, time.monotonic() + 0.01)
+        self._turn()
+
+    def end(self) -> None:
+        for connection in list(self.connections):
+            connection.close()
+        self._selector.close()
+        for descriptor in self.PIPE:
+            os.close(descriptor)
+        self.tmp.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[TurnedByHand]:
+    worker = TurnedByHand()
+    yield worker
+    worker.end()
+
+
+def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
+    worker: TurnedByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [worker.connect() for _ in range(3)]
+    for client, _ in clients:
+        client.sendall(GET)
+    monkeypatch.setattr(clients[1][1], "answer", lambda *_: 1 / 0)
+    worker.turn()
+    assert [client.recv(1000)[:12] for client, _ in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
+    assert clients[1][1].state is CLOSED
+    assert "a connection failed and is closed" in caplog.text
+    for client, _ in clients:
+        client.close()
+
+
+def test_a_refusal_that_fails_closes_its_connection_alone(
+    worker: TurnedByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "refusal", lambda *_: 1 / 0)
+    (failing, _), (other, _) = worker.connect(), worker.connect()
+    with failing, other:
+        failing.sendall(GET.replace(b"/late", b"/fail"))
+        other.sendall(GET)
+        worker.turn()
+        assert failing.recv(1000) == b""
+        assert other.recv(1000).startswith(b"HTTP/1.1 200")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: TurnedByHand) -> None:
+    (lost, connection), (other, _) = worker.connect(), worker.connect()
+    with lost, other:
+        lost.sendall(GET)
+        other.sendall(GET)
+        connection.sock.close()
+        worker.turn()
+        worker._step(connection, connection.expire)
+        assert connection.state is CLOSED
+        assert other.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
+        worker.turn()
+        request = connection.request
+        assert request
+        connection.refuse(Refused(503))
+        connection.answer(request, worker.refusal(Refused(500), request))
+        assert client.recv(1000).startswith(b"HTTP/1.1 503")
+        assert client.recv(1000) == b""
+
+
+def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: TurnedByHand) -> None:
+    for end in ("close", "refuse", "answer", "reset"):
+        client, connection = worker.connect()
+        with client:
+            client.sendall(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
+            worker.turn()
+            assert worker._held == connection.counted == 899
+            if end == "answer":
+                client.sendall(b"x")
+                worker.turn()
+                assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            elif end == "refuse":
+                worker._step(connection, connection.refuse, Refused(408))
+            elif end == "close":
+                worker._step(connection, connection.close)
+        worker.turn()
+        assert worker._held == 0
+        assert connection.held() == 0
+
+
+def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: TurnedByHand) -> None:
+    hoarder, connection = worker.connect()
+    small, _ = worker.connect()
+    with hoarder, small:
+        hoarder.sendall(GET.replace(b"/late", b"/large"))
+        worker.turn()
+        worker.turn()
+        assert connection.state is CLOSED
+        small.sendall(GET)
+        worker.turn()
+        assert small.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_the_largest_are_shed_first_and_only_so_many_a_turn(worker: TurnedByHand) -> None:
+    worker._most_held = 5000
+    clients = [worker.connect() for _ in range(100)]
+    for number, (client, _) in enumerate(clients):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * (100 + 5 * number))
+    worker.turn()
+    refused = [number for number, (_, connection) in enumerate(clients) if connection.state is not clients[0][1].state]
+    assert refused == list(range(68, 100))
+    while worker._held > worker._most_held:
+        worker.turn()
+    assert clients[0][1].request
+    for client, _ in clients:
+        client.close()
+
+
+class Listener:
+    """A listening socket of a system that has no descriptor left."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.is_short = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def accept(self) -> Any:
+        if self.is_short:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.sock.accept()
+
+
+def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        listener = Listener(sock)
+        worker = TurnedByHand(listener)  # type: ignore[arg-type]  # it stands for a socket
+        with closing(socket.create_connection(sock.getsockname())) as client:
+            client.settimeout(10)
+            worker.turn()
+            worker.turn()
+            assert caplog.text.count("no connection can be accepted for now: [Errno 24] Too many open files") == 1
+            listener.is_short = False
+            client.sendall(GET)
+            while not worker.connections:
+                worker.turn()
+            worker.turn()
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        worker.end()
+
+
+class WithThreads(TurnedByHand):
+    threads = 2
+    most_together = 10
+
+
+class Failing(WithThreads):
+    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        raise RuntimeError(f"no commit for {len(calls)}")
+
+
+class Forgetful(WithThreads):
+    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        return [call() for call in calls[1:]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 answers to 1 requests")]
+)
+def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
+    kind: type[TurnedByHand], logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = kind()
+    client, connection = worker.connect()
+    with client:
+        client.sendall(GET)
+        while connection.state is not CLOSING:
+            worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 500")
+    assert logged in caplog.text
+    worker.end()
+
+
+def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None:
+    called: list[str] = []
+
+    def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        called.append(environ["PATH_INFO"])
+        start_response("200 OK", [])
+        return []
+
+    worker = TurnedByHand(app=note)
+    (client, gone), (other, kept) = worker.connect(), worker.connect()
+    request = kept.request = Request({"PATH_INFO": "/kept"}, 0)
+    worker.most_together = 10
+    calls = Calls(worker, worker.PIPE[1])
+    calls.put([(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)])
+    calls.start(1)
+    while not (outcomes := list(calls.outcomes())):
+        time.sleep(0.01)
+    assert called == ["/kept"]
+    assert [(connection, asked) for connection, asked, _ in outcomes] == [(kept, request)]
+    worker.end()
+    client.close()
+    other.close()
