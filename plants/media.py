@@ -17,8 +17,8 @@ _MEDIA_TYPE = re.compile(
 )
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
-# What is not a bracket outside of the strings. Nothing here is tried a second time, so the time is linear.
-_NO_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^"\[\]{}]++', re.DOTALL)
+# All but the brackets: strings, an unfinished one too, and what is between. Nothing is tried a second time.
+_OTHER_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^"\[\]{}]++', re.DOTALL)
 _NO_BODY = (
     "There is no body: the request has no Content-Length, or the server does not tell the application where a chunked "
     "body ends (wsgi.input_terminated)."
@@ -93,7 +93,7 @@ def parse_json(body: bytes) -> Any:
 
 def _depth(text: str) -> int:
     # Right up to the first fault of the text, and a parser goes no further.
-    return max(accumulate(map(_STEPS.__getitem__, _NO_BRACKETS.sub("", text))))
+    return max(accumulate(map(_STEPS.__getitem__, _OTHER_TEXT.sub("", text))))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The command ends with the service itself, which each test starts for itself.
     setup, _, _ = START.rpartition(" && ")
     command = setup.replace("python3", sys.executable, 1)
-    subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=120)
+    subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=600)
     return clone
 
 

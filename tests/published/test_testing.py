@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import FaultyStore, Received, Server, serve
 from tests.contract import Answer
+from tests.support.hosted import CHECKOUT
 
 
 class Address(NamedTuple):
@@ -257,6 +259,12 @@ def test_y(plants_app):
 def test_a_strangers_test_needs_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STRANGER)
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
+
+
+def test_the_described_test_passes(pytester: pytest.Pytester) -> None:
+    text = (CHECKOUT / "docs/testing.md").read_text()
+    pytester.makepyfile(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
 def test_a_strangers_test_may_take_warnings_for_errors(pytester: pytest.Pytester) -> None:
