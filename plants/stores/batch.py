@@ -192,9 +192,8 @@ class _Batch:
         }
         again = {call: self._told[call] for call in sorted(wrong)}
         for call, plant, use in self._uses:
-            fate = fates.get(plant.id)
-            if call in again and (use == "added" or (use == "in use" and isinstance(fate, StoreUnavailable))):
-                again[call][plant] = fate
+            if call in again and use == "added":
+                again[call][plant] = fates.get(plant.id)
         return again
 
 
