@@ -237,14 +237,14 @@ SHAPES = {
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, UNIQUE (name) INCLUDE (id))",
         "another unique key",
     ),
-    "a tag required": ("TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)", "wants a value in tag"),
+    "a tag required": ("TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)", "wants another value in tag"),
     "more required": (
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
-        "wants a value in place",
+        "wants another value in place",
     ),
     "ids of its own": (
         "TABLE plants (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text, tag text)",
-        "a value of its own for id",
+        "another value in id",
     ),
     "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
     "a trigger": (

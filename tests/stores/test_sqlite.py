@@ -450,7 +450,7 @@ def test_a_plant_that_a_constraint_refuses_costs_only_itself(store: SQLiteStore,
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE UNIQUE INDEX names ON plants (name)")
     calls = [caller(store, Plant(plant_id, name)) for plant_id, name in ((1, "fern"), (2, "oak"), (3, "moss"))]
-    assert store.together(calls) == ["fern", "StoreUnavailable", "moss"]
+    assert store.together(calls) == ["fern", "PlantRefused", "moss"]
     with pytest.raises(StoreUnavailable, match="not the store's own"):
         store.check()
 
