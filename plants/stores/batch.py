@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.stores.outage import Outage, log, one_line
+from plants.stores.outage import Outage
 
 Fates = dict[int, Exception]  # Why the plants of these ids are not kept.
 
@@ -112,9 +112,6 @@ class BatchStore(PlantStore):
         engine = self._engine()
         try:
             engine.check(time.monotonic() + self._patience)
-        except StoreUnavailable as error:
-            log.warning("the store cannot be used yet: %s", one_line(error))
-            raise
         finally:
             engine.disconnect()
 

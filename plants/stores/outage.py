@@ -13,7 +13,7 @@ _QUIET = 1.0  # seconds without a refusal, after which an outage is over for the
 
 MEND = "it is not made again, for ids in use would be free: put it back, or restart the service to begin with none"
 
-log = logging.getLogger("plants.stores")
+_log = logging.getLogger(__name__)
 
 
 class StoreUnusable(StoreUnavailable):
@@ -59,7 +59,7 @@ class Outage:
                 self._reason = None
             with self._count:
                 if self._refused and self._worked_at - self._refused_at > _QUIET:
-                    log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
+                    _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
                     self._refused = 0
         finally:
             if reason:
@@ -72,7 +72,7 @@ class Outage:
                 self._refused += 1
                 self._refused_at = time.monotonic()
                 if self._refused == 1:
-                    log.warning("the store is unavailable: %s", one_line(error))
+                    _log.warning("the store is unavailable: %s", one_line(error))
         return error
 
 

@@ -319,7 +319,6 @@ class StoreContract:
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable):
                 store.prepare(make=False)
-            caplog.clear()
             for number in range(4):
                 assert store.together([adding(store, Plant(number, "secret\nname"))] * 5) == ["unavailable"] * 5
             with contextlib.closing(open_store(lasting_url)) as first:

@@ -237,7 +237,10 @@ SHAPES = {
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, UNIQUE (name) INCLUDE (id))",
         "another unique key",
     ),
-    "a tag required": ("TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)", "wants another value in tag"),
+    "a tag required": (
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
+        "wants another value in tag",
+    ),
     "more required": (
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
         "wants another value in place",
