@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from plants.stores import StoreUnavailable
 
-_REST = 0.5  # seconds until the next attempt after one that was made for all and failed
+_REST = 0.5  # seconds without a success that make a failure an outage; then, between two attempts
 _QUIET = 1.0  # seconds without a refusal, after which an outage is over for the log: one that flickers is one
 
 MEND = "it is not made again, for ids in use would be free: put it back, or restart the service to begin with none"
@@ -45,13 +45,13 @@ class Outage:
         reason = self._reason
         if reason and (time.monotonic() < self._next_attempt or not self._trial.acquire(blocking=False)):
             raise StoreUnavailable(reason)
-        began = time.monotonic()
         try:
             yield bool(reason)
         except StoreUnavailable as error:
-            if reason or self._worked_at < began or isinstance(error, StoreUnusable):
+            now = time.monotonic()
+            if reason or now - self._worked_at > _REST or isinstance(error, StoreUnusable):
                 self._reason = str(error)
-                self._next_attempt = time.monotonic() + (_REST if reason else 0)
+                self._next_attempt = now + _REST
             raise
         else:
             self._worked_at = time.monotonic()

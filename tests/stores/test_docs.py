@@ -54,12 +54,11 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
 @contextmanager
 def under_load(store: PlantStore) -> Iterator[None]:
     def add() -> None:
-        for plant_id in count(1):
-            store.add(Plant(plant_id, "fern"))
+        while not over.is_set():
+            store.add(Plant(next(ids), "fern"))
             has_begun.set()
-            if over.is_set():
-                return
 
+    ids = count(1)
     has_begun, over = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as thread:
         adding = thread.submit(add)

@@ -33,7 +33,7 @@ def store(server: PostgresServer) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def hasty(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(server.url, patience=0.5)) as store:
+    with closing(PostgresStore(server.url, patience=1)) as store:
         yield store
 
 
@@ -121,6 +121,7 @@ def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server
     hasty.check()
     with table_locked(server), pytest.raises(StoreUnavailable, match="QueryCanceled"):
         hasty.add(Plant(1, "oak"))
+    wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
 
@@ -199,6 +200,7 @@ def test_a_user_who_may_not_create_tables_uses_the_one_that_is_there(
             gardener.add(Plant(1, "oak"))
         store.check()
         admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
+        wait_until(lambda: is_available(gardener))
         gardener.add(Plant(1, "oak"))
         assert gardener.get(1) == Plant(1, "oak")
 
@@ -363,6 +365,7 @@ def test_a_locked_row_holds_back_its_own_batch_only(
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
         assert hasty.together([adding(hasty, Plant(plant_id, "fern")) for plant_id in (3, 4)]) == ["fern", "fern"]
         assert held.result(timeout=5) == ["unavailable"] * 3
+        wait_until(lambda: is_available(hasty))
         assert hasty.together([adding(hasty, Plant(0, "fern"))]) == ["fern"]
 
 
@@ -386,18 +389,35 @@ def test_a_plant_that_a_constraint_refuses_costs_only_itself(
         store.check()
 
 
-def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresStore) -> None:
+def too_large(store: PostgresStore) -> Callable[[], str]:
     def call() -> str:
         with suppress(psycopg.DataError):
             store.add(Plant(2**63, "oak"))
             return "kept"
         return "too large"
 
-    assert store.together([adding(store, Plant(1, "oak")), call, adding(store, Plant(2, "fern"))]) == [
-        "oak",
-        "too large",
-        "fern",
-    ]
+    return call
+
+
+def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresStore) -> None:
+    calls = [adding(store, Plant(1, "oak")), too_large(store), adding(store, Plant(2, "fern"))]
+    assert store.together(calls) == ["oak", "too large", "fern"]
+
+
+def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
+    hasty: PostgresStore, server: PostgresServer
+) -> None:
+    hasty.check()
+    with psycopg.connect(server.url) as other:
+        other.execute("INSERT INTO plants VALUES (2, 'oak')")
+        assert hasty.together([too_large(hasty), adding(hasty, Plant(2, "fern"))]) == ["too large", "unavailable"]
+
+
+def test_who_gets_no_connection_in_time_is_told(server: PostgresServer) -> None:
+    with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
+        engine = pool_of(store)
+        with engine._places, pytest.raises(StoreUnavailable, match="busy"):
+            store.add(Plant(1, "oak"))
 
 
 def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(

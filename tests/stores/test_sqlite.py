@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from plants.stores import Plant, PlantStoreError, StoreUnavailable, open_store
-from plants.stores.sqlite import _INSERT, SQLiteStore, _File
+from plants.stores.sqlite import _INSERT, SQLiteStore, _check, _File
 from tests.stores.test_every_store import is_available
 
 NOBODY = 65534
@@ -144,6 +144,7 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
     store.add(Plant(1, "oak"))
     with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
         store.add(Plant(2, "fern"))
+    wait_until(lambda: is_available(store))
     store.check()
     assert store.get(1) == Plant(1, "oak")
     store.add(Plant(3, "moss"))
@@ -157,6 +158,7 @@ def test_a_store_that_opens_is_unavailable_until_the_cause_is_gone(path: Path, b
     with closing(SQLiteStore(str(path))) as store:
         with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
             store.check()
+        wait_until(lambda: is_available(store))
         store.check()
         assert store.get(1) == Plant(1, "oak")
 
@@ -166,6 +168,7 @@ def test_a_directory_that_comes_later_is_used_and_none_is_made(path: Path) -> No
         with pytest.raises(StoreUnavailable, match="unable to open"):
             store.add(Plant(1, "oak"))
         path.with_name("later").mkdir()
+        wait_until(lambda: is_available(store))
         store.add(Plant(1, "oak"))
 
 
@@ -183,6 +186,7 @@ def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLi
     with locked(path), ThreadPoolExecutor(4) as threads:
         adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
         assert [type(add.exception(timeout=5)) for add in adds] == [StoreUnavailable] * 4
+    wait_until(lambda: is_available(hasty))
     assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
 
 
@@ -212,6 +216,27 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
                 hasty.add(Plant(1, "oak"))
     wait_until(lambda: is_available(hasty))
     hasty.add(Plant(2, "oak"))
+    assert hasty.get(1) is None
+
+
+def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+    with disk_hanging(hasty):
+        hasty.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        hasty.add(Plant(1, "oak"))
+
+
+def test_what_waits_is_done_before_the_store_is_closed(store: SQLiteStore) -> None:
+    outcome: Future[None] = Future()
+    engine_of(store)._waiting.append((_check, outcome))
+    store.close()
+    assert outcome.exception() is None
+
+
+def test_calls_together_that_took_too_long_are_not_kept(hasty: SQLiteStore) -> None:
+    calls: list[Callable[[], object]] = [partial(threading.Event().wait, 0.6), caller(hasty, Plant(1, "oak"))]
+    assert hasty.together(calls) == [False, "StoreUnavailable"]
+    wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
 
@@ -284,6 +309,7 @@ def test_calls_together_that_need_no_store_have_their_results_without_it(
     with breakage(path):
         results = hasty.together([lambda: "alive", caller(hasty, Plant(2, "fern")), lambda: "well"])
     assert results == ["alive", "StoreUnavailable", "well"]
+    wait_until(lambda: is_available(hasty))
     assert hasty.together([caller(hasty, Plant(3, "moss"))]) == ["moss"]
 
 
