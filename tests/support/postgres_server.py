@@ -78,6 +78,12 @@ class PostgresServer:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
+    def processes(self) -> list[int]:
+        """Give the server's processes, the one that started the others first."""
+        assert self._process
+        pid = self._process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
     def stop(self) -> None:
         """Stop in an orderly way, at once ("fast")."""
         self._end(signal.SIGINT)
