@@ -87,9 +87,7 @@ def million(plants: int) -> None:
                 tenths.append(time.perf_counter() - began)
             grown = (resident() - before) / plants
             print(f"{name:10}", *(f"{seconds:.2f}" for seconds in tenths), f"{tenths[0] / tenths[-1]:.2f}")
-            print(
-                f"{name:10} {grown:.0f} bytes of this process's memory a plant, longest add {longest * 1e3:.1f} ms of CPU"
-            )
+            print(f"{name:10} {grown:.0f} bytes of this process's memory a plant; longest add {longest * 1e3:.1f} ms")
 
 
 def add_all(store: PlantStore, threads: int, ids: range) -> float:
