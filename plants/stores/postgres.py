@@ -28,7 +28,7 @@ _DEFAULTS = conninfo_to_dict(
 
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 _INSERT = (
-    "INSERT INTO plants (id, name, tag) SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[]) "
+    "INSERT INTO plants (id, name, tag) SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[]) "
     "ON CONFLICT (id) DO NOTHING RETURNING id"
 )
 _INSERT_NOTHING = "INSERT INTO plants (id, name) SELECT 0, '' WHERE false ON CONFLICT (id) DO NOTHING"
@@ -42,6 +42,8 @@ _SET_UP = """
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {MEND}"
+
+_MOST_TEXT = 2_000_000  # characters a statement, so that one with the largest plants ends in time
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -101,21 +103,26 @@ class _Pool(Engine):
     def keep(self, plants: list[Plant], deadline: float) -> Fates:
         # In the order of their ids: two batches of the same ids wait for each other, but never in a circle.
         plants = sorted(plants)
+        if len(plants) > 1 and sum(len(plant.name) + len(plant.tag or "") for plant in plants) > _MOST_TEXT:
+            return self._keep_halves(plants, deadline)
         try:
             rows = self._execute(_INSERT, [list(column) for column in zip(*plants, strict=True)], deadline)
         except _FOR_ONE_PLANT as error:
             if len(plants) == 1:
                 return {plants[0].id: error if isinstance(error, _CANNOT_HOLD) else PlantRefused(_told(error))}
-            middle = len(plants) // 2
-            return self._keep_half(plants[:middle], deadline) | self._keep_half(plants[middle:], deadline)
+            return self._keep_halves(plants, deadline)
         kept = {plant_id for (plant_id,) in rows}
         return {plant.id: PlantIdInUse(plant.id) for plant in plants if plant.id not in kept}
 
-    def _keep_half(self, plants: list[Plant], deadline: float) -> Fates:
-        try:
-            return self.keep(plants, deadline)
-        except StoreUnavailable as error:  # The other half may be kept.
-            return {plant.id: error for plant in plants}
+    def _keep_halves(self, plants: list[Plant], deadline: float) -> Fates:
+        fates: Fates = {}
+        middle = len(plants) // 2
+        for half in (plants[:middle], plants[middle:]):
+            try:
+                fates |= self.keep(half, deadline)
+            except StoreUnavailable as error:  # The other half may be kept.
+                fates |= {plant.id: StoreUnavailable(str(error)) for plant in half}
+        return fates
 
     def find(self, plant_id: int, deadline: float) -> Plant | None:
         rows = self._execute(_SELECT, [plant_id], deadline)

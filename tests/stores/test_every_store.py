@@ -216,6 +216,11 @@ class StoreContract:
             None,
         ]
 
+    def test_large_plants_are_added_together(self, store: PlantStore) -> None:
+        plants = [Plant(plant_id, "né" * 350_000) for plant_id in range(4)]
+        assert store.together([adding(store, plant) for plant in plants]) == [plant.name for plant in plants]
+        assert store.get(3) == plants[3]
+
     def test_no_calls_together_give_nothing(self, store: PlantStore) -> None:
         assert store.together([]) == []
 
