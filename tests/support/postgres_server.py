@@ -94,10 +94,10 @@ class PostgresServer:
 
     def _end(self, signal_number: signal.Signals) -> None:
         if process := self._process:
-            with contextlib.suppress(ProcessLookupError):
-                if signal_number == signal.SIGKILL:
-                    os.killpg(process.pid, signal_number)
-                else:
-                    process.send_signal(signal_number)
+            # Each of the server's processes leads a group of its own.
+            pids = self.processes() if signal_number == signal.SIGKILL else [process.pid]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal_number)
             process.wait()
             self._process = None
