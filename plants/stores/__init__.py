@@ -80,7 +80,7 @@ class PlantStore(abc.ABC):
         made again in any of them. Without it, the first use makes what is missing.
 
         :param make: False if the store is one that others serve already: nothing is made, now or later.
-        :raises StoreUnavailable: the store cannot be used now; a line of the log says why. A later use may succeed.
+        :raises StoreUnavailable: the store cannot be used now, for this reason; a later use may succeed.
         """
         self.check()
 

@@ -1,7 +1,6 @@
 """What those stores share that keep many plants with one commit."""
 
 import abc
-import logging
 import mmap
 import os
 import threading
@@ -10,24 +9,27 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.stores.outage import Outage, one_line
+from plants.stores.outage import Outage
 
 Fates = dict[int, Exception]  # Why the plants of these ids are not kept.
 
 _Told = dict[Plant, Exception | None]
 _T = TypeVar("_T")
 
-_log = logging.getLogger(__name__)
-
 
 class Engine(abc.ABC):
     """What one process has of a store: its connections, and whether they can be used.
 
     Each method ends at its deadline, a ``time.monotonic()``, and raises StoreUnavailable if it cannot do its work.
+
+    :param was_made: the byte is 1 once the store has had its file or its table.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float, was_made: mmap.mmap) -> None:
         self.outage = Outage()
+        self.patience = patience
+        self.was_made = was_made
+        self.closed = False
 
     @abc.abstractmethod
     def keep(self, plants: list[Plant], deadline: float) -> Fates:
@@ -45,9 +47,10 @@ class Engine(abc.ABC):
     def disconnect(self) -> None:
         """Give back the connections; the next use makes new ones."""
 
-    @abc.abstractmethod
-    def close(self, deadline: float) -> None:
+    def close(self) -> None:
         """Finish what waits, and give back the connections for good."""
+        self.closed = True
+        self.disconnect()
 
 
 class BatchStore(PlantStore):
@@ -65,8 +68,7 @@ class BatchStore(PlantStore):
         self._patience = patience
         self._thread = _Thread()
         self._engines: dict[int, Engine] = {}
-        # All processes that inherit this object share this byte: the store has had its file or its table.
-        self._was_made = mmap.mmap(-1, 1)
+        self._was_made = mmap.mmap(-1, 1)  # All processes that inherit this object share it.
 
     @abc.abstractmethod
     def _new_engine(self) -> Engine:
@@ -110,14 +112,11 @@ class BatchStore(PlantStore):
         engine = self._engine()
         try:
             engine.check(time.monotonic() + self._patience)
-        except StoreUnavailable as error:
-            _log.warning("the store cannot be used yet: %s", one_line(error))
-            raise
         finally:
             engine.disconnect()
 
     def close(self) -> None:
-        self._engine().close(time.monotonic() + self._patience)
+        self._engine().close()
 
     def _keep(self, plants: list[Plant], deadline: float) -> Fates:
         try:
@@ -157,7 +156,6 @@ class _Batch:
         self.call = 0
         self.new: list[Plant] = []
         self._outage = outage
-        self._refusal = outage.refusal()
         self._told = told
         self._plants: dict[int, Plant] = {}
         self._uses: list[tuple[int, Plant, Literal["added", "in use", "read"]]] = []
@@ -167,14 +165,11 @@ class _Batch:
         if plant.id in self._plants:
             self._uses.append((self.call, plant, "in use"))
             raise PlantIdInUse(plant.id)
-        if plant in told:
-            if fate := told[plant]:
-                raise self._outage.counted(fate)
-        elif self._refusal:
-            raise self._outage.counted(StoreUnavailable(str(self._refusal)))
-        else:
+        if plant not in told:
             self.new.append(plant)
             self._uses.append((self.call, plant, "added"))
+        elif fate := told[plant]:
+            raise self._outage.counted(fate)
         self._plants[plant.id] = plant
 
     def get(self, plant_id: int) -> Plant | None:
@@ -185,15 +180,13 @@ class _Batch:
 
     def wrongly_told(self, fates: Fates) -> dict[int, _Told]:
         """Give the calls that were told what is not true, and what each is to be told of its plants."""
-        wrong = {
-            call
-            for call, plant, use in self._uses
-            if plant.id in fates and not (use == "in use" and isinstance(fates[plant.id], PlantIdInUse))
-        }
-        again = {call: self._told[call] for call in sorted(wrong)}
+        again: dict[int, _Told] = {}
+        for call, plant, use in self._uses:
+            if plant.id in fates and not (use == "in use" and isinstance(fates[plant.id], PlantIdInUse)):
+                again[call] = self._told[call]
         for call, plant, use in self._uses:
             fate = fates.get(plant.id)
-            if call in again and (use == "added" or (use == "in use" and isinstance(fate, StoreUnavailable))):
+            if call in again and (use == "added" or (use == "in use" and type(fate) is StoreUnavailable)):
                 again[call][plant] = fate
         return again
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from plants.stores import StoreUnavailable
 
-_REST = 0.5  # seconds until the next attempt after one that was made for all and failed
+_REST = 0.5  # seconds without a success that make a failure an outage; then, between two attempts
 _QUIET = 1.0  # seconds without a refusal, after which an outage is over for the log: one that flickers is one
 
 MEND = "it is not made again, for ids in use would be free: put it back, or restart the service to begin with none"
@@ -20,24 +20,19 @@ class StoreUnusable(StoreUnavailable):
     """What is there is not what the store has made, or it is gone: only an operator can mend it."""
 
 
+class PlantRefused(StoreUnavailable):
+    """The table has a constraint that is not the store's own: it does not take this plant, but may take others."""
+
+
 class Outage:
     """Whether a store can be used, as one process sees it."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
-        self._next_attempt = 0.0
+        self._next_attempt = self._worked_at = self._refused_at = 0.0
         self._trial = threading.Lock()
-        self._worked_at = 0.0
         self._count = threading.Lock()
         self._refused = 0
-        self._refused_at = 0.0
-
-    def refusal(self) -> StoreUnavailable | None:
-        """Give the reason if an attempt would be refused now."""
-        reason = self._reason
-        if reason is None or (time.monotonic() >= self._next_attempt and not self._trial.locked()):
-            return None
-        return StoreUnavailable(reason)
 
     @contextmanager
     def attempt(self) -> Iterator[bool]:
@@ -48,24 +43,26 @@ class Outage:
         :raises StoreUnavailable: the store is unavailable and somebody else tries, or has tried just now.
         """
         reason = self._reason
-        if reason is not None and (time.monotonic() < self._next_attempt or not self._trial.acquire(blocking=False)):
+        if reason and (time.monotonic() < self._next_attempt or not self._trial.acquire(blocking=False)):
             raise StoreUnavailable(reason)
-        began = time.monotonic()
         try:
-            yield reason is not None
+            yield bool(reason)
         except StoreUnavailable as error:
-            if reason is not None or self._worked_at < began or isinstance(error, StoreUnusable):
+            now = time.monotonic()
+            if reason or now - self._worked_at > _REST or isinstance(error, StoreUnusable):
                 self._reason = str(error)
-                self._next_attempt = time.monotonic() + (0 if reason is None else _REST)
+                self._next_attempt = now + _REST
             raise
         else:
             self._worked_at = time.monotonic()
-            if reason is not None:
+            if reason:
                 self._reason = None
-            if self._refused and self._worked_at - self._refused_at > _QUIET:
-                self._end()
+            with self._count:
+                if self._refused and self._worked_at - self._refused_at > _QUIET:
+                    _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
+                    self._refused = 0
         finally:
-            if reason is not None:
+            if reason:
                 self._trial.release()
 
     def counted(self, error: Exception) -> Exception:
@@ -77,12 +74,6 @@ class Outage:
                 if self._refused == 1:
                     _log.warning("the store is unavailable: %s", one_line(error))
         return error
-
-    def _end(self) -> None:
-        with self._count:
-            refused, self._refused = self._refused, 0
-        if refused:
-            _log.warning("the store is available again; requests refused meanwhile: %d", refused)
 
 
 def one_line(error: object) -> str:

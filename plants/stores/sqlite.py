@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore, Engine, Fates
-from plants.stores.outage import MEND, StoreUnusable
+from plants.stores.outage import MEND, PlantRefused, StoreUnusable
 
 _LOCK_POLL = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 
@@ -30,9 +31,10 @@ _SET_UP = (
     "PRAGMA journal_size_limit = 16777216",
 )
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
+_CONDENSED_TABLE = "createtableplants(idintegerprimarykey,nametextnotnull,tagtext)"
 _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
-_SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants' ORDER BY type = 'table' DESC"
+_SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
 _Work = Callable[[sqlite3.Connection], Any]
 
@@ -67,7 +69,7 @@ class SQLiteStore(BatchStore):
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
     def _new_engine(self) -> Engine:
-        return _File(self._path, self._was_made)
+        return _File(self._path, self._patience, self._was_made)
 
 
 def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
@@ -78,7 +80,7 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
             if not cursor.execute(_INSERT, plant).rowcount:
                 fates[plant.id] = PlantIdInUse(plant.id)
         except sqlite3.IntegrityError as error:
-            fates[plant.id] = StoreUnavailable(str(error))
+            fates[plant.id] = PlantRefused(str(error))
         except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant
             fates[plant.id] = error
     return fates
@@ -96,38 +98,19 @@ def _check_table(connection: sqlite3.Connection) -> None:
     if not definitions:
         raise StoreUnusable(f"the table plants is gone; {MEND}")
     for kind, sql in definitions:
-        if kind == "table" and _condensed(sql) == _condensed(_TABLE.replace("IF NOT EXISTS", "")):
-            continue
-        if kind != "index" or _condensed(sql).startswith("createunique"):
+        text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
+        if text != _CONDENSED_TABLE and not text.startswith("createindex"):
             raise StoreUnusable(f"the {kind} on plants is not the store's own and might refuse plants")
-
-
-def _condensed(sql: str | None) -> str:
-    return re.sub(r'[\s"`\[\]]', "", sql or "create unique").lower()
-
-
-class _Job:
-    """What one caller waits for."""
-
-    __slots__ = ("error", "is_done", "result", "work")
-
-    def __init__(self, work: _Work) -> None:
-        self.work = work
-        self.result: Any = None
-        self.error: StoreUnavailable | None = None
-        self.is_done = False
 
 
 class _File(Engine):
     """The connection of one process. Whoever has the turn does the work of all who wait for it."""
 
-    def __init__(self, path: str, was_made: mmap.mmap) -> None:
-        super().__init__()
+    def __init__(self, path: str, patience: float, was_made: mmap.mmap) -> None:
+        super().__init__(patience, was_made)
         self._path = path
-        self._was_made = was_made
         self._turn = threading.Lock()
-        self._waiting: deque[_Job] = deque()
-        self._closed = False
+        self._waiting: deque[tuple[_Work, Future[Any]]] = deque()
         self._connection: sqlite3.Connection | None = None
         self._files: tuple[str, ...] = ()
         self._identities: list[tuple[int, int]] = []
@@ -150,63 +133,60 @@ class _File(Engine):
             self._connection.close()
             self._connection = None
 
-    def close(self, deadline: float) -> None:
+    def close(self) -> None:
         # The last one of all processes leaves the file complete, without a log beside it.
-        has_turn = self._turn.acquire(timeout=max(0, deadline - time.monotonic()))
-        if has_turn and self._waiting:
-            self._commit(deadline)
-        self._closed = True
-        if has_turn:
-            self.disconnect()
+        deadline = time.monotonic() + self.patience
+        if self._turn.acquire(timeout=self.patience):
+            if self._waiting:
+                self._commit(deadline)
+            super().close()
             self._turn.release()
+        self.closed = True
 
     def _run(self, work: _Work, deadline: float) -> Any:
         """Give what the work gives, once it is committed."""
-        job = _Job(work)
+        job = work, Future[Any]()
         self._waiting.append(job)
         if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
             with suppress(ValueError):  # Whoever has the turn has begun with it.
                 self._waiting.remove(job)
             raise StoreUnavailable(f"{self._path}: no answer in time")
         try:
-            if not job.is_done:
+            if not job[1].done():
                 self._commit(deadline)
         finally:
             self._turn.release()
-        if job.error:
-            raise job.error
-        return job.result
+        return job[1].result()
 
     def _commit(self, deadline: float) -> None:
-        jobs: list[_Job] = []
+        jobs: list[tuple[_Work, Future[Any]]] = []
         try:
             connection = self._begin(deadline)
             # Gathered only now: who came while another process had the lock goes with this commit.
             self._take_all(jobs)
-            for job in jobs:
-                job.result = job.work(connection)
+            results = [work(connection) for work, _ in jobs]
             connection.execute("COMMIT")
             # A commit into a file that was removed or replaced keeps nothing.
             self._look()
+            for (_, outcome), result in zip(jobs, results, strict=True):
+                outcome.set_result(result)
         except Exception as error:
             self.disconnect()
             self._take_all(jobs)
-            kind = type(error) if isinstance(error, StoreUnavailable) else StoreUnavailable
-            for job in jobs:
-                job.error = kind(f"{self._path}: {error}")
-        for job in jobs:
-            job.is_done = True
+            kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
+            for _, outcome in jobs:
+                outcome.set_exception(kind(f"{self._path}: {error}"))
         if self._polled:
             # Others wait for the file, too: leave it long enough for one of them to notice.
             time.sleep(min(time.monotonic() - self._began, 2 * _LOCK_POLL))
 
-    def _take_all(self, jobs: list[_Job]) -> None:
+    def _take_all(self, jobs: list[tuple[_Work, Future[Any]]]) -> None:
         with suppress(IndexError):
             while True:
                 jobs.append(self._waiting.popleft())
 
     def _begin(self, deadline: float) -> sqlite3.Connection:
-        if self._closed:
+        if self.closed:
             raise StoreUnavailable("the store is closed")
         self._polled = False
         while True:
@@ -226,7 +206,7 @@ class _File(Engine):
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        may_make = not self._was_made[0]
+        may_make = not self.was_made[0]
         # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
         path = os.path.realpath(self._path)
         if not may_make and not Path(path).exists():
@@ -244,7 +224,7 @@ class _File(Engine):
         except Exception:
             self.disconnect()
             raise
-        self._was_made[0] = 1
+        self.was_made[0] = 1
         return connection
 
     def _look(self) -> None:

@@ -1,14 +1,19 @@
 """What every store promises, run on each of them; and how a URL chooses one."""
 
 import contextlib
+import itertools
+import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from tests.support.postgres_server import PostgresServer
@@ -46,6 +51,22 @@ store.add(Plant(3, "parent"))
 assert store.get(2) == Plant(2, "child")
 """
 
+PREPARED = """
+import os, sys
+from plants.stores import Plant, open_store
+
+store = open_store(sys.argv[1])
+store.prepare()
+for number in (1, 2):
+    child = os.fork()
+    if not child:
+        assert store.together([lambda: store.add(Plant(number, "child"))]) == [None]
+        store.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert store.get(2) == Plant(2, "child")
+"""
+
 TEXTS = {
     "empty": "",
     "spaces": "  two  ",
@@ -69,6 +90,33 @@ TEXTS = {
 def start_client(url: str, name: str, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", CLIENT, url, name, str(count)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def adding(store: PlantStore, plant: Plant) -> Callable[[], str]:
+    """Give a call as an application makes it: it adds, and says what it was told."""
+
+    def call() -> str:
+        try:
+            store.add(plant)
+        except PlantIdInUse:
+            return "in use"
+        except StoreUnavailable:
+            return "unavailable"
+        return plant.name
+
+    return call
+
+
+def is_available(store: PlantStore) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        store.check()
+        return True
+    return False
+
+
+def until(condition: Callable[[], object]) -> None:
+    never = threading.Event()
+    assert any(condition() or never.wait(0.02) for _ in range(250))
 
 
 class StoreContract:
@@ -144,9 +192,149 @@ class StoreContract:
         assert added == [False, True] * 200
 
     def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
+        store.prepare()
         store.check()
         store.add(Plant(1, "oak"))
         store.check()
+
+    @pytest.fixture
+    def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
+        """Give the store as another process has it."""
+        with contextlib.closing(store if self.forgets else open_store(store_url)) as peer:
+            yield peer
+
+    def test_calls_together_give_what_they_return_in_order(self, store: PlantStore) -> None:
+        store.add(Plant(1, "oak"))
+        plants = [Plant(2, "fern"), Plant(1, "moss"), Plant(3, "ivy"), Plant(2, "moss"), Plant(2, "fern"), Plant(4, "")]
+        calls = [lambda: "no store", *(adding(store, plant) for plant in plants)]
+        assert store.together(calls) == ["no store", "fern", "in use", "ivy", "in use", "in use", ""]
+        assert [store.get(plant_id) for plant_id in range(1, 6)] == [
+            Plant(1, "oak"),
+            Plant(2, "fern"),
+            Plant(3, "ivy"),
+            Plant(4, ""),
+            None,
+        ]
+
+    def test_large_plants_are_added_together(self, store: PlantStore) -> None:
+        plants = [Plant(plant_id, "né" * 350_000) for plant_id in range(4)]
+        assert store.together([adding(store, plant) for plant in plants]) == [plant.name for plant in plants]
+        assert store.get(3) == plants[3]
+
+    def test_no_calls_together_give_nothing(self, store: PlantStore) -> None:
+        assert store.together([]) == []
+
+    def test_a_call_sees_what_those_before_it_added(self, store: PlantStore) -> None:
+        calls: list[Callable[[], object]] = [adding(store, Plant(1, "oak")), lambda: store.get(1), store.check]
+        assert store.together(calls) == ["oak", Plant(1, "oak"), None]
+
+    def test_a_call_sees_what_is_in_use_in_the_place_of_what_a_call_before_it_added(
+        self, store: PlantStore, peer: PlantStore
+    ) -> None:
+        peer.add(Plant(1, "oak"))
+        calls: list[Callable[[], object]] = [adding(store, Plant(1, "fern")), lambda: store.get(1)]
+        assert store.together(calls) == ["in use", Plant(1, "oak")]
+
+    def test_a_call_may_add_several_plants(self, store: PlantStore) -> None:
+        def call() -> list[str]:
+            return [adding(store, Plant(plant_id, "fern"))() for plant_id in (1, 2, 2, 3)]
+
+        store.add(Plant(3, "oak"))
+        assert store.together([call, adding(store, Plant(4, "ivy"))]) == [["fern", "fern", "in use", "in use"], "ivy"]
+        assert [store.get(plant_id) for plant_id in (1, 2, 3)] == [Plant(1, "fern"), Plant(2, "fern"), Plant(3, "oak")]
+
+    def test_a_call_may_try_one_id_after_the_other(self, store: PlantStore) -> None:
+        def call() -> int:
+            plant_id = 0
+            while adding(store, Plant(plant_id, "fern"))() == "in use":
+                plant_id += 1
+            return plant_id
+
+        for plant_id in range(3):
+            store.add(Plant(plant_id, "oak"))
+        assert set(store.together([call, call])) == {3, 4}
+        assert store.get(4) == Plant(4, "fern")
+
+    def test_calls_within_a_call_belong_to_it(self, store: PlantStore) -> None:
+        calls = [adding(store, Plant(1, "oak")), adding(store, Plant(1, "fern"))]
+        assert store.together([lambda: store.together(calls)]) == [["oak", "in use"]]
+
+    def test_an_exception_of_a_call_leaves_and_the_store_goes_on(self, store: PlantStore) -> None:
+        def fail() -> str:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            store.together([adding(store, Plant(1, "oak")), fail, adding(store, Plant(2, "oak"))])
+        assert store.get(2) is None
+        store.add(Plant(2, "fern"))
+        assert store.together([adding(store, Plant(2, "oak")), adding(store, Plant(3, "ivy"))]) == ["in use", "ivy"]
+
+    def test_of_batches_that_compete_exactly_one_wins_each_id(self, store: PlantStore, peer: PlantStore) -> None:
+        def compete(name: str) -> list[str]:
+            mine = peer if name in "ab" else store
+            ids = random.Random(name).sample(range(400), 400)
+            results: dict[int, str] = {}
+            for first in range(0, 400, 50):
+                part = ids[first : first + 50]
+                results |= zip(part, mine.together([adding(mine, Plant(i, name)) for i in part]), strict=True)
+            return [results[plant_id] for plant_id in range(400)]
+
+        with ThreadPoolExecutor(4) as threads:
+            told = list(threads.map(compete, "abcd"))
+        for plant_id, answers in enumerate(zip(*told, strict=True)):
+            (winner,) = (name for name in answers if name != "in use")
+            assert store.get(plant_id) == Plant(plant_id, winner)
+
+    def test_batches_of_any_mix_are_told_what_a_dictionary_would_say(self, store: PlantStore) -> None:
+        bases = itertools.count(step=100)  # new ids for each example
+
+        @settings(max_examples=30, deadline=None)
+        @given(st.lists(st.lists(st.tuples(st.integers(0, 8), st.sampled_from("abc"), st.booleans()), max_size=12)))
+        def hold(batches: list[list[tuple[int, str, bool]]]) -> None:
+            base = next(bases)
+            model: dict[int, Plant] = {}
+            for batch in batches:
+                calls: list[Callable[[], object]] = []
+                expected: list[object] = []
+                for number, name, reads in batch:
+                    plant = Plant(base + number, name)
+                    if reads:
+                        calls.append(partial(store.get, plant.id))
+                        expected.append(model.get(plant.id))
+                    else:
+                        calls.append(adding(store, plant))
+                        expected.append(name if model.setdefault(plant.id, plant) is plant else "in use")
+                assert store.together(calls) == expected
+
+        hold()
+
+    def test_a_store_that_was_prepared_is_used_by_the_processes_that_inherit_it(self, lasting_url: str) -> None:
+        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=30)
+
+    def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
+        with contextlib.closing(open_store(lasting_url)) as store:
+            with pytest.raises(StoreUnavailable, match="gone"):
+                store.prepare(make=False)
+            with pytest.raises(StoreUnavailable, match="gone"):
+                store.check()
+            with contextlib.closing(open_store(lasting_url)) as first:
+                first.prepare()
+            until(lambda: is_available(store))
+
+    def test_an_outage_is_two_lines_of_the_log(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
+        with contextlib.closing(open_store(lasting_url)) as store:
+            with pytest.raises(StoreUnavailable):
+                store.prepare(make=False)
+            for number in range(4):
+                assert store.together([adding(store, Plant(number, "secret\nname"))] * 5) == ["unavailable"] * 5
+            with contextlib.closing(open_store(lasting_url)) as first:
+                first.prepare()
+            until(lambda: is_available(store) and len(caplog.messages) == 2)
+        began, ended = caplog.messages
+        assert began.startswith("the store is unavailable: ")
+        refused = int(ended.removeprefix("the store is available again; requests refused meanwhile: "))
+        assert refused >= 20
+        assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
     def test_a_store_may_be_closed_twice_and_unused(self, store: PlantStore) -> None:
         store.close()

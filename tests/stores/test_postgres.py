@@ -1,12 +1,15 @@
 """What the PostgreSQL store does when the server, the network or another client fails it."""
 
 import os
+import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import LiteralString
@@ -15,7 +18,8 @@ import psycopg
 import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.postgres import PostgresStore
+from plants.stores.postgres import PostgresStore, _Pool
+from tests.stores.test_every_store import adding, is_available
 from tests.support.postgres_server import PostgresServer, free_port
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
@@ -29,7 +33,7 @@ def store(server: PostgresServer) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def hasty(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(server.url, patience=0.5)) as store:
+    with closing(PostgresStore(server.url, patience=1)) as store:
         yield store
 
 
@@ -54,12 +58,10 @@ def rows(connection: psycopg.Connection, query: LiteralString) -> list[tuple[obj
     return connection.execute(query).fetchall()
 
 
-def is_available(store: PostgresStore) -> bool:
-    try:
-        store.check()
-    except StoreUnavailable:
-        return False
-    return True
+def pool_of(store: PostgresStore) -> _Pool:
+    engine = store._engine()
+    assert isinstance(engine, _Pool)
+    return engine
 
 
 @contextmanager
@@ -119,6 +121,7 @@ def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server
     hasty.check()
     with table_locked(server), pytest.raises(StoreUnavailable, match="QueryCanceled"):
         hasty.add(Plant(1, "oak"))
+    wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
 
@@ -197,6 +200,7 @@ def test_a_user_who_may_not_create_tables_uses_the_one_that_is_there(
             gardener.add(Plant(1, "oak"))
         store.check()
         admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
+        wait_until(lambda: is_available(gardener))
         gardener.add(Plant(1, "oak"))
         assert gardener.get(1) == Plant(1, "oak")
 
@@ -212,6 +216,245 @@ def test_a_plant_that_postgresql_cannot_hold_is_no_outage(store: PostgresStore, 
     with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
         store.add(plant)
     store.add(Plant(1, "oak"))
+
+
+PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"
+PART = "TABLE part PARTITION OF plants FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+SHAPES = {
+    "int4 id": ("TABLE plants (id int PRIMARY KEY, name text, tag text)", "lacks one of"),
+    "short name": ("TABLE plants (id bigint PRIMARY KEY, name varchar(9), tag text)", "lacks one of"),
+    "no tag": ("TABLE plants (id bigint PRIMARY KEY, name text)", "lacks one of"),
+    "no key": ("TABLE plants (id bigint, name text, tag text)", "no unique key on id alone"),
+    "a wider key": ("TABLE plants (id bigint, name text, tag text, UNIQUE (id, name))", "no unique key on id alone"),
+    "a key for some": (
+        "TABLE plants (id bigint, name text, tag text); CREATE UNIQUE INDEX ON plants (id) WHERE id > 0",
+        "no unique key on id alone",
+    ),
+    "a key that waits": (
+        "TABLE plants (id bigint PRIMARY KEY DEFERRABLE, name text, tag text)",
+        "no unique key on id alone",
+    ),
+    "unique names": ("TABLE plants (id bigint PRIMARY KEY, name text UNIQUE, tag text)", "another unique key"),
+    "unique names with their ids": (
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, UNIQUE (name) INCLUDE (id))",
+        "another unique key",
+    ),
+    "a tag required": (
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
+        "wants another value in tag",
+    ),
+    "more required": (
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
+        "wants another value in place",
+    ),
+    "ids of its own": (
+        "TABLE plants (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text, tag text)",
+        "another value in id",
+    ),
+    "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
+    "a trigger": (
+        f"{PLANTS}; CREATE TRIGGER twice BEFORE INSERT ON plants EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "the trigger twice",
+    ),
+    "a rule": (
+        f"{PLANTS}; CREATE RULE never AS ON INSERT TO plants DO INSTEAD NOTHING",
+        "the rule never",
+    ),
+    "row security": (
+        f"{PLANTS}; ALTER TABLE plants ENABLE ROW LEVEL SECURITY",
+        "row security",
+    ),
+    "unlogged": (f"UNLOGGED {PLANTS}", "UNLOGGED"),
+    "an unlogged part": (
+        f"{PLANTS} PARTITION BY HASH (id); CREATE UNLOGGED {PART}",
+        "UNLOGGED",
+    ),
+}
+
+
+@pytest.mark.parametrize(("definition", "reason"), SHAPES.values(), ids=SHAPES)
+def test_a_table_of_another_shape_is_refused_with_the_reason(
+    server: PostgresServer, definition: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.execute(f"CREATE {definition}")
+    with closing(PostgresStore(server.url)) as store:
+        for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
+            with pytest.raises(StoreUnavailable, match=reason):
+                use()
+    assert reason in caplog.text
+    server.execute("DROP TABLE plants")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "TABLE plants (note text, tag text, name text, id bigint UNIQUE, since date NOT NULL DEFAULT now())",
+        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, number bigint GENERATED ALWAYS AS IDENTITY)",
+        f"{PLANTS}; CREATE INDEX ON plants (name)",
+        f"{PLANTS} PARTITION BY HASH (id); CREATE {PART}",
+    ],
+    ids=["further columns", "a further identity", "an index", "partitions"],
+)
+def test_a_table_that_can_refuse_no_plant_is_used(server: PostgresServer, definition: str) -> None:
+    server.execute(f"CREATE {definition}")
+    with closing(PostgresStore(server.url)) as store:
+        store.add(Plant(1, "oak"))
+        assert store.together([partial(store.get, 1)]) == [Plant(1, "oak")]
+    server.execute("DROP TABLE plants")
+
+
+def test_a_table_whose_shape_changes_is_refused_from_the_next_check_on(
+    store: PostgresStore, server: PostgresServer
+) -> None:
+    store.add(Plant(1, "oak"))
+    server.execute("ALTER TABLE plants SET UNLOGGED")
+    for use in (store.check, partial(store.add, Plant(2, "oak"))):
+        with pytest.raises(StoreUnavailable, match="UNLOGGED"):
+            use()
+    server.execute("ALTER TABLE plants SET LOGGED")
+    wait_until(lambda: is_available(store))
+
+
+def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin: psycopg.Connection) -> None:
+    store.add(Plant(1, "oak"))
+    admin.execute("ALTER TABLE plants RENAME TO elsewhere")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="gone"):
+            store.add(Plant(1, "fern"))
+    assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
+    admin.execute("ALTER TABLE elsewhere RENAME TO plants")
+    wait_until(lambda: is_available(store))
+    assert store.get(1) == Plant(1, "oak")
+
+
+@pytest.mark.parametrize(
+    ("configured", "used"), [("off", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
+)
+def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer, configured: str, used: str) -> None:
+    with closing(PostgresStore.from_url(f"{server.url}?options=-c%20synchronous_commit%3D{configured}")) as store:
+        store.check()
+        assert pool_of(store)._execute("SHOW synchronous_commit", [], time.monotonic() + 5) == [(used,)]
+
+
+def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
+    hasty: PostgresStore, server: PostgresServer, admin: psycopg.Connection
+) -> None:
+    def add_all(first: int) -> list[str]:
+        calls = [adding(hasty, Plant(plant_id, "oak")) for plant_id in range(first, first + 32)]
+        return hasty.together([*calls, lambda: "alive"])
+
+    hasty.check()
+    with table_locked(server), ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            rounds = [threads.submit(add_all, 100 * number) for number in range(8)]
+            assert [add.result(timeout=5) for add in rounds] == [[*["unavailable"] * 32, "alive"]] * 8
+        last = threads.map(add_all, range(0, 800, 100))
+        assert len(rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'")) <= 1
+        assert list(last)
+    wait_until(lambda: is_available(hasty))
+    assert hasty.get(0) is None
+
+
+def test_a_locked_row_holds_back_its_own_batch_only(
+    hasty: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    hasty.check()
+    with psycopg.connect(server.url) as other:
+        other.execute("INSERT INTO plants VALUES (1, 'oak')")
+        held = thread.submit(hasty.together, [adding(hasty, Plant(plant_id, "fern")) for plant_id in (0, 1, 2)])
+        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
+        assert hasty.together([adding(hasty, Plant(plant_id, "fern")) for plant_id in (3, 4)]) == ["fern", "fern"]
+        assert held.result(timeout=5) == ["unavailable"] * 3
+        wait_until(lambda: is_available(hasty))
+        assert hasty.together([adding(hasty, Plant(0, "fern"))]) == ["fern"]
+
+
+def test_a_plant_that_a_constraint_refuses_costs_only_itself(
+    store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.check()
+    server.execute("ALTER TABLE plants ADD CHECK (name <> 'poison')")
+    names = ["oak", "fern", "poison", "moss", "ivy"]
+    calls = [adding(store, Plant(number, name)) for number, name in enumerate(names)]
+    assert store.together([*calls, adding(store, Plant(2, "birch"))]) == [
+        "oak",
+        "fern",
+        "unavailable",
+        "moss",
+        "ivy",
+        "birch",
+    ]
+    assert "poison" not in caplog.text
+    with pytest.raises(StoreUnavailable, match="plants_name_check"):
+        store.check()
+
+
+def too_large(store: PostgresStore) -> Callable[[], str]:
+    def call() -> str:
+        with suppress(psycopg.DataError):
+            store.add(Plant(2**63, "oak"))
+            return "kept"
+        return "too large"
+
+    return call
+
+
+def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresStore) -> None:
+    calls = [adding(store, Plant(1, "oak")), too_large(store), adding(store, Plant(2, "fern"))]
+    assert store.together(calls) == ["oak", "too large", "fern"]
+
+
+def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
+    hasty: PostgresStore, server: PostgresServer
+) -> None:
+    hasty.check()
+    with psycopg.connect(server.url) as other:
+        other.execute("INSERT INTO plants VALUES (2, 'oak')")
+        assert hasty.together([too_large(hasty), adding(hasty, Plant(2, "fern"))]) == ["too large", "unavailable"]
+
+
+def test_who_gets_no_connection_in_time_is_told(server: PostgresServer) -> None:
+    with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
+        engine = pool_of(store)
+        with engine._places, pytest.raises(StoreUnavailable, match="busy"):
+            store.add(Plant(1, "oak"))
+
+
+def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(
+    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    store.check()
+    with table_locked(server):
+        calls = [adding(store, Plant(plant_id, name)) for plant_id, name in ((1, "oak"), (2, "fern"), (1, "moss"))]
+        batch = thread.submit(store.together, [*calls, lambda: "alive"])
+        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
+        rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
+        assert batch.result() == ["unavailable", "unavailable", "unavailable", "alive"]
+    wait_until(lambda: is_available(store))
+
+
+def test_batches_of_the_same_ids_never_wait_in_a_circle(store: PostgresStore) -> None:
+    def add_all(seed: int) -> list[str]:
+        ids = random.Random(seed).sample(range(200), 200)
+        return store.together([adding(store, Plant(plant_id, "oak")) for plant_id in ids])
+
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(add_all, range(4)))
+    assert sorted(answer for answers in told for answer in answers) == ["in use"] * 600 + ["oak"] * 200
+
+
+def test_what_the_server_says_of_a_statement_is_not_in_the_log(
+    store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.check()
+    server.execute("""
+        CREATE OR REPLACE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN RAISE EXCEPTION USING ERRCODE = ''53400'', MESSAGE = NEW.name || chr(10) || NEW.name; END'
+    """)
+    server.execute("CREATE TRIGGER tell BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION tell()")
+    with pytest.raises(StoreUnavailable):
+        store.add(Plant(1, "oak"))
+    assert caplog.messages == ["the store is unavailable: ConfigurationLimitExceeded, SQLSTATE 53400"]
 
 
 def test_settings_in_the_url_win_over_the_store_s_own(server: PostgresServer, admin: psycopg.Connection) -> None:

@@ -3,6 +3,8 @@
 import os
 import resource
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from plants.stores import Plant, PlantStoreError, StoreUnavailable, open_store
-from plants.stores.sqlite import SQLiteStore, _File
+from plants.stores.sqlite import _INSERT, SQLiteStore, _check, _File
+from tests.stores.test_every_store import is_available
 
 NOBODY = 65534
 
@@ -46,18 +49,23 @@ def wait_until(condition: Callable[[], bool]) -> None:
     assert any(condition() or never.wait(0.001) for _ in range(5000))
 
 
-def is_available(store: SQLiteStore) -> bool:
-    try:
-        store.check()
-    except StoreUnavailable:
-        return False
-    return True
-
-
 def engine_of(store: SQLiteStore) -> _File:
     engine = store._engine()
     assert isinstance(engine, _File)
     return engine
+
+
+def caller(store: SQLiteStore, plant: Plant) -> Callable[[], str]:
+    """What an application makes of an add."""
+
+    def call() -> str:
+        try:
+            store.add(plant)
+        except (PlantStoreError, OverflowError) as error:
+            return type(error).__name__
+        return plant.name
+
+    return call
 
 
 @contextmanager
@@ -136,6 +144,7 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
     store.add(Plant(1, "oak"))
     with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
         store.add(Plant(2, "fern"))
+    wait_until(lambda: is_available(store))
     store.check()
     assert store.get(1) == Plant(1, "oak")
     store.add(Plant(3, "moss"))
@@ -149,6 +158,7 @@ def test_a_store_that_opens_is_unavailable_until_the_cause_is_gone(path: Path, b
     with closing(SQLiteStore(str(path))) as store:
         with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
             store.check()
+        wait_until(lambda: is_available(store))
         store.check()
         assert store.get(1) == Plant(1, "oak")
 
@@ -158,6 +168,7 @@ def test_a_directory_that_comes_later_is_used_and_none_is_made(path: Path) -> No
         with pytest.raises(StoreUnavailable, match="unable to open"):
             store.add(Plant(1, "oak"))
         path.with_name("later").mkdir()
+        wait_until(lambda: is_available(store))
         store.add(Plant(1, "oak"))
 
 
@@ -175,6 +186,7 @@ def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLi
     with locked(path), ThreadPoolExecutor(4) as threads:
         adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
         assert [type(add.exception(timeout=5)) for add in adds] == [StoreUnavailable] * 4
+    wait_until(lambda: is_available(hasty))
     assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
 
 
@@ -204,6 +216,27 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
                 hasty.add(Plant(1, "oak"))
     wait_until(lambda: is_available(hasty))
     hasty.add(Plant(2, "oak"))
+    assert hasty.get(1) is None
+
+
+def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+    with disk_hanging(hasty):
+        hasty.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        hasty.add(Plant(1, "oak"))
+
+
+def test_what_waits_is_done_before_the_store_is_closed(store: SQLiteStore) -> None:
+    outcome: Future[None] = Future()
+    engine_of(store)._waiting.append((_check, outcome))
+    store.close()
+    assert outcome.exception() is None
+
+
+def test_calls_together_that_took_too_long_are_not_kept(hasty: SQLiteStore) -> None:
+    calls: list[Callable[[], object]] = [partial(threading.Event().wait, 0.6), caller(hasty, Plant(1, "oak"))]
+    assert hasty.together(calls) == [False, "StoreUnavailable"]
+    wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
 
@@ -246,19 +279,6 @@ def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, pa
         assert reopened.get(3) == Plant(3, "oak")
 
 
-def caller(store: SQLiteStore, plant: Plant) -> Callable[[], str]:
-    """What an application makes of an add."""
-
-    def call() -> str:
-        try:
-            store.add(plant)
-        except (PlantStoreError, OverflowError) as error:
-            return type(error).__name__
-        return plant.name
-
-    return call
-
-
 def test_what_calls_add_together_is_kept_at_once(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     log = path.with_name("plants.db-wal")
@@ -289,6 +309,7 @@ def test_calls_together_that_need_no_store_have_their_results_without_it(
     with breakage(path):
         results = hasty.together([lambda: "alive", caller(hasty, Plant(2, "fern")), lambda: "well"])
     assert results == ["alive", "StoreUnavailable", "well"]
+    wait_until(lambda: is_available(hasty))
     assert hasty.together([caller(hasty, Plant(3, "moss"))]) == ["moss"]
 
 
@@ -307,6 +328,201 @@ def test_calls_together_are_answered_in_time_when_the_disk_hangs(hasty: SQLiteSt
             assert hasty.together([caller(hasty, Plant(1, "oak")), lambda: "alive"]) == ["StoreUnavailable", "alive"]
     wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
+
+
+INHERITING = """
+import os, sys
+from plants.stores import Plant, StoreUnavailable, open_store
+
+store = open_store(f"sqlite:///{sys.argv[1]}")
+store.prepare()
+os.unlink(sys.argv[1])
+child = os.fork()
+try:
+    store.add(Plant(1, "oak"))
+except StoreUnavailable as error:
+    assert "gone" in str(error)
+else:
+    os._exit(1)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_file_that_is_gone_is_not_made_by_a_process_that_inherits_the_store(path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", INHERITING, str(path)], check=True, timeout=30)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE plants", "ALTER TABLE plants RENAME TO elsewhere"])
+def test_a_table_that_is_gone_is_not_made_again(store: SQLiteStore, path: Path, statement: str) -> None:
+    store.add(Plant(1, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(statement)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match=r"no such table|gone"):
+                store.add(Plant(1, "fern"))
+        assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
+
+
+def test_an_empty_file_in_the_place_of_the_store_s_own_is_not_used(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    store.prepare()
+    path.write_bytes(b"")
+    with pytest.raises(StoreUnavailable, match="gone"):
+        store.add(Plant(1, "fern"))
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+
+def test_the_file_may_be_behind_a_symbolic_link(path: Path) -> None:
+    link = path.with_name("link.db")
+    path.with_name("real").mkdir()
+    link.symlink_to(path.with_name("real") / "plants.db")
+    with closing(SQLiteStore(str(link))) as store:
+        store.add(Plant(1, "oak"))
+        store.add(Plant(2, "oak"))
+        assert store.get(1) == Plant(1, "oak")
+        with closing(SQLiteStore(str(path.with_name("real") / "plants.db"))) as same:
+            assert same.get(2) == Plant(2, "oak")
+
+
+NEIGHBOUR = """
+import sys
+from plants.stores import Plant, StoreUnavailable, open_store
+
+store = open_store(sys.argv[1])
+for line in sys.stdin:
+    try:
+        store.add(Plant(int(line), "oak"))
+        print("kept", flush=True)
+    except StoreUnavailable:
+        print("unavailable", flush=True)
+"""
+
+
+def test_what_is_kept_after_the_lock_file_was_removed_stays(store: SQLiteStore, path: Path) -> None:
+    def neighbour_adds(plant_id: int) -> bool:
+        assert neighbour.stdin
+        assert neighbour.stdout
+        print(plant_id, file=neighbour.stdin, flush=True)
+        return neighbour.stdout.readline() == "kept\n"
+
+    def adds(plant_id: int) -> bool:
+        try:
+            store.add(Plant(plant_id, "oak"))
+        except StoreUnavailable:
+            return False
+        return True
+
+    command = [sys.executable, "-c", NEIGHBOUR, f"sqlite:///{path}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
+        assert adds(0)
+        assert neighbour_adds(1)
+        path.with_name("plants.db-shm").unlink()
+        kept = {plant_id: adds(plant_id) if plant_id % 2 else neighbour_adds(plant_id) for plant_id in range(2, 40)}
+        ids = count(40)
+        wait_until(lambda: is_available(store))
+        wait_until(lambda: neighbour_adds(next(ids)))
+        kept |= {plant_id: adds(plant_id) for plant_id in range(100, 120)}
+        kept |= {plant_id: neighbour_adds(plant_id) for plant_id in range(120, 140)}
+        assert neighbour.stdin
+        neighbour.stdin.close()
+    store.close()
+    with closing(SQLiteStore(str(path))) as reopened:
+        assert all(reopened.get(plant_id) for plant_id, was_kept in kept.items() if was_kept)
+    assert all(kept[plant_id] for plant_id in range(100, 140))
+
+
+SHAPES = {
+    "no key": "CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)",
+    "unique names": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tag TEXT)",
+    "a tag required": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT NOT NULL)",
+    "more required": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT, place TEXT NOT NULL)",
+    "no tag": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)",
+    "a view": "CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
+    "a unique index": (
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT);"
+        "CREATE UNIQUE INDEX names ON plants (name)"
+    ),
+    "a trigger": (
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT);"
+        "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END"
+    ),
+}
+
+
+@pytest.mark.parametrize("definition", SHAPES.values(), ids=SHAPES)
+def test_a_table_of_another_shape_is_refused(path: Path, definition: str, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript(definition)
+    with closing(SQLiteStore(str(path))) as store:
+        for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
+            with pytest.raises(StoreUnavailable, match="not the store's own"):
+                use()
+    [message] = caplog.messages
+    assert message.startswith(f"the store is unavailable: {path}: ")
+
+
+def test_a_table_that_was_made_by_hand_is_used(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript('create table "plants" (id integer primary key, name text not null,\n tag text)')
+        other.executescript("CREATE INDEX names ON plants (name)")
+    with closing(SQLiteStore(str(path))) as store:
+        store.add(Plant(1, "oak"))
+
+
+def test_a_plant_that_a_constraint_refuses_costs_only_itself(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE UNIQUE INDEX names ON plants (name)")
+    calls = [caller(store, Plant(plant_id, name)) for plant_id, name in ((1, "fern"), (2, "oak"), (3, "moss"))]
+    assert store.together(calls) == ["fern", "PlantRefused", "moss"]
+    with pytest.raises(StoreUnavailable, match="not the store's own"):
+        store.check()
+
+
+@pytest.mark.parametrize("breakage", ["no directory", "not a database"])
+def test_what_is_wrong_with_the_file_is_told_at_the_start(path: Path, breakage: str) -> None:
+    if breakage == "no directory":
+        path = path.with_name("none") / "plants.db"
+    else:
+        path.write_bytes(b"plants" * 1000)
+    with closing(SQLiteStore(str(path))) as store, pytest.raises(StoreUnavailable, match=f"{path}: "):
+        store.prepare()
+
+
+def test_the_last_one_that_closes_leaves_the_file_complete(path: Path) -> None:
+    stores = [SQLiteStore(str(path)) for _ in range(2)]
+    for number, store in enumerate(stores):
+        store.add(Plant(number, "oak"))
+    for store in stores:
+        store.close()
+    copy = path.with_name("copy.db")
+    copy.write_bytes(path.read_bytes())
+    with closing(SQLiteStore(str(copy))) as copied:
+        assert [copied.get(0), copied.get(1)] == [Plant(0, "oak"), Plant(1, "oak")]
+
+
+def test_the_log_is_short_again_after_a_long_reader(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    log = path.with_name("plants.db-wal")
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM plants").fetchall()
+        for plant_id in range(1, 20):
+            store.add(Plant(plant_id, "x" * 1_000_000))
+        assert log.stat().st_size > 18_000_000
+    for plant_id in range(100, 103):
+        store.add(Plant(plant_id, "oak"))
+    assert log.stat().st_size <= 16_777_216
+
+
+def test_the_row_count_of_the_driver_tells_what_was_inserted() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)")
+        cursor = connection.cursor()
+        assert [cursor.execute(_INSERT, (plant_id, "oak", None)).rowcount for plant_id in (1, 1, 2, 1)] == [1, 0, 1, 0]
 
 
 def test_a_busy_neighbour_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:

@@ -78,6 +78,12 @@ class PostgresServer:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
+    def processes(self) -> list[int]:
+        """Give the server's processes, the one that started the others first."""
+        assert self._process
+        pid = self._process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
     def stop(self) -> None:
         """Stop in an orderly way, at once ("fast")."""
         self._end(signal.SIGINT)
@@ -88,10 +94,10 @@ class PostgresServer:
 
     def _end(self, signal_number: signal.Signals) -> None:
         if process := self._process:
-            with contextlib.suppress(ProcessLookupError):
-                if signal_number == signal.SIGKILL:
-                    os.killpg(process.pid, signal_number)
-                else:
-                    process.send_signal(signal_number)
+            # Each of the server's processes leads a group of its own.
+            pids = self.processes() if signal_number == signal.SIGKILL else [process.pid]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal_number)
             process.wait()
             self._process = None

@@ -1,0 +1,109 @@
+"""What docs/stores.md says is so: each of its commands, in the order in which they stand there."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from plants.stores import Plant, PlantStore, open_store
+from tests.support.hosted import CHECKOUT
+from tests.support.postgres_server import PostgresServer, find_binaries
+
+DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
+COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
+READ_FILE, READ_TABLE, COPY_FILE, CHECK_COPY, DUMP, MOVE, RESTORE = COMMANDS
+PLANTS = [Plant(-(2**63), "", ""), Plant(0, "a\tb\\N\n"), Plant(2**63 - 1, "🌵", "café")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "plants.db"
+    with closing(open_store(f"sqlite:///{file}")) as store:
+        for plant in PLANTS:
+            store.add(plant)
+    return file
+
+
+def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{find_binaries()}:/usr/bin:/bin",
+        "FILE": str(file),
+        "PLANTS_STORE": server.url if server else "",
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    command = command.replace("python3", sys.executable)
+    return subprocess.run(
+        ["bash", "-e", "-c", command],
+        env=environ,
+        cwd=file.parent,
+        check=True,
+        timeout=30,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+
+
+@contextmanager
+def under_load(store: PlantStore) -> Iterator[None]:
+    def add() -> None:
+        while not over.is_set():
+            store.add(Plant(next(ids), "fern"))
+            has_begun.set()
+
+    ids = count(1)
+    has_begun, over = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        adding = thread.submit(add)
+        has_begun.wait()
+        try:
+            yield
+        finally:
+            over.set()
+        adding.result()
+
+
+def test_a_file_is_read(file: Path) -> None:
+    assert run(READ_FILE, file).splitlines() == [
+        repr((-(2**63), "", "")),
+        repr((0, "a\tb\\N\n", None)),
+        repr((2**63 - 1, "🌵", "café")),
+    ]
+
+
+def test_a_file_is_copied_under_load(file: Path) -> None:
+    with closing(open_store(f"sqlite:///{file}")) as store, under_load(store):
+        run(COPY_FILE, file)
+    answer, number = run(CHECK_COPY, file).strip("()\n").split(", ")
+    assert answer == "'ok'"
+    with closing(open_store(f"sqlite:///{file}.copy")) as copied:
+        assert [copied.get(plant.id) for plant in PLANTS] == PLANTS
+    with closing(sqlite3.connect(file)) as whole:
+        assert len(PLANTS) < int(number) <= whole.execute("SELECT count(*) FROM plants").fetchone()[0]
+
+
+def test_all_plants_are_moved_from_sqlite_to_postgresql_once(file: Path, server: PostgresServer) -> None:
+    assert run(MOVE, file, server) == "moved 3 2 1 7 4\n"
+    with closing(open_store(server.url)) as store:
+        assert [store.get(plant.id) for plant in PLANTS] == PLANTS
+    with pytest.raises(subprocess.CalledProcessError):
+        run(MOVE, file, server)
+    assert "(3 rows)" in run(READ_TABLE, file, server)
+
+
+def test_a_dump_brings_a_dropped_table_back_under_a_service_that_runs(file: Path, server: PostgresServer) -> None:
+    with closing(open_store(server.url)) as store:
+        for plant in PLANTS:
+            store.add(plant)
+        run(DUMP, file, server)
+        server.execute("DROP TABLE plants")
+        run(RESTORE, file, server)
+        assert [store.get(plant.id) for plant in PLANTS] == PLANTS
+        store.check()
