@@ -23,8 +23,8 @@ except SettingsError as error:
 
 _IS_IN_PROCESS = isinstance(store, MemoryStore)
 
-# A dictionary never waits. Of the others' threads, one answers what has come while the others commit.
-THREADS: Final = 1 if _IS_IN_PROCESS else 4
+# A dictionary never waits. With SQLite, one thread answers while the other commits; PostgreSQL commits several batches.
+THREADS: Final = 1 if _IS_IN_PROCESS else 2 if settings.store.startswith("sqlite:") else 4
 
 
 def on_starting(server: Any) -> None:
@@ -40,11 +40,11 @@ def on_starting(server: Any) -> None:
     except (ImportError, OSError) as error:
         _stop(f"PLANTS_METRICS_BIND is not usable: {getattr(error, 'strerror', None) or error}")
     announce_new_token()
-    if "GUNICORN_PID" not in os.environ:  # A master that takes over from another has a store that is in use.
-        try:
-            store.prepare()
-        except StoreUnavailable as error:
-            logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+    try:
+        # A master that takes over from another has a store that is in use, and makes nothing.
+        store.prepare(make="GUNICORN_PID" not in os.environ)
+    except StoreUnavailable as error:
+        logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
 
 
 def pre_exec(server: Any) -> None:
@@ -91,8 +91,7 @@ def on_exit(_server: Any) -> None:
 
 
 def _log_where_gunicorn_does(gunicorn_log: Any) -> None:
-    # The driver's warnings too; a logging configuration that names these loggers is left alone.
-    for log in map(logging.getLogger, ("plants", "psycopg.pool")):
-        if not log.hasHandlers():
-            log.handlers = gunicorn_log.error_log.handlers
-            log.setLevel(gunicorn_log.loglevel)
+    log = logging.getLogger("plants")
+    if not log.hasHandlers():  # A logging configuration that names this logger is left alone.
+        log.handlers = gunicorn_log.error_log.handlers
+        log.setLevel(gunicorn_log.loglevel)
