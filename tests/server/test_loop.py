@@ -169,11 +169,12 @@ def test_the_largest_are_shed_first_and_only_so_many_a_turn(worker: TurnedByHand
 
 
 class Listener:
-    """A listening socket of a system that has no descriptor left."""
+    """A listening socket of a system that has no descriptor left; then of one whose first client has gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.is_short = True
+        self.gone = 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
@@ -181,14 +182,21 @@ class Listener:
     def accept(self) -> Any:
         if self.is_short:
             raise OSError(errno.EMFILE, "Too many open files")
-        return self.sock.accept()
+        sock, peer = self.sock.accept()
+        if self.gone:
+            self.gone -= 1
+            sock.close()
+        return sock, peer
 
 
 def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         listener = Listener(sock)
         worker = TurnedByHand(listener)  # type: ignore[arg-type]  # it stands for a socket
-        with closing(socket.create_connection(sock.getsockname())) as client:
+        with (
+            closing(socket.create_connection(sock.getsockname())),
+            closing(socket.create_connection(sock.getsockname())) as client,
+        ):
             client.settimeout(10)
             worker.turn()
             worker.turn()
@@ -249,8 +257,8 @@ def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None
     calls = Calls(worker, worker.PIPE[1])
     calls.put([(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)])
     calls.start(1)
-    while not (outcomes := list(calls.outcomes())):
-        time.sleep(0.01)
+    os.read(worker.PIPE[0], 1)  # until a thread has an answer
+    outcomes = list(calls.outcomes())
     assert called == ["/kept"]
     assert [(connection, asked) for connection, asked, _ in outcomes] == [(kept, request)]
     worker.end()

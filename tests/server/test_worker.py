@@ -377,3 +377,12 @@ def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path
             assert environ_of(client.send(post(b"/echo", b"x" * 900)).answer())["wsgi.url_scheme"] == "https"
             assert client.send(request(b"Connection: close\r\n")).answer().status == 200
             assert client.is_closed()
+
+
+def test_a_tls_handshake_that_stalls_is_ended_at_the_deadline_of_a_request(tmp_path: Path, certificate: Path) -> None:
+    tls = (f"--certfile={certificate}", f"--keyfile={certificate}", "--worker-connections=2")
+    with serving(tmp_path, *tls, PLANTS_REQUEST_TIMEOUT="0.5") as server:
+        stalled = [server.client() for _ in range(2)]
+        surplus = server.client()
+        assert surplus.is_closed()
+        assert [client.is_closed() for client in stalled] == [True, True]

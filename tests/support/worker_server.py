@@ -77,13 +77,9 @@ class Client:
         status = int(first.split()[1])
         if method == "HEAD" or status in {100, 204, 304}:
             body = b""
-        elif head.get("transfer-encoding") == "chunked":
-            body = b"".join(self._chunks())
-        elif "content-length" in head:
+        else:
             body = self._file.read(int(head["content-length"]))
             assert len(body) == int(head["content-length"])
-        else:
-            body = self._file.read()
         return Answer(status, head, body)
 
     def _head(self) -> tuple[str, dict[str, str]]:
@@ -97,12 +93,6 @@ class Client:
             raise EOFError
         assert line.endswith("\r\n")
         return line.removesuffix("\r\n")
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := int(self._line(), 16):
-            yield self._file.read(size)
-            assert self._line() == ""
-        assert self._line() == ""
 
     def answers(self) -> list[Answer]:
         """Read answers until the server closes the connection."""

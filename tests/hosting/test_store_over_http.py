@@ -1,0 +1,126 @@
+"""What clients and operators see of a store that waits, fails or is gone."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, Answer, new_plant
+from tests.support.hosted import Service, serving
+from tests.support.worker_server import eventually
+
+# A request that has arrived whole is answered within this time, whatever the store does.
+PROMISED_SECONDS = 5.0
+
+
+def create(service: Service, plant_id: int) -> Answer:
+    return service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
+
+
+def ids_in(file: Path) -> set[int]:
+    with closing(sqlite3.connect(file)) as connection:
+        return {plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")}
+
+
+def test_while_another_process_holds_the_file_all_are_answered_in_time_and_the_probe_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving(PLANTS_STORE=f"sqlite:///{file}") as service, closing(sqlite3.connect(file)) as other:
+        assert create(service, 0).status == 200
+        other.execute("BEGIN IMMEDIATE")
+        before = time.monotonic()
+        with ThreadPoolExecutor(40) as pool:
+            waiting = [pool.submit(create, service, number) for number in range(1, 41)]
+            while not all(answer.done() for answer in waiting):
+                asked = time.monotonic()
+                assert service.send(method="GET", path="/livez", headers=[]).status == 200
+                assert time.monotonic() - asked < 1
+            answers = [answer.result() for answer in waiting]
+        assert time.monotonic() - before < 2 * PROMISED_SECONDS
+        assert {answer.error for answer in answers} == {50300}
+        other.rollback()
+        eventually(lambda: create(service, 100).status == 200)
+
+
+def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Path) -> None:
+    file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
+    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
+        assert create(service, 0).status == 200
+        file.rename(elsewhere)
+        refused = 0
+        while refused < 100 or not any("plants.stores" in line for line in service.lines):
+            refused += create(service, 1).status == 503
+        elsewhere.rename(file)
+        eventually(lambda: create(service, 2).status == 200)
+        number = 3
+        while sum("plants.stores" in line for line in service.lines) < 2:
+            assert create(service, number).status == 200
+            number += 1
+    lines = [line for line in service.lines if "plants.stores" in line]
+    assert len(lines) == 2
+    assert str(file) in lines[0]
+
+
+def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{file}") as service:
+        with ThreadPoolExecutor(8) as pool:
+            assert {answer.status for answer in pool.map(lambda number: create(service, number), range(200))} == {200}
+        assert service.stop() == 0
+    shutil.copy(file, tmp_path / "copy.db")
+    assert ids_in(tmp_path / "copy.db") == set(range(200))
+
+
+def worker_pids(service: Service) -> list[int]:
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_anew(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{file}") as service:
+        assert create(service, 1).status == 200
+        for path in tmp_path.glob("plants.db*"):
+            path.unlink()
+        old = worker_pids(service)
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(worker_pids(service)) == 2 and not {*old} & {*worker_pids(service)})
+        for _ in range(20):
+            assert create(service, 1).error == 50300
+        assert not file.exists()
+
+
+def test_a_master_that_takes_over_does_not_make_a_file_that_was_removed(tmp_path: Path) -> None:
+    file, pid_file = tmp_path / "plants.db", tmp_path / "pid"
+    with serving(f"--pid={pid_file}", PLANTS_STORE=f"sqlite:///{file}") as service:
+        assert create(service, 1).status == 200
+        for path in tmp_path.glob("plants.db*"):
+            path.unlink()
+        service.process.send_signal(signal.SIGUSR2)
+        new_pid_file = tmp_path / "pid.2"
+        eventually(new_pid_file.exists)
+        new_master = int(new_pid_file.read_text())
+        try:
+            service.wait_for("the store cannot be used yet")
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(20) == 0
+            assert create(service, 1).error == 50300
+            assert not file.exists()
+        finally:
+            os.kill(new_master, signal.SIGTERM)
+            eventually(lambda: not Path(f"/proc/{new_master}").exists())
+
+
+@pytest.mark.parametrize("name", ["missing/plants.db", "text.db"])
+def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.db").write_text("no database " * 100)
+    with serving(PLANTS_STORE=f"sqlite:///{tmp_path / name}") as service:
+        assert str(tmp_path / name) in service.wait_for("the store cannot be used yet.*")[0]
+        assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
