@@ -29,8 +29,7 @@ _STEPS_A_STAGE = 64
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
 _SHED_A_TURN = 32
-_SWEEP_SECONDS = 0.25
-_STOPPING_SWEEP_SECONDS = 0.05
+_SWEEP_SECONDS = 0.1
 # All connections together hold no more bytes than so many bodies of the largest size.
 _BODIES_HELD = 64
 # Descriptors that are not connections: listeners, logs, the store's.
@@ -105,7 +104,6 @@ class Worker(base.Worker):
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            "SERVER_PROTOCOL": "HTTP/1.1",
             "SERVER_SOFTWARE": SERVER_SOFTWARE,
             "wsgi.errors": ErrorLog(self.log.error),
             "wsgi.input_terminated": True,
@@ -136,10 +134,9 @@ class Worker(base.Worker):
         start = self._sweep_at = self.now
         while self.now < start + STOPPING_SECONDS:
             self._turn()
-        for listener in self.sockets:
-            self._accept(listener.sock)
         self._listen(False)
         for listener in self.sockets:
+            self._accept(listener.sock)
             listener.sock.close()
         while self.connections and self.now < start + self.cfg.graceful_timeout:
             self._turn()
@@ -171,8 +168,7 @@ class Worker(base.Worker):
     # The loop
 
     def _turn(self) -> None:
-        wait = 0.0 if self._later else max(0.0, self._sweep_at - time.monotonic())
-        events = self._selector.select(wait)
+        events = self._selector.select(0.0 if self._later else max(0.0, self._sweep_at - time.monotonic()))
         self.now = time.monotonic()
         for start in range(0, len(events), _STEPS_A_STAGE):
             for key, _ in events[start : start + _STEPS_A_STAGE]:
@@ -181,13 +177,15 @@ class Worker(base.Worker):
                 else:
                     key.data()
             self._answer()
-        for _ in range(min(len(self._later), _LATER_A_TURN)):
-            connection = self._later.popleft()
-            self._step(connection, connection.go_on)
-        self._answer()
-        for connection, request, answer in self._calls.outcomes():
-            self._step(connection, connection.answer, request, answer)
-        self._shed()
+        if self._later:
+            for connection in [self._later.popleft() for _ in range(min(len(self._later), _LATER_A_TURN))]:
+                self._step(connection, connection.go_on)
+            self._answer()
+        if self._has_threads:
+            for connection, request, answer in self._calls.outcomes():
+                self._step(connection, connection.answer, request, answer)
+        if self._held > self._most_held:
+            self._shed()
         if self.now >= self._sweep_at:
             self._sweep()
 
@@ -226,11 +224,10 @@ class Worker(base.Worker):
             self._calls.put(jobs)
 
     def _shed(self) -> None:
-        if self._held > self._most_held:
-            others = [connection for connection in self.connections if connection.state is not ANSWERING]
-            for connection in nlargest(_SHED_A_TURN, others, key=attrgetter("counted")):
-                if self._held > self._most_held and connection.counted:
-                    self._step(connection, connection.shed)
+        others = [connection for connection in self.connections if connection.state is not ANSWERING]
+        for connection in nlargest(_SHED_A_TURN, others, key=attrgetter("counted")):
+            if self._held > self._most_held and connection.counted:
+                self._step(connection, connection.shed)
 
     def _sweep(self) -> None:
         # One look at all connections costs less than a timer for each request.
@@ -246,7 +243,7 @@ class Worker(base.Worker):
         for connection in expired[:_EXPIRED_A_TURN]:
             self._step(connection, connection.expire)
         if len(expired) <= _EXPIRED_A_TURN:
-            self._sweep_at = self.now + (_SWEEP_SECONDS if self.alive else _STOPPING_SWEEP_SECONDS)
+            self._sweep_at = self.now + _SWEEP_SECONDS
 
     # Connections come in
 
@@ -298,7 +295,6 @@ def _allow_descriptors(connections: int) -> int:
     """Raise the limit of descriptors as far as is needed and allowed; give how many connections there may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_DESCRIPTORS
-    if soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft = max(soft, needed if hard == resource.RLIM_INFINITY else min(needed, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, min(connections, soft - _OTHER_DESCRIPTORS))
