@@ -28,7 +28,6 @@ _ACCEPTED_A_TURN = 16
 _STEPS_A_STAGE = 64
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
-_SHED_A_TURN = 32
 _SWEEP_SECONDS = 0.1
 # All connections together hold no more bytes than so many bodies of the largest size.
 _BODIES_HELD = 64
@@ -177,6 +176,8 @@ class Worker(base.Worker):
                 else:
                     key.data()
             self._answer()
+            if self._held > self._most_held:
+                self._shed()
         if self._later:
             for connection in [self._later.popleft() for _ in range(min(len(self._later), _LATER_A_TURN))]:
                 self._step(connection, connection.go_on)
@@ -184,8 +185,6 @@ class Worker(base.Worker):
         if self._has_threads:
             for connection, request, answer in self._calls.outcomes():
                 self._step(connection, connection.answer, request, answer)
-        if self._held > self._most_held:
-            self._shed()
         if self.now >= self._sweep_at:
             self._sweep()
 
@@ -224,8 +223,9 @@ class Worker(base.Worker):
             self._calls.put(jobs)
 
     def _shed(self) -> None:
+        # As many as have just received, so that what is held grows no further.
         others = [connection for connection in self.connections if connection.state is not ANSWERING]
-        for connection in nlargest(_SHED_A_TURN, others, key=attrgetter("counted")):
+        for connection in nlargest(_STEPS_A_STAGE, others, key=attrgetter("counted")):
             if self._held > self._most_held and connection.counted:
                 self._step(connection, connection.shed)
 
