@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog, Logger
-from plants.hosting.metrics import Metrics, listener
+from plants.hosting.metrics import Metrics, WithMetrics, listeners
 from plants.hosting.page import page
 from plants.hosting.service import settings, store
 from plants.server.answer import Answer, make_answer
@@ -24,9 +24,9 @@ from plants.stores.memory import MemoryStore
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 # What needs neither the store nor anything else that could wait.
-_NEVER_WAIT = {"/livez", "/openapi.json", *page()}
-# The settings that turn Gunicorn's access log on.
-_ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog")
+_NEVER_WAIT = {"/livez", "/metrics", "/openapi.json", *page()}
+# The settings that turn Gunicorn's access log on, as syslog does where it gets that log too.
+_ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 _T = TypeVar("_T")
 
@@ -45,13 +45,15 @@ class Worker(ServerWorker):
         super().load_wsgi()
         cfg = self.cfg
         # Whoever sets up Gunicorn's own access log gets that one.
-        self._has_gunicorns_log = any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+        has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
+        self._has_gunicorns_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
         has_own_log = issubclass(cfg.logger_class, Logger) and not self._has_gunicorns_log
         self._access_log = AccessLog(self.log.loglevel) if has_own_log else None
         self._metrics = None
-        if metrics_listener := listener():
+        if listeners:
             self._metrics = Metrics()
-            self.sockets = [*self.sockets, SimpleNamespace(sock=metrics_listener)]
+            self.wsgi = WithMetrics(self.wsgi)
+            self.sockets = [*self.sockets, *(SimpleNamespace(sock=listener) for listener in listeners)]
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
     def identify(self, request: Request) -> None:
@@ -76,8 +78,13 @@ class Worker(ServerWorker):
 
     def _write_gunicorns_log(self, request: Request, answer: Answer, seconds: float) -> None:
         environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
+        # In no format is there a query or a token, nor a path that is decoded, and so may have a line feed.
+        environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
+        environ["QUERY_STRING"] = ""
+        environ.pop("HTTP_AUTHORIZATION", None)
         fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
-        response = SimpleNamespace(status=answer.status, headers=answer.headers, sent=len(answer.body))
+        headers = [*answer.headers, ("X-Request-ID", environ["plants.request_id"])]
+        response = SimpleNamespace(status=answer.status, headers=headers, sent=len(answer.body))
         self.log.access(response, SimpleNamespace(headers=fields), environ, timedelta(seconds=seconds))
 
     def notify(self) -> None:
