@@ -73,11 +73,13 @@ class Service:
                 more = self.lines[-1:] != [_END] and self._changed.wait(10)
                 assert more, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
 
-    def requests(self, count: int) -> list[dict[str, Any]]:
-        """Wait until the log has lines of so many requests, and give them."""
+    def line_of(self, request_id: str) -> dict[str, Any]:
+        """Wait for the line about a request, and give it."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.access) >= count, 10), self.access
-            return [json.loads(line) for line in self.access if line != _END]
+            assert self._changed.wait_for(lambda: any(request_id in line for line in self.access), 10), self.access
+            (found,) = [line for line in self.access if request_id in line]
+        members: dict[str, Any] = json.loads(found)
+        return members
 
     def check_log(self) -> None:
         """Look at every line, once the service has ended."""
