@@ -6,8 +6,8 @@ from plants.hosting.startup import (
     THREADS,
     child_exit,
     nworkers_changed,
+    on_reload,
     on_starting,
-    post_fork,
     pre_exec,
     when_ready,
 )

@@ -77,7 +77,7 @@ def _try_to_bind(host: str, port: int, setting: str) -> None:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         _stop(f"cannot listen at {host}:{port} ({reason}); choose another address with {setting}")
 
@@ -95,9 +95,9 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
         server.num_workers = old_value
 
 
-def post_fork(_server: Any, worker: Any) -> None:
-    """Let the service log where Gunicorn does."""
-    _log_where_gunicorn_does(worker.log)
+def on_reload(server: Any) -> None:
+    """Let the service log where, and from which level on, Gunicorn does now (``HUP``)."""
+    _log_where_gunicorn_does(server.log)
 
 
 def child_exit(_server: Any, worker: Any) -> None:
