@@ -108,7 +108,17 @@ def main() -> None:
         from plants.hosting.metrics import Metrics
         from plants.server.answer import make_answer
 
-        steps = {"a line of the log": AccessLog(logging.INFO).write, "a request counted": Metrics().count_answer}
+        log_lines = AccessLog(logging.INFO)
+
+        def write_at_once(environ: dict[str, Any], answer: Any, seconds: float) -> None:
+            log_lines.write(environ, answer, seconds)
+            log_lines.flush()
+
+        steps = {
+            "a line of the log, alone": write_at_once,
+            "a line of the log, of many": log_lines.write,
+            "a request counted": Metrics().count_answer,
+        }
         for (step, call), (answer, parts) in itertools.product(steps.items(), ANSWERS.items()):
             whole = make_answer(parts[0], [], parts[1], is_head=False)
             rounds = [microseconds(call, whole, options.requests) for _ in range(options.rounds)]

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from select import PIPE_BUF
 from typing import Any
 
 from gunicorn import glogging
@@ -22,8 +23,7 @@ from plants.server.request import Environ
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 _STDOUT = 1
-# With the longest message and every character escaped, a line is shorter than what a pipe takes at once from several
-# processes (PIPE_BUF, 4096 bytes).
+# With the longest message and every character escaped, a line is shorter than PIPE_BUF.
 _PATH_CHARACTERS = 200
 _SERVER_ERROR, _CLIENT_ERROR = "5", "4"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -78,15 +78,20 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 class AccessLog:
-    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written."""
+    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written.
+
+    Lines are given to the system several at a time, in whole lines and as much as a pipe takes at once from several
+    processes.
+    """
 
     def __init__(self, level: int) -> None:
         # Where a process is started with a standard output that is closed, that is the number of some other file.
         self._level = level if sys.stdout else logging.CRITICAL
+        self._lines = b""
         self._line = _json_line if settings.log_format == "json" else _text_line
 
     def write(self, environ: Environ, answer: Answer, seconds: float) -> None:
-        """Write the line of a request that took so many seconds."""
+        """Write the line of a request that took so many seconds, to be read after ``flush``."""
         status = answer.status
         level, name = logging.INFO, "info"
         if status.startswith(_SERVER_ERROR):
@@ -97,8 +102,17 @@ class AccessLog:
             level, name = logging.DEBUG, "debug"  # a probe, or the page
         if level >= self._level:
             line = self._line(environ, answer, seconds, name)
-            with suppress(OSError):  # Whoever read the log has gone; the answer goes out all the same.
-                os.write(_STDOUT, line.encode(errors="backslashreplace"))
+            data = line.encode(errors="backslashreplace")
+            if len(self._lines) + len(data) > PIPE_BUF:
+                self.flush()
+            self._lines += data
+
+    def flush(self) -> None:
+        """Let the lines be read that were written."""
+        if self._lines:
+            with suppress(OSError):  # Whoever read the log has gone.
+                os.write(_STDOUT, self._lines)
+            self._lines = b""
 
 
 def _json_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:

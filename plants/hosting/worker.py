@@ -17,7 +17,7 @@ from plants.hosting.page import page
 from plants.hosting.service import settings, store
 from plants.server.answer import Answer, make_answer
 from plants.server.connection import ANSWERING
-from plants.server.request import Refused, Request
+from plants.server.request import Environ, Refused, Request
 from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
 
@@ -54,6 +54,7 @@ class Worker(ServerWorker):
             self._metrics = Metrics()
             self.wsgi = WithMetrics(self.wsgi)
             self.sockets = [*self.sockets, *(SimpleNamespace(sock=listener) for listener in listeners)]
+        self._answers: list[tuple[Environ, Answer, float]] = []
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
     def identify(self, request: Request) -> None:
@@ -67,17 +68,28 @@ class Worker(ServerWorker):
         request.extra_fields = b"X-Request-ID: %b\r\n" % request_id.encode()
 
     def answered(self, request: Request, answer: Answer) -> None:
-        """Log and count an answer."""
+        """Count an answer before it is sent, so that none is missing if the process is killed; keep it for the log."""
         seconds = time.monotonic() - request.started
-        if self._access_log:
-            self._access_log.write(request.environ, answer, seconds)
-        elif self._has_gunicorns_log:
-            self._write_gunicorns_log(request, answer, seconds)
         if self._metrics:
             self._metrics.count_answer(request.environ, answer, seconds)
+        self._answers.append((request.environ, answer, seconds))
 
-    def _write_gunicorns_log(self, request: Request, answer: Answer, seconds: float) -> None:
-        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
+    def turned(self) -> None:
+        """Log the answers of a turn together: no client waits for that, and it costs half as much."""
+        answers, self._answers = self._answers, []
+        for environ, answer, seconds in answers:
+            try:
+                if self._access_log:
+                    self._access_log.write(environ, answer, seconds)
+                elif self._has_gunicorns_log:
+                    self._write_gunicorns_log(environ, answer, seconds)
+            except Exception:
+                self.log.exception("an answer could not be logged", extra={"environ": environ})
+        if self._access_log:
+            self._access_log.flush()
+
+    def _write_gunicorns_log(self, environ: Environ, answer: Answer, seconds: float) -> None:
+        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | environ
         # In no format is there a query or a token, nor a path that is decoded, and so may have a line feed.
         environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
         environ["QUERY_STRING"] = ""
@@ -116,4 +128,5 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
+            self.turned()
             store.close()

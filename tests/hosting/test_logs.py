@@ -173,6 +173,19 @@ def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log
         assert "    2026-11-21T00:00:00.000000Z info\\x1b[2J\n" in service.lines
 
 
+def test_an_answer_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
+    app = "def app(environ, start_response):\n    start_response('200 OK', [])\n    return [b'{\"error\" \\xff}']\n"
+    (tmp_path / "odd.py").write_text(app)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
+    with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py") as service:
+        answer = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
+        assert answer.body == b'{"error" \xff}'
+        line = service.wait_for('.*an answer could not be logged.*"request_id": "first"')[0]
+        service.send(method="GET", path="/odd", headers=[])
+        assert service.stop() == 0
+    assert "Traceback" not in line.partition("stacktrace")[0]
+
+
 # What Gunicorn's own settings say
 
 
