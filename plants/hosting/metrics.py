@@ -5,7 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,19 +88,21 @@ class Metrics:
             "plants_build_info", "The version.", ("version",), registry=None, multiprocess_mode="livemostrecent"
         )
         build.labels(version("plants")).set(1)
-        self._by_labels: dict[tuple[str, str, str, str], Any] = {}
+        self._observe: dict[tuple[str, bool, str, bytes], Callable[[float], None]] = {}
 
     def count_answer(self, environ: Environ, answer: Answer, seconds: float) -> None:
         """Count an answer, and the seconds that it took."""
-        method = environ.get("REQUEST_METHOD", "other")
-        route = "/plants" if environ.get("PATH_INFO") == "/plants" else "other"
+        body = answer.body
         # An Error body starts with its code.
-        error = answer.body[10:15].decode() if answer.body.startswith(b'{"error"') else ""
-        labels = (method if method in _METHODS else "other", route, answer.status[:3], error)
-        histogram = self._by_labels.get(labels)
-        if not histogram:
-            histogram = self._by_labels[labels] = self._seconds.labels(*labels)
-        histogram.observe(seconds)
+        error = body[10:15] if body.startswith(b'{"error"') else b""
+        method = environ.get("REQUEST_METHOD")
+        key = (method if method in _METHODS else "other", environ.get("PATH_INFO") == "/plants", answer.status, error)
+        try:
+            observe = self._observe[key]
+        except KeyError:
+            route = "/plants" if key[1] else "other"
+            observe = self._observe[key] = self._seconds.labels(key[0], route, key[2][:3], error.decode()).observe
+        observe(seconds)
 
     def gauge(self, connections: int, waiting: int) -> None:
         """Say how many connections there are, and how many requests wait."""
