@@ -58,16 +58,16 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(options: list[str], **environ: str) -> Iterator[Server]:
+def serving(options: list[str], log: int = subprocess.DEVNULL, **environ: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "plants", "serve", "--bind=127.0.0.1:0", "--keep-alive=75"]
     command += ["--worker-connections=4000", *options]
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": "memory:"} | environ
-    with subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
-        log = ""
-        while not (worker := re.search(r"Booting worker with pid: (\d+)", log)):
-            log += process.stderr.readline()
-        address = re.search(r"Listening at: http://127.0.0.1:(\d+)", log)
+        said = ""
+        while not (worker := re.search(r"Booting worker with pid: (\d+)", said)):
+            said += process.stderr.readline()
+        address = re.search(r"Listening at: http://127.0.0.1:(\d+)", said)
         assert address
         try:
             create(int(address[1]), 0)

@@ -6,10 +6,10 @@ from plants.hosting.startup import (
     THREADS,
     child_exit,
     nworkers_changed,
-    on_exit,
+    on_reload,
     on_starting,
-    post_fork,
     pre_exec,
+    when_ready,
 )
 
 wsgi_app = "plants.wsgi:app"

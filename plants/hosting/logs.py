@@ -4,10 +4,13 @@ import json
 import logging
 import os
 import re
+import sys
+import textwrap
 import time
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from select import PIPE_BUF
 from typing import Any
 
 from gunicorn import glogging
@@ -20,6 +23,8 @@ from plants.server.request import Environ
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 _STDOUT = 1
+# With the longest message and every character escaped, a line is shorter than PIPE_BUF.
+_PATH_CHARACTERS = 200
 _SERVER_ERROR, _CLIENT_ERROR = "5", "4"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -31,7 +36,8 @@ class Logger(glogging.Logger):
         """Make the handlers."""
         super().setup(cfg)
         for handler in self.error_log.handlers:
-            if getattr(handler, "_gunicorn", False):  # not one of the user's --log-config
+            # Neither one of the user's --log-config, nor one for syslog, whose lines have a prefix.
+            if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
                 handler.setFormatter(_JSONFormatter() if settings.log_format == "json" else _TextFormatter())
 
 
@@ -44,7 +50,7 @@ class _JSONFormatter(logging.Formatter):
             "pid": record.process,
             "msg": record.getMessage(),
         }
-        if request_id := current_request.get():
+        if request_id := _request_id(record):
             line["request_id"] = request_id
         if record.exc_info:
             line["stacktrace"] = self.formatException(record.exc_info)
@@ -54,22 +60,38 @@ class _JSONFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
-        request_id = current_request.get()
+        request_id = _request_id(record)
         line = f"{timestamp(record.created)} {level} [{record.process}] {_one_line(record.getMessage())}"
         if request_id:
             line += f" ({request_id})"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info:
+            # What an exception says may have lines, and none of them starts like one of the log.
+            stacktrace = map(_one_line, self.formatException(record.exc_info).splitlines())
+            line += "\n" + textwrap.indent("\n".join(stacktrace), "    ")
+        return line
+
+
+def _request_id(record: logging.LogRecord) -> str:
+    environ: Environ = getattr(record, "environ", {})
+    request_id: str = environ.get("plants.request_id") or current_request.get()
+    return request_id
 
 
 class AccessLog:
-    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written."""
+    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written.
+
+    Lines are given to the system several at a time, in whole lines and as much as a pipe takes at once from several
+    processes.
+    """
 
     def __init__(self, level: int) -> None:
-        self._level = level
+        # Where a process is started with a standard output that is closed, that is the number of some other file.
+        self._level = level if sys.stdout else logging.CRITICAL
+        self._lines = b""
         self._line = _json_line if settings.log_format == "json" else _text_line
 
     def write(self, environ: Environ, answer: Answer, seconds: float) -> None:
-        """Write the line of a request that took so many seconds."""
+        """Write the line of a request that took so many seconds, to be read after ``flush``."""
         status = answer.status
         level, name = logging.INFO, "info"
         if status.startswith(_SERVER_ERROR):
@@ -80,14 +102,23 @@ class AccessLog:
             level, name = logging.DEBUG, "debug"  # a probe, or the page
         if level >= self._level:
             line = self._line(environ, answer, seconds, name)
-            with suppress(OSError):  # Whoever read the log has gone; the answer goes out all the same.
-                os.write(_STDOUT, line.encode())
+            data = line.encode(errors="backslashreplace")
+            if len(self._lines) + len(data) > PIPE_BUF:
+                self.flush()
+            self._lines += data
+
+    def flush(self) -> None:
+        """Let the lines be read that were written."""
+        if self._lines:
+            with suppress(OSError):  # Whoever read the log has gone.
+                os.write(_STDOUT, self._lines)
+            self._lines = b""
 
 
 def _json_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
     # An Error body is JSON already, and has nothing but these two members.
     failure = answer.body[1:-1].decode() + "," if answer.body.startswith(b'{"error"') else ""
-    method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")
+    method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")[:_PATH_CHARACTERS]
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(method)},"path":{_quoted(path)},'
@@ -97,7 +128,7 @@ def _json_line(environ: Environ, answer: Answer, seconds: float, level: str) -> 
 
 
 def _text_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
-    request = f"{environ.get('REQUEST_METHOD', '-')} {environ.get('PATH_INFO', '-')}"
+    request = f"{environ.get('REQUEST_METHOD', '-')} {environ.get('PATH_INFO', '-')[:_PATH_CHARACTERS]}"
     failure = f" {json.loads(answer.body)['message']}" if answer.body.startswith(b'{"error"') else ""
     line = (
         f"{timestamp(time.time())} {level} {answer.status[:3]} {request}{failure} "

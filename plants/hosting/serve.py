@@ -1,8 +1,10 @@
 """``plants serve``: Gunicorn, with the packaged configuration below the user's."""
 
 import errno
+import io
 import logging
 import socket
+from contextlib import redirect_stderr
 from typing import Any, Never
 
 from gunicorn.app.wsgiapp import WSGIApplication
@@ -52,11 +54,14 @@ class Serve(WSGIApplication):
     def reload(self) -> None:
         """Read the configuration again (``HUP``); while it cannot be used, the one before it stays."""
         before = vars(self).copy()
+        printed = io.StringIO()  # Gunicorn says there what it cannot use, and the log has lines of one kind.
         try:
-            super().reload()
+            with redirect_stderr(printed):
+                super().reload()
         except SystemExit as error:
             vars(self).update(before)
-            _log.error("the configuration cannot be used, so the one before it stays: %s", error)
+            problem = printed.getvalue().strip() or error
+            _log.error("the configuration cannot be used, so the one before it stays: %s", problem)
 
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
@@ -72,8 +77,11 @@ class Serve(WSGIApplication):
                 ssl_context(self.cfg)
         except Exception as error:
             _stop(error)
-        for address in _ports(self.cfg.address):
-            _check_address(*address)
+        from plants.hosting.service import settings  # not sooner: this reads the environment
+
+        for address in (*_ports(self.cfg.address), settings.metrics_bind):
+            if address:
+                _check_address(*address)
 
 
 def _ports(addresses: list[Any]) -> list[tuple[str, int]]:

@@ -4,6 +4,7 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import NamedTuple, Self
 
 from gunicorn.errors import AppImportError
@@ -93,7 +94,8 @@ def _request_timeout(text: str) -> float:
 
 def _log_format(text: str | None) -> str:
     if text is None:
-        return "text" if sys.stderr.isatty() else "json"
+        # It is None where the process was started with a standard error that is closed.
+        return "text" if sys.stderr and sys.stderr.isatty() else "json"
     if text not in {"json", "text"}:
         raise SettingsError("PLANTS_LOG_FORMAT is not usable: set json or text")
     return text
@@ -105,6 +107,10 @@ def _metrics_bind(text: str | None) -> tuple[str, int] | None:
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
     if not address or not 0 < int(address[3]) <= _LAST_PORT:
         raise SettingsError("PLANTS_METRICS_BIND is not usable: set an address and a port, such as 127.0.0.1:9100")
+    if not find_spec("prometheus_client"):
+        raise SettingsError(
+            "PLANTS_METRICS_BIND is not usable: it needs a package that is not there: pip install 'plants[metrics]'"
+        )
     return address[1] or address[2], int(address[3])
 
 

@@ -1,7 +1,9 @@
 """What Gunicorn's master does when the hosted service starts; importing this reads the environment."""
 
+import atexit
 import logging
 import os
+import signal
 import socket
 from typing import Any, Final, Never
 
@@ -16,7 +18,7 @@ def _stop(message: str) -> Never:
 
 # Whatever is wrong with the settings is said once and in one line, before anything is forked.
 try:
-    from plants.hosting.metrics import forget_worker, listener, remove_files
+    from plants.hosting.metrics import forget_worker, listen
     from plants.hosting.service import announce_new_token, settings, store
 except SettingsError as error:
     _stop(str(error))
@@ -30,21 +32,38 @@ THREADS: Final = 1 if _IS_IN_PROCESS else 2 if settings.store.startswith("sqlite
 def on_starting(server: Any) -> None:
     """Stop at an address that cannot be listened at, which Gunicorn would try for five seconds; prepare the store."""
     _log_where_gunicorn_does(server.log)
+    takes_over = "GUNICORN_PID" in os.environ
+    if settings.metrics_bind and not takes_over:
+        _try_to_bind(*settings.metrics_bind, "PLANTS_METRICS_BIND")
+    try:
+        listen(server.cfg.uid, server.cfg.gid)
+    except OSError as error:
+        _stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
     if not inherited and not server.cfg.reuse_port:
         for address in server.cfg.address:
             if isinstance(address, tuple):
-                _try_to_bind(*address)
-    try:
-        listener()
-    except (ImportError, OSError) as error:
-        _stop(f"PLANTS_METRICS_BIND is not usable: {getattr(error, 'strerror', None) or error}")
+                host, port = address
+                _try_to_bind(host, port, "--bind HOST:PORT")
     announce_new_token()
     try:
         # A master that takes over from another has a store that is in use, and makes nothing.
-        store.prepare(make="GUNICORN_PID" not in os.environ)
+        store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+
+
+def when_ready(_server: Any) -> None:
+    """Let the master look at the token file every second, as workers do while they are asked.
+
+    A worker that is started later begins with the tokens that the master knows. Were those the ones of long ago, and
+    the file not usable now, a token that has been taken out of the file would be valid again.
+    """
+    # A signal and not a thread, with which no process should be forked; a worker does not inherit the timer.
+    signal.signal(signal.SIGALRM, lambda *_: settings.tokens.accepts("-"))
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)
+    # An interpreter that ends forgets what it does at a signal, and the signal would end it with another status.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
 def pre_exec(server: Any) -> None:
@@ -53,13 +72,14 @@ def pre_exec(server: Any) -> None:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
 
-def _try_to_bind(host: str, port: int) -> None:
+def _try_to_bind(host: str, port: int, setting: str) -> None:
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except OSError as error:
-        _stop(f"cannot listen at {host}:{port} ({error.strerror}); choose another address with --bind HOST:PORT")
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        _stop(f"cannot listen at {host}:{port} ({reason}); choose another address with {setting}")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
@@ -75,9 +95,9 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
         server.num_workers = old_value
 
 
-def post_fork(_server: Any, worker: Any) -> None:
-    """Let the service log where Gunicorn does."""
-    _log_where_gunicorn_does(worker.log)
+def on_reload(server: Any) -> None:
+    """Let the service log where, and from which level on, Gunicorn does now (``HUP``)."""
+    _log_where_gunicorn_does(server.log)
 
 
 def child_exit(_server: Any, worker: Any) -> None:
@@ -85,13 +105,9 @@ def child_exit(_server: Any, worker: Any) -> None:
     forget_worker(worker.pid)
 
 
-def on_exit(_server: Any) -> None:
-    """Leave no file behind."""
-    remove_files()
-
-
 def _log_where_gunicorn_does(gunicorn_log: Any) -> None:
+    handlers = gunicorn_log.error_log.handlers
     log = logging.getLogger("plants")
-    if not log.hasHandlers():  # A logging configuration that names this logger is left alone.
-        log.handlers = gunicorn_log.error_log.handlers
+    if log.handlers is handlers or not log.hasHandlers():  # A logging configuration that names it is left alone.
+        log.handlers = handlers
         log.setLevel(gunicorn_log.loglevel)

@@ -47,7 +47,7 @@ class Calls:
         try:
             return call_application(self._worker.wsgi, request)
         except (Exception, SystemExit):
-            self._worker.log.exception("the application failed")
+            self._worker.log.exception("the application failed", extra={"environ": request.environ})
             return self._failed(request)
 
     def _failed(self, request: Request) -> Answer:

@@ -61,7 +61,10 @@ class Worker(base.Worker):
         """Take note of a request, once, when its head has been read or refused."""
 
     def answered(self, request: Request, answer: Answer) -> None:
-        """Take note of an answer."""
+        """Take note of an answer that is about to be sent."""
+
+    def turned(self) -> None:
+        """Do what can wait until the answers of a turn of the loop have been sent. It must not fail."""
 
     def never_waits(self, request: Request) -> bool:
         """Tell whether the application answers this request without waiting, so that it needs no thread."""
@@ -187,6 +190,7 @@ class Worker(base.Worker):
                 self._step(connection, connection.answer, request, answer)
         if self.now >= self._sweep_at:
             self._sweep()
+        self.turned()
 
     def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
         """Do one thing for one connection, and count what is held for it. What fails ends this connection alone."""

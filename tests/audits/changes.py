@@ -54,7 +54,14 @@ class Load:
     """
 
     def __init__(
-        self, service: Service, creates: int, clients: int = 16, *, ends: bool = False, pause: float = 0
+        self,
+        service: Service,
+        creates: int,
+        clients: int = 16,
+        *,
+        ends: bool = False,
+        pause: float = 0,
+        keeps: bool = True,
     ) -> None:
         self.service = service
         self.acknowledged: list[int] = []
@@ -65,6 +72,7 @@ class Load:
         self._creates = creates
         self._ends = ends  # The service may end: a client that cannot connect has finished.
         self._pause = pause
+        self._keeps = keeps  # A connection is kept for the next request.
         self._first = new_id()
         self._numbers = itertools.count()
         self.over = threading.Event()
@@ -114,7 +122,7 @@ class Load:
                     continue
                 status, error, stays_open = self._ask(sock, number)
                 self.slowest = max(self.slowest, time.monotonic() - began)
-                if not stays_open:
+                if not (stays_open and self._keeps):
                     sock.close()
                     sock = None
                 if status == 200:
@@ -288,6 +296,25 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
     return Verdict(statuses["200"] == 16 and ended and not trouble, seen)
 
 
+def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
+    """A load balancer sends new connections to another service, waits, and then the first one stops."""
+    if store == "memory":
+        return Verdict(True, "not for a dictionary, which the two would not share")
+    with (
+        _place(store) as (database, environ),
+        serving(store, workers, environ=environ) as first,
+        serving(store, workers, environ=environ) as second,
+    ):
+        with Load(first, creates, pause=0.005, keeps=False) as load:
+            eventually(lambda: len(load.acknowledged) >= creates // 2)
+            load.service = second
+            eventually(lambda: not first.connections())  # It is drained.
+            trouble = troubles_of_a_stop(first)
+        verdict = load.verdict(*trouble, *second.new_trouble()[:1], database=database)
+    cut_off = load.seen["closed as the request came"]
+    return Verdict(verdict.holds and not cut_off, verdict.seen)
+
+
 @contextlib.contextmanager
 def _resets(service: Service) -> Iterator[None]:
     """Ask whether the service is ready, as checks do that reset the connection, some once they have the answer."""
@@ -418,6 +445,7 @@ CHANGES: tuple[Callable[[str, int, int], Verdict], ...] = (
     hup,
     term,
     term_in_the_middle,
+    term_of_one_of_two,
     usr2,
     usr2_keeps_the_token,
     workers_more_and_fewer,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -204,6 +205,26 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
         assert json.loads(service.wait_for(".*the token file.*")[0])["level"] == "error"
 
 
+def test_a_token_that_was_taken_out_stays_out_when_the_file_is_bad_and_the_worker_a_new_one(tmp_path: Path) -> None:
+    tokens, new = tmp_path / "tokens", tmp_path / "new"
+    tokens.write_text("first\nsecond\n")
+
+    def error_of(token: str) -> int:
+        return service.send(headers=[("Authorization", f"Bearer {token}")]).error
+
+    with serving(PLANTS_TOKENS_FILE=str(tokens), command=["env", "-u", "PLANTS_TOKENS", *SERVE]) as service:
+        assert (error_of("first"), error_of("second")) == (41500, 41500)
+        new.write_text("second\n")
+        new.replace(tokens)
+        service.wait_for(rf'"pid": {service.process.pid}, .*the token file has changed: 1 tokens are valid')
+        tokens.write_text("not a token\n")
+        boots = len(service.lines)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("Worker exiting", after=boots)
+        assert (error_of("first"), error_of("second")) == (40101, 41500)
+        assert service.stop() == 0
+
+
 def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> None:
     (tmp_path / "logging.json").write_text(
         json.dumps(
@@ -307,6 +328,21 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     assert result.returncode == 1
     assert f":{port} (Address already in use); choose another address with --bind HOST:PORT" in result.stderr
     assert len([line for line in result.stderr.splitlines() if "info" not in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:99999", r"bind\(\): port must be 0-65535."),
+        ("nowhere.invalid:8000", "Name or service not known|Temporary failure in name resolution"),
+    ],
+    ids=["port", "name"],
+)
+def test_gunicorn_itself_says_in_one_line_what_cannot_be_listened_at(address: str, reason: str) -> None:
+    result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
+    assert result.returncode == 1
+    line = rf"plants: cannot listen at {address} \(.*({reason}).*\); choose another address with --bind HOST:PORT\.\n"
+    assert re.fullmatch(line, result.stderr)
 
 
 def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> None:

@@ -1,0 +1,288 @@
+"""The log: what its lines say, and that nobody outside can write one."""
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.worker_server import Client, eventually
+
+TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
+# A path that would look like the end of its line, and like another one.
+FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%20200%20%C2%85"
+
+APP = """
+import logging
+from plants import MemoryStore
+from plants.hosting.probes import Hosted
+
+def fail(environ, start_response):
+    logging.getLogger("plants").warning("one of ours")
+    environ["wsgi.errors"].write("one of the application's\\n")
+    raise SystemExit("the last\\n2026-11-21T00:00:00.000000Z info\\x1b[2J")
+
+app = Hosted(fail, MemoryStore())
+"""
+
+
+def of(service: Service, request_id: str) -> dict[str, Any]:
+    """Give the line about a request, without what differs each time."""
+    line = service.line_of(request_id)
+    assert re.fullmatch(TIMESTAMP, line.pop("ts"))
+    assert 0 <= line.pop("duration") < 10
+    return line
+
+
+def test_a_request_has_a_line_on_standard_output() -> None:
+    with serving() as service:
+        headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
+        answer = service.send(new_plant(), path="/plants?a=1", headers=headers)
+        assert of(service, "first") == {
+            "level": "info",
+            "logger": "plants.access",
+            "request_id": "first",
+            "method": "POST",
+            "path": "/plants",
+            "status": 200,
+            "size": len(answer.body),
+            "remote_ip": "127.0.0.1",
+        }
+
+
+def test_the_line_of_a_failure_has_what_the_client_was_told() -> None:
+    with serving() as service:
+        headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
+        answer = service.send(b'{"id": "1", "name": "Fern"}', headers=headers)
+        assert answer.error == 40002
+        assert of(service, "second") == {
+            "level": "warning",
+            "logger": "plants.access",
+            "request_id": "second",
+            "method": "POST",
+            "path": "/plants",
+            "status": 400,
+            "error": 40002,
+            "message": answer.message,
+            "size": len(answer.body),
+            "remote_ip": "127.0.0.1",
+        }
+
+
+def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
+    with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+
+        def level(body: bytes = b"", method: str = "POST", path: str = "/plants") -> str:
+            answer = service.send(body, method=method, path=path, headers=[AUTH, JSON_TYPE])
+            found: str = service.line_of(answer.headers["x-request-id"])["level"]
+            return found
+
+        assert level(new_plant()) == "info"
+        assert level(method="OPTIONS") == "info"
+        assert level() == "warning"
+        assert [level(method="GET", path=path) for path in ("/livez", "/readyz", "/docs")] == ["debug"] * 3
+        (tmp_path / "plants.db").rename(tmp_path / "elsewhere")
+        assert level(new_plant(id=2)) == "error"
+        assert level(method="GET", path="/readyz") == "error"
+
+
+def test_at_the_level_of_warnings_the_log_is_quiet(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    # The file tells the port; the level is that of a user who wants to hear of failures only.
+    conf = tmp_path / "conf.py"
+    conf.write_text(
+        f"def when_ready(server): open({str(log)!r}, 'w').write(str(server.LISTENERS[0].sock.getsockname()[1]))"
+    )
+    command = [*SERVE, "--bind=127.0.0.1:0", "--log-level=warning", "-c", str(conf)]
+    with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
+        eventually(lambda: log.exists() and log.read_text())
+        service.port = int(log.read_text())
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert service.send(headers=[]).status == 401
+        assert service.stop() == 0
+    assert [json.loads(line)["status"] for line in service.access[:-1]] == [401]
+    assert service.lines[:-1] == []
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_no_path_and_no_header_can_forge_a_line(log_format: str) -> None:
+    with serving(PLANTS_LOG_FORMAT=log_format) as service:
+        hostile = [("X-Request-ID", 'a"\\u000a'), ("User-Agent", "\xff\x85\x9b"), ("Referer", '"}')]
+        request_id = service.send(method="GET", path=FORGED, headers=hostile).headers["x-request-id"]
+        service.send(method="GET", path="/livez", headers=[("X-Request-ID", "last")])
+        eventually(lambda: "last" in service.access[-1])
+        _first, forged, last = service.access
+        assert request_id in forged
+        assert forged.removesuffix("\n").isprintable()
+        assert "/livez" in last
+    if log_format == "json":
+        assert json.loads(forged)["level"] == "warning"
+
+
+def test_as_text_a_line_is_for_people() -> None:
+    with serving(PLANTS_LOG_FORMAT="text") as service:
+        service.wait_for(rf"^{TIMESTAMP} info \[\d+\] Booting worker with pid: \d+$")
+        service.send(new_plant(), path="/plants?a=1", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "first")])
+        service.send(b"[]", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "second")])
+        eventually(lambda: "second" in service.access[-1])
+        first, second = service.access[-2:]
+    assert re.fullmatch(rf"{TIMESTAMP} info 200 POST /plants \d+\.\d ms 127\.0\.0\.1 \(first\)\n", first)
+    assert re.fullmatch(
+        rf"{TIMESTAMP} warning 400 POST /plants The body is not a NewPlant\..* \d+\.\d ms 127\.0\.0\.1 \(second\)\n",
+        second,
+    )
+
+
+def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at_once() -> None:
+    with serving() as service, Client(socket.create_connection(("127.0.0.1", service.port))) as client:
+        request_id = "x" * 128
+        client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
+        assert client.answer().status == 401
+        assert service.line_of(request_id)["path"] == "/" + "\xff" * 199
+        (line,) = [line for line in service.access if request_id in line]
+        assert len(line) <= 4096
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log_format: str) -> None:
+    (tmp_path / "faulty.py").write_text(APP)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'faulty:app'")
+    with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py", PLANTS_LOG_FORMAT=log_format) as service:
+        answer = service.send(method="GET", path="/faulty", headers=[("X-Request-ID", "first")])
+        assert (answer.status, answer.headers["x-request-id"]) == (500, "first")
+        service.send(method="GET", path="/livez", headers=[("X-Request-ID", "second")])
+        service.wait_for("the application failed")
+    lines = [line for line in service.lines if "first" in line]
+    assert len(lines) == 3
+    for line, text in zip(lines, ["one of ours", "one of the application's", "the application failed"], strict=True):
+        assert text in line
+    if log_format == "json":
+        assert "SystemExit: the last\n2026" in json.loads(lines[-1])["stacktrace"]
+    else:
+        assert "    SystemExit: the last\n" in service.lines
+        assert "    2026-11-21T00:00:00.000000Z info\\x1b[2J\n" in service.lines
+
+
+def test_an_answer_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
+    app = "def app(environ, start_response):\n    start_response('200 OK', [])\n    return [b'{\"error\" \\xff}']\n"
+    (tmp_path / "odd.py").write_text(app)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
+    with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py") as service:
+        answer = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
+        assert answer.body == b'{"error" \xff}'
+        line = service.wait_for('.*an answer could not be logged.*"request_id": "first"')[0]
+        service.send(method="GET", path="/odd", headers=[])
+        assert service.stop() == 0
+    assert "Traceback" not in line.partition("stacktrace")[0]
+
+
+# What Gunicorn's own settings say
+
+
+def test_gunicorns_access_log_takes_the_place_of_ours_and_has_no_query_and_no_token(tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    form = (
+        "--access-logformat=%(r)s|%(U)s|%(q)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|%({x-request-id}o)s"
+    )
+    with serving(f"--access-logfile={log}", form) as service:
+        basic = ("Authorization", "Basic Y29ycmVjdC1ob3JzZTo=")  # the token as the user
+        for headers in ([AUTH, JSON_TYPE], [basic]):
+            service.send(new_plant(), path="/plants?a=1", headers=[*headers, ("X-Request-ID", "first")])
+        service.send(method="GET", path=FORGED, headers=[("X-Request-ID", "second")])
+        eventually(lambda: log.read_text().endswith("second\n"))
+        assert log.read_text().splitlines()[-3:] == [
+            *["POST /plants HTTP/1.1|/plants||-|-|-|first"] * 2,
+            f"GET {FORGED} HTTP/1.1|{FORGED}||-|-|-|second",
+        ]
+    assert service.access == ["(end)"]
+
+
+def test_with_the_errors_alone_in_syslog_the_lines_about_requests_stay_on_standard_output() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as syslog:
+        syslog.bind(("127.0.0.1", 0))
+        options = ["--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"]
+        with serving(*options, "--disable-redirect-access-to-syslog") as service:
+            service.send(method="GET", path="/livez", headers=[("X-Request-ID", "first")])
+            assert service.line_of("first")["status"] == 200
+        syslog.settimeout(10)
+        assert b"gunicorn.gunicorn.error: " in syslog.recv(65536) or b"gunicorn.plants" in syslog.recv(65536)
+
+
+def test_a_log_file_is_opened_again_at_usr1(tmp_path: Path) -> None:
+    log, old = tmp_path / "log", tmp_path / "old"
+    command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
+    with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
+        eventually(lambda: log.exists() and "Booting worker" in log.read_text())
+        log.rename(old)
+        service.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: log.exists() and "usr1" in old.read_text() + log.read_text())
+        assert service.stop() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert "Shutting down: Master" in [line["msg"] for line in lines]
+
+
+def test_hup_sets_another_level(tmp_path: Path) -> None:
+    conf, tokens = tmp_path / "conf.py", tmp_path / "tokens"
+    conf.write_text("loglevel = 'error'")
+    tokens.write_text("first\n")
+    # A level in the arguments would be the stronger one.
+    env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS_FILE": str(tokens)}
+    with Service([*SERVE, "--bind=127.0.0.1:0", "-c", str(conf)], CHECKOUT, env) as service:
+        eventually(lambda: Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text())
+        conf.write_text("loglevel = 'info'")
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("Booting worker")
+        tokens.write_text("second\n")
+        service.wait_for("the token file has changed: 1 tokens are valid")
+
+
+# Where nobody reads
+
+
+@pytest.mark.parametrize("redirection", [">&-", "> >(exec true)", "> /dev/full"], ids=["closed", "left", "full"])
+def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) -> None:
+    command = ["bash", "-c", f'exec "$@" {redirection}', "bash", *SERVE]
+    with serving(command=command) as service:
+        for plant_id in range(5):
+            answer = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
+            assert (answer.status, answer.plant) == (200, {"name": "Fern"})
+
+
+def log_format_with(stderr: Any) -> str:
+    code = "import os; from plants.hosting.settings import Settings; print(Settings.from_environ({}).log_format)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def test_on_a_terminal_it_is_text() -> None:
+    terminal, end = pty.openpty()
+    try:
+        assert log_format_with(end) == "text"
+        assert log_format_with(subprocess.DEVNULL) == "json"
+    finally:
+        os.close(terminal)
+        os.close(end)
+
+
+def test_a_standard_error_that_is_closed_stops_nothing() -> None:
+    code = 'exec "$@" 2>&-'
+    result = subprocess.run(
+        ["bash", "-c", code, "bash", *SERVE[:-1], "config"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "PLANTS_LOG_FORMAT=json  # default" in result.stdout

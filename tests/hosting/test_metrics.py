@@ -1,0 +1,288 @@
+"""The metrics: exact, bounded, and at an address of their own."""
+
+import os
+import random
+import signal
+import socket
+import sqlite3
+import stat
+import string
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from plants.hosting.settings import Settings, SettingsError
+from tests.audits.clients import children
+from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.worker_server import Client, eventually
+
+COUNT = "http_server_request_duration_seconds_count"
+KNOWN_METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "other"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/plants.db"
+
+
+def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Give the labels and the value of each sample, by name."""
+    answer = send_to(port, method="GET", path="/metrics", headers=[])
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def value(port: int, name: str) -> float:
+    (sample,) = scrape(port)[name]
+    return sample[1]
+
+
+def counted(port: int) -> Counter[tuple[str, str, str, str]]:
+    """Give the number of requests by method, route, status and error, without those for the metrics themselves."""
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for labels, count in scrape(port).get(COUNT, []):
+        found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
+    return found
+
+
+def folder_of(master: int) -> Path:
+    """Give the folder that a service's workers have their files in."""
+    files = [file.readlink() for worker in children(master) for file in Path(f"/proc/{worker}/fd").iterdir()]
+    (folder,) = {file.parent for file in files if file.suffix == ".db" and "plants-metrics-" in str(file)}
+    return folder
+
+
+def create(service: Service, first: int, count: int) -> None:
+    for plant_id in range(first, first + count):
+        assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
+
+
+def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_ended(port: int, store: str) -> None:
+    with serving("--workers=2", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        before = counted(port)
+        create(service, 0, 20)
+        for _ in range(3):
+            assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
+        workers = children(service.process.pid)
+        os.kill(workers[0], signal.SIGKILL)
+        service.wait_for(rf"Worker \(pid:{workers[0]}\) was sent SIGKILL")
+        create(service, 20, 20)
+        boots = len(service.lines)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=boots)
+        create(service, 40, 20)
+        service.send(headers=[])
+        service.send(method="GET", path="/elsewhere", headers=[AUTH])
+        service.send(method="HEAD", path="/livez", headers=[])
+        service.send(method="BREW", headers=[AUTH])
+        with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
+            client.send(b"not HTTP\r\n\r\n").answer()
+        after = counted(port) - before
+        del after["GET", "other", "200", ""]  # the metrics themselves
+        assert after == {
+            ("POST", "/plants", "200", ""): 60,
+            ("POST", "/plants", "400", "40003"): 3,
+            ("POST", "/plants", "401", "40100"): 1,
+            ("GET", "other", "404", "40400"): 1,
+            ("HEAD", "other", "200", ""): 1,
+            ("other", "/plants", "405", "40500"): 1,
+            ("other", "other", "400", "40000"): 1,
+        }
+        assert value(port, "plants_created_total") == 60
+        assert value(port, "plants_store_failures_total") == 0
+        assert scrape(port)["plants_build_info"] == [({"version": version("plants")}, 1)]
+
+
+def test_they_count_what_the_store_could_not_take(port: int, tmp_path: Path, store: str) -> None:
+    with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        (tmp_path / "plants.db").rename(tmp_path / "elsewhere")
+        assert service.send(new_plant(id=2), headers=[AUTH, JSON_TYPE]).error == 50300
+        assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
+        assert value(port, "plants_store_failures_total") == 1
+        assert value(port, "plants_created_total") == 1
+
+
+def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path: Path, store: str) -> None:
+    with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        with (
+            closing(sqlite3.connect(tmp_path / "plants.db", isolation_level=None)) as locker,
+            Client(socket.create_connection(("127.0.0.1", service.port))) as client,
+        ):
+            locker.execute("BEGIN IMMEDIATE")
+            body = new_plant(id=2)
+            head = (
+                f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
+            )
+            client.send(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            eventually(lambda: value(port, "plants_requests_waiting") == 1)
+            locker.execute("ROLLBACK")
+            assert client.answer().status == 200
+        eventually(lambda: value(port, "plants_requests_waiting") == 0)
+
+
+def test_the_connections_of_a_worker_that_was_killed_are_forgotten(port: int, store: str) -> None:
+    with serving("--workers=2", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
+        eventually(lambda: value(port, "plants_connections") >= 8)
+        for worker in children(service.process.pid):
+            os.kill(worker, signal.SIGKILL)
+            service.wait_for(rf"Worker \(pid:{worker}\) was sent SIGKILL")
+        for client in clients:
+            client.close()
+        eventually(lambda: value(port, "plants_connections") <= 1)
+
+
+def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
+    letters = random.Random(1)
+    with (
+        serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service,
+        Client(socket.create_connection(("127.0.0.1", service.port))) as client,
+    ):
+        for _ in range(100):
+            for _ in range(100):
+                method = "".join(letters.choices(string.ascii_uppercase, k=letters.randint(3, 20)))
+                path = "".join(letters.choices(string.ascii_letters + string.digits + "/%._-", k=20))
+                client.send(f"{method} /{path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            assert {client.answer().status for _ in range(100)} == {401}
+        found = counted(port)
+        assert found["other", "other", "401", "40100"] == 10_000
+        assert len(found) <= 3  # and that the service has begun, and this
+        assert {key[0] for key in found} <= KNOWN_METHODS
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]"])
+def test_nothing_else_answers_where_they_are(host: str, port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"{host}:{port}") as service:
+        target = "::1" if host == "[::1]" else "127.0.0.1"
+
+        def ask(path: bytes, method: bytes = b"GET") -> int:
+            with Client(socket.create_connection((target, port))) as client:
+                return client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method, path)).answer().status
+
+        assert ask(b"/metrics") == ask(b"/metrics?a=1") == 200
+        assert [ask(path) for path in (b"/", b"/plants", b"/livez", b"/readyz", b"/docs", b"/metrics/")] == [404] * 6
+        assert ask(b"/metrics", b"POST") == 405
+        assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
+        assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
+
+
+def test_without_the_setting_there_are_none() -> None:
+    with serving() as service:
+        headers: Headers = [AUTH]
+        assert service.send(method="GET", path="/metrics", headers=headers).error == 40400
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1"]
+)
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"set an address and a port, such as 127\.0\.0\.1:9100"):
+        Settings.from_environ({"PLANTS_METRICS_BIND": text})
+
+
+def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(SettingsError, match=r"^PLANTS_METRICS_BIND is not usable: .* pip install 'plants\[metrics\]'$"):
+        Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
+
+
+def run(command: list[str], metrics: str) -> "subprocess.CompletedProcess[str]":
+    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
+    return subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=20, check=False)
+
+
+def the_line_of_a_start_with(metrics: str, *options: str) -> str:
+    """Give the line of a service that cannot start."""
+    result = run([*SERVE, "--log-level=error", *options], metrics)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_an_address_that_cannot_be_listened_at_stops_the_start_with_one_line(port: int) -> None:
+    address = f"127.0.0.1:{port}"
+    with serving(PLANTS_METRICS_BIND=address) as service:
+        line = f"plants: cannot listen at {address} (Address already in use); choose another address with "
+        assert the_line_of_a_start_with(address, "--bind=127.0.0.1:0") == f"{line}PLANTS_METRICS_BIND."
+        main = f"127.0.0.1:{service.port}"
+        assert the_line_of_a_start_with(main, "--bind=127.0.0.1:0").endswith("with PLANTS_METRICS_BIND.")
+    assert the_line_of_a_start_with(address, f"--bind={address}") == f"{line}--bind HOST:PORT."
+    assert "unknown.invalid" in the_line_of_a_start_with("unknown.invalid:9100", "--bind=127.0.0.1:0")
+
+
+def test_without_a_place_for_their_files_the_start_stops_with_one_line(port: int, tmp_path: Path) -> None:
+    code = (
+        "import os, sys, tempfile; os.access = lambda *_: False; tempfile.tempdir = sys.argv.pop()\n"
+        "from plants.hosting.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "serve", "--log-level=error", "-b=127.0.0.1:0", str(tmp_path / "gone")]
+    result = run(command, f"127.0.0.1:{port}")
+    assert result.stderr == "plants: PLANTS_METRICS_BIND is not usable: No such file or directory.\n"
+
+
+def test_a_configuration_is_checked_beside_the_service_that_it_is_for(port: int) -> None:
+    command = [*SERVE, "--check-config", "--bind=127.0.0.1:0"]
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
+        assert run(command, f"127.0.0.1:{port}").stderr == ""
+    line = "plants: cannot listen at 192.0.2.1:9100 (Cannot assign requested address).\n"
+    assert run(command, "192.0.2.1:9100").stderr == line
+
+
+def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        folder = folder_of(service.process.pid)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        boots = len(service.lines)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("Worker exiting", after=boots)
+        assert folder_of(service.process.pid) == folder  # The worker that has ended took nothing away.
+        assert service.stop() == 0
+        assert not folder.exists()
+
+
+def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
+    pid_file = tmp_path / "pid"
+    with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 5)
+        old, boots = folder_of(service.process.pid), len(service.lines)
+        service.process.send_signal(signal.SIGUSR2)
+        new_file = Path(f"{pid_file}.2")
+        eventually(lambda: new_file.exists() and new_file.read_text().strip())
+        new = int(new_file.read_text())
+        service.wait_for("Booting worker", after=boots)
+        eventually(lambda: any("plants-metrics" in str(f.readlink()) for w in children(new) for f in fds(w)))
+        assert folder_of(new) != old
+        assert service.stop() == 0
+        assert not old.exists()
+        create(service, 5, 2)
+        assert value(port, "plants_created_total") == 2
+        os.kill(new, signal.SIGTERM)
+
+
+def fds(process: int) -> list[Path]:
+    return list(Path(f"/proc/{process}/fd").iterdir())

@@ -1,0 +1,121 @@
+"""The ids of requests: on every answer, and in every line of the log about it."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, Headers, new_plant
+from tests.support.hosted import Service, serving
+from tests.support.worker_server import Client
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+NEW = r"[0-9a-f]{12}-[0-9a-f]+"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving(PLANTS_REQUEST_TIMEOUT="0.3") as service:
+        yield service
+
+
+def client_of(service: Service) -> Client:
+    return Client(socket.create_connection(("127.0.0.1", service.port)))
+
+
+@pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
+def test_a_clients_request_id_is_the_answers(service: Service, request_id: str) -> None:
+    trace = ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")
+    answer = service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id), trace])
+    assert answer.headers["x-request-id"] == request_id
+
+
+@pytest.mark.parametrize("fields", [[], [("X-Request-ID", "not valid")]], ids=["alone", "with an id that is not valid"])
+def test_else_the_id_is_that_of_the_trace(service: Service, fields: Headers) -> None:
+    headers = [*fields, ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")]
+    assert service.send(method="GET", path="/livez", headers=headers).headers["x-request-id"] == TRACE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [("X-Request-ID", "")],
+        [("X-Request-ID", "x" * 129)],
+        [("X-Request-ID", "a b")],
+        [("X-Request-ID", 'a","level":"info')],
+        [("X-Request-ID", "é")],
+        [("X-Request-ID", "a"), ("X-Request-ID", "b")],
+        [("traceparent", f"00-{'0' * 32}-00f067aa0ba902b7-01")],
+        [("traceparent", f"00-{TRACE}-{'0' * 16}-01")],
+        [("traceparent", f"00-{TRACE.upper()}-00f067aa0ba902b7-01")],
+        [("traceparent", f"ff-{TRACE}-00f067aa0ba902b7-01")],
+        [("traceparent", TRACE)],
+    ],
+    ids=str,
+)
+def test_without_a_valid_one_an_id_is_new(service: Service, fields: Headers) -> None:
+    found = {service.send(method="GET", path="/livez", headers=fields).headers["x-request-id"] for _ in range(3)}
+    assert len(found) == 3
+    assert all(re.fullmatch(NEW, request_id) for request_id in found)
+
+
+def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
+    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+        answers = [service.send(method="GET", path="/livez", headers=[]) for _ in range(40)]
+        assert len({answer.headers["x-request-id"] for answer in answers}) == 40
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", 400, id="no host"),
+        pytest.param(b"\x16\x03\x01\r\n\r\n", 400, id="not HTTP"),
+        pytest.param(b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n", 408, id="no body"),
+        pytest.param(b"POST /plants?a=1 HT", 408, id="half a head"),
+        pytest.param(b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414, id="a long path"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, id="a long field"),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", 501, id="a tunnel"),
+    ],
+)
+def test_the_id_finds_the_line_of_what_is_refused_below_the_application(
+    service: Service, request_: bytes, status: int
+) -> None:
+    with client_of(service) as client:
+        answer = client.send(request_).answer()
+    line = service.line_of(answer.headers["x-request-id"])
+    assert (answer.status, line["status"], line["error"]) == (status, status, answer.error())
+    assert (line["level"], line["message"]) == (
+        "error" if status >= 500 else "warning",
+        json.loads(answer.body)["message"],
+    )
+
+
+def test_what_is_refused_has_the_id_of_its_client_where_that_could_be_read(service: Service) -> None:
+    with client_of(service) as client:
+        answer = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").answer()
+    assert (answer.status, answer.headers["x-request-id"]) == (400, "mine")
+
+
+def test_the_id_finds_the_line_of_a_connection_too_many() -> None:
+    with serving("--worker-connections=1") as service, client_of(service) as first, client_of(service) as second:
+        first.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").answer()
+        answer = second.answer()
+        line = service.line_of(answer.headers["x-request-id"])
+        assert (answer.status, line["error"], line["method"], line["path"]) == (503, 50300, "", "")
+
+
+def test_the_id_finds_the_line_of_what_the_application_answers(service: Service) -> None:
+    for number, headers in enumerate([[], [AUTH], [AUTH, JSON_TYPE]]):
+        answer = service.send(new_plant(id=number), headers=headers)
+        assert service.line_of(answer.headers["x-request-id"])["status"] == answer.status
+
+
+def test_requests_on_one_connection_have_ids_of_their_own(service: Service) -> None:
+    with client_of(service) as client:
+        client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        found = [client.answer().headers["x-request-id"] for _ in range(3)]
+    assert [service.line_of(request_id)["path"] for request_id in found] == ["/livez"] * 3
