@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.measure import TOKEN, Load, load, median, median_ratio, taken
-from tests.support.deployment import Service
+from tests.audits.deployment import Service
 from tests.support.postgres_server import PostgresServer
 
 

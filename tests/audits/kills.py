@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, PlantStore, open_store
-from tests.support.deployment import ID_IN_USE, TOKEN, Answer, Client, Service
+from tests.audits.deployment import ID_IN_USE, TOKEN, Answer, Client, Service
 from tests.support.postgres_server import PostgresServer
 
 Attempts = list[tuple[Plant, Answer]]

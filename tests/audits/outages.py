@@ -25,7 +25,7 @@ import psycopg
 
 from plants import Plant, open_store
 from tests.audits.kills import Load, report
-from tests.support.deployment import ID_IN_USE, Answer, Client, Service
+from tests.audits.deployment import ID_IN_USE, Answer, Client, Service
 from tests.support.postgres_server import PostgresServer
 
 

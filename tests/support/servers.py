@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "waitress": "waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app",
     "Cheroot": "cheroot --bind 127.0.0.1:PORT plants.wsgi:app",
-    "wsgiref": "python -m tests.support.wsgiref_server PORT",
+    "wsgiref": "python -m tests.audits.peers.wsgiref_server PORT",
 }
 
 

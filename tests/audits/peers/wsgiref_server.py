@@ -1,4 +1,4 @@
-"""The hosted application on the standard library's own server: python -m tests.support.wsgiref_server PORT."""
+"""The hosted application on the standard library's own server: python -m tests.audits.peers.wsgiref_server PORT."""
 
 import sys
 from wsgiref.simple_server import make_server
