@@ -11,14 +11,16 @@ import itertools
 import logging
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks import hosting
+from benchmarks.hosted_stores import Figures, measure
+from benchmarks.measure import TOKEN, median_ratio
+from tests.audits.deployment import Service
+from tests.support.postgres_server import free_port
 
 ANSWERS = {
     "a success": ("200 OK", b'{"name": "Monstera", "tag": "tropical"}'),
@@ -43,51 +45,36 @@ def microseconds(step: Callable[[dict[str, Any], Any, float], None], answer: Any
     return (time.process_time() - began) / requests * 1e6
 
 
-METRICS = {"PLANTS_METRICS_BIND": "127.0.0.1:29107"}
-# Whether there is a log, and what is set for the metrics.
-SERVICES: dict[str, tuple[bool, dict[str, str]]] = {
-    "neither": (False, {}),
-    "the log": (True, {}),
-    "the metrics": (False, METRICS),
-    "both": (True, METRICS),
+METRICS = "PLANTS_METRICS_BIND=127.0.0.1:29107"
+# The level of the log, and what is set for the metrics.
+SERVICES = {
+    "neither": ("critical", ""),
+    "the log": ("info", ""),
+    "the metrics": ("critical", METRICS),
+    "both": ("info", METRICS),
 }
-NO_LOG = "def post_worker_init(worker): worker._access_log = None"
-
-
-def processor_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def configuration(content: str) -> Iterator[str]:
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
-        file.write(content)
-        file.flush()
-        yield file.name
 
 
 def measure_over_http(rounds: int, seconds: int) -> None:
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVICES}
-    for _ in range(rounds):
-        for name, (has_log, environ) in SERVICES.items():
-            with (
-                tempfile.TemporaryFile() as log,
-                configuration("" if has_log else NO_LOG) as conf,
-                hosting.serving([f"--config={conf}"], log.fileno(), **environ) as server,
-            ):
-                hosting.load(server.port, 16, 1, 10**9)
-                before = processor_seconds(server.worker)
-                result = hosting.load(server.port, 16, seconds, 2 * 10**9)
-                taken = processor_seconds(server.worker) - before
-                assert not result["failures"]
-            found[name].append((result["creates"] / result["seconds"], taken / result["creates"] * 1e6))
+    found: dict[str, list[Figures]] = {name: [] for name in SERVICES}
+    for _, (name, (level, environ)) in itertools.product(range(rounds), SERVICES.items()):
+        with tempfile.NamedTemporaryFile() as log:
+            url = f"http://127.0.0.1:{free_port()}"
+            serve = f"{sys.executable} -m plants serve --bind {url.removeprefix('http://')} --log-level {level}"
+            service = Service(
+                "memory:", command=f"env {environ} sh -c 'exec {serve} > {log.name}'", url=url, token=TOKEN
+            )
+            service.start()
+            try:
+                measure(service, 16, 1, 10**9)
+                found[name].append(measure(service, 16, seconds, 2 * 10**9))
+            finally:
+                service.kill()
     for name, figures in found.items():
-        pairs = list(zip(figures, found["neither"], strict=True))
-        rate = statistics.median(own[0] / other[0] for own, other in pairs)
-        cost = statistics.median(own[1] / other[1] for own, other in pairs)
-        median = statistics.median(own[1] for own in figures)
-        print(f"{name:12} {rate:5.2f} of the creates/s, {cost:5.2f} of the processor time, {median:6.1f} us a create")
+        rate = median_ratio([own.load for own in figures], to=[other.load for other in found["neither"]])
+        cost = statistics.median(own.cpu / other.cpu for own, other in zip(figures, found["neither"], strict=True))
+        own = statistics.median(own.cpu for own in figures)
+        print(f"{name:12} {rate:5.2f} of the creates/s, {cost:5.2f} of the processor time, {own:6.1f} us a create")
 
 
 def main() -> None:

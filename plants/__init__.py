@@ -20,8 +20,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Falcon and marshmallow come with the application: a test session that only has the pytest plugin, or a program
-    # that only reads a store, does not wait for them.
+    # create_app imports Falcon and marshmallow. A test session that only loads the pytest plugin, or a program that
+    # only reads a store, does not need to wait for them.
     if name == "create_app":
         from plants.app import create_app
 

@@ -22,7 +22,7 @@ class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
         self.authorization = ("Bearer", self.token)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but for those of the store: here they would do nothing, silently."""
+        """Set an attribute, but none of the store's: on the client they would do nothing, silently."""
         if name in {"fault", "delay"}:
             raise AttributeError(f"a client has no {name}; its store has")
         super().__setattr__(name, value)

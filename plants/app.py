@@ -17,7 +17,7 @@ def create_app(
     """Give a WSGI application (PEP 3333) whose one operation is ``POST /plants``.
 
     :param store: where plants are kept; a new ``MemoryStore`` if None.
-    :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` tells them.
+    :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` says which are valid.
     :param max_body_bytes: the largest request body that is read.
     :raises TypeError: ``tokens`` is one string.
     :raises ValueError: there is no token, or one that no client could send.

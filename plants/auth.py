@@ -12,7 +12,7 @@ _CHALLENGE = 'Bearer realm="plants"'
 
 
 class BearerAuth:
-    """Falcon middleware: nothing of a request is looked at before its token, neither path nor method nor body."""
+    """Falcon middleware that checks the token before the path, the method and the body."""
 
     def __init__(self, check: TokenCheck) -> None:
         self._accepts = check.accepts

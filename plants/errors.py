@@ -27,7 +27,7 @@ _error_schema = ErrorSchema()
 class ErrorCode(IntEnum):
     """What ``error`` can be in an Error body: the HTTP status times 100, plus a number.
 
-    A member has the ``message`` that is sent where there is nothing more precise to say.
+    Each has the ``message`` that is sent where nothing more precise is known.
     """
 
     message: str
@@ -47,7 +47,7 @@ class ErrorCode(IntEnum):
     UNAVAILABLE = 50300, "The plant store cannot be reached now; try again later."
 
     def __new__(cls, code: int, message: str) -> Self:
-        """Make a member of the table from a row of it."""
+        """Make a member from a row of the table."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.message = message
@@ -60,12 +60,12 @@ _MESSAGES = {int(code): code.message for code in ErrorCode}
 def http_error(
     code: ErrorCode, message: str | None = None, headers: Mapping[str, str] | None = None
 ) -> falcon.HTTPError:
-    """Give the exception that is answered with this code: its own message, or else the table's."""
+    """Give an exception that is answered with this code, and with this message or the table's."""
     return falcon.HTTPError(code // 100, description=message or code.message, headers=dict(headers or {}), code=code)
 
 
 def error_body(code: int, message: str | None = None) -> bytes:
-    """Give the Error body for a code: with this message, or else the table's, or else the status's own phrase."""
+    """Give the Error body for a code, with this message, or the table's, or the phrase of the status."""
     if message is None:
         message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
     body: str = _error_schema.dumps({"error": code, "message": message})
@@ -73,7 +73,7 @@ def error_body(code: int, message: str | None = None) -> bytes:
 
 
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
-    """Let every exception leave the application as an Error body."""
+    """Answer every exception with an Error body."""
     app.set_error_serializer(_serialize)
     app.add_error_handler(Exception, _internal)
     app.add_error_handler(ValidationError, _not_a_new_plant)
@@ -105,5 +105,5 @@ def _id_in_use(_req: falcon.Request, _resp: falcon.Response, error: PlantIdInUse
 def _unavailable(
     _req: falcon.Request, _resp: falcon.Response, _error: StoreUnavailable, _params: dict[str, Any]
 ) -> NoReturn:
-    # Not logged here: a store tells the log of an outage itself, in two lines and not in one a request.
+    # Not logged here: the store itself logs the begin and the end of an outage, not each request.
     raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

@@ -1,4 +1,4 @@
-"""A Falcon application that keeps the contract where Falcon's own defaults do otherwise."""
+"""A Falcon application that keeps the contract where Falcon's defaults differ from it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from plants.errors import HEADERS, add_error_handling
 if TYPE_CHECKING:
     _FalconApp = falcon.App[falcon.Request, falcon.Response]
 else:
-    # Before 4.2 Falcon's class takes no types, nor does a class that takes its place to observe it.
+    # Before 4.2 Falcon's class is not generic, and neither is a class that a monitoring tool puts in its place.
     _FalconApp = falcon.App
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
@@ -38,7 +38,7 @@ class _JSONResponse(falcon.Response):
 
 
 class _ExactRouter:
-    """Fixed paths, each of which is itself only. Falcon's own router takes ``//plants`` for ``/plants`` too."""
+    """A router with fixed paths. Falcon's own router also finds ``/plants`` for ``//plants``."""
 
     def __init__(self) -> None:
         self._routes: dict[str, Any] = {}
@@ -48,12 +48,12 @@ class _ExactRouter:
         set_default_responders(methods)
         self._routes[uri_template] = (resource, methods, {}, uri_template)
 
-    def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon gives it by this name
+    def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon passes it by name
         return self._routes.get(uri)
 
 
 class _MethodMap(dict[str, Any]):
-    """A resource's responders. To Falcon, a method it does not know is 400; here it is 405, as any other."""
+    """A resource's responders. Falcon answers 400 to a method that it does not know; here the answer is 405."""
 
     def __missing__(self, _method: str) -> Any:
         return self["TRACE"]

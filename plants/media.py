@@ -1,4 +1,4 @@
-"""Reading a request's body: bounded in memory, and as strict as RFC 8259."""
+"""Read a request's body: with bounded memory, and as strictly as RFC 8259 asks."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _MEDIA_TYPE = re.compile(
 )
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
-# All but the brackets: strings, an unfinished one too, and what is between. Nothing is tried a second time.
+# Everything but the brackets outside of strings. The pattern never goes back, so the time is linear.
 _OTHER_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^"\[\]{}]++', re.DOTALL)
 _NO_BODY = (
     "There is no body: the request has no Content-Length, or the server does not tell the application where a chunked "
@@ -43,7 +43,7 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     length = req.content_length
     if length is None and not req.env.get("wsgi.input_terminated"):
-        # PEP 3333 tells no end of such a body; a server that ends a chunked one says so with that key.
+        # PEP 3333 does not say where such a body ends; a server that ends a chunked body sets this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
     if length is not None and length > max_bytes:
         raise _too_large(max_bytes)
@@ -53,7 +53,7 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     while received < wanted:
         try:
             chunk = req.stream.read(wanted - received)
-        except Exception as error:  # what a server raises for a lost client or a broken chunk is its own affair
+        except Exception as error:  # servers differ in what they raise for a lost client or a broken chunk
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
             break
@@ -73,14 +73,14 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 def parse_json(body: bytes) -> Any:
     """Parse strict JSON: RFC 8259 text in UTF-8 without a byte order mark, no name twice in one object (RFC 7493).
 
-    At most 100 arrays and objects are inside each other: each parser has a limit of its own, or none but the stack's.
-    An integer literal of more digits than an int64 has is given as an infinity, which no field takes for an integer.
+    At most 100 arrays and objects may be inside each other: the limit of Python's parser differs by version.
+    An integer literal with more digits than an int64 becomes an infinity, which no field takes for an integer.
 
-    :raises falcon.HTTPError: it is not.
+    :raises falcon.HTTPError: the body is not such JSON.
     """
     try:
         text = body.decode().strip(" \t\n\r")
-        # Few bodies have so many brackets; only those are looked at more closely.
+        # Few bodies have so many brackets, and only those need the exact depth.
         if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are inside each other")
         document, end = _decoder.raw_decode(text)
@@ -92,7 +92,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    # Right up to the first fault of the text, and a parser goes no further.
+    # This is right up to the first fault in the text, where the parser stops.
     return max(accumulate(map(_STEPS.__getitem__, _OTHER_TEXT.sub("", text))))
 
 

@@ -1,4 +1,4 @@
-"""What a service answers around the interface: no token is needed for it, and it shows nothing of the store."""
+"""The paths around the interface. They need no token, and show nothing of the store."""
 
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Liveness:
-    """``/livez``: the process answers. The store is never asked, so that an outage of it restarts nothing."""
+    """``/livez``: the process answers. It never asks the store, so an outage of the store restarts no process."""
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Answer 200."""
@@ -59,7 +59,7 @@ def probes(store: PlantStore) -> dict[str, object]:
 
 
 class WithoutToken:
-    """A WSGI application that answers the paths of some resources itself, and leaves all else to ``app``."""
+    """A WSGI application that answers the paths of some resources, and passes all other requests to ``app``."""
 
     def __init__(self, app: "WSGIApplication", resources: Mapping[str, object]) -> None:
         self._app = app

@@ -37,7 +37,7 @@ def plants_session_server() -> "Iterator[Server]":
 
 
 def _need(module: str) -> ModuleType:
-    # Not at the top: a session that uses none of this does not wait for it.
+    # Imported here, so that a session that uses none of this does not wait for it.
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -18,7 +18,7 @@ class PlantCollection:
         self._max_body_bytes = max_body_bytes
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Add the plant that the body describes, and answer with it as the store has it."""
+        """Add the plant in the body, and answer with it."""
         document = read_json(req, self._max_body_bytes)
         plant = Plant(**_new_plant_schema.load(document))
         self._store.add(plant)

@@ -18,7 +18,7 @@ _encode = json.JSONEncoder().encode
 
 
 class Value(fields.Raw):
-    """A value that JSON gives as it is kept: it needs no conversion, only a verdict.
+    """A value that is kept as JSON gives it: it is checked, and never converted.
 
     marshmallow's own fields convert, and take more: its String takes U+0000, lone surrogates and bytes, its Integer has
     no bounds.
@@ -26,7 +26,7 @@ class Value(fields.Raw):
 
     @abc.abstractmethod
     def takes(self, value: object) -> bool:
-        """Tell whether this is such a value."""
+        """Say whether the value is valid."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         if not self.takes(value):
@@ -34,7 +34,7 @@ class Value(fields.Raw):
         return value
 
     def serialize(self, attr: str, obj: Any, accessor: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
-        """Give the attribute of a ``plants.Plant``; one that is None has no member in the JSON."""
+        """Give the attribute of a ``plants.Plant``; the JSON leaves out one that is None."""
         value = getattr(obj, attr)
         return missing if value is None else value
 
@@ -47,7 +47,7 @@ class Text(Value):
     }
 
     def takes(self, value: object) -> bool:
-        """Tell whether this is such a string."""
+        """Say whether this is such a string."""
         return type(value) is str and _STORABLE.fullmatch(value) is not None
 
 
@@ -59,21 +59,21 @@ class Int64(Value):
     }
 
     def takes(self, value: object) -> bool:
-        """Tell whether this is such an integer."""
+        """Say whether this is such an integer."""
         return type(value) is int and INT64_MIN <= value <= INT64_MAX
 
 
 class _FlatJSON:
-    """What renders an object whose values have no others inside; ``json.dumps`` takes twice as long."""
+    """Renders an object that has no arrays or objects inside; ``json.dumps`` takes twice as long."""
 
     @staticmethod
     def dumps(members: Mapping[str, object]) -> str:
-        """Give what ``json.dumps`` gives; the names are those of the fields, and need no escape."""
+        """Give what ``json.dumps`` gives. The names are those of the fields, and need no escapes."""
         return "{" + ", ".join([f'"{name}": {_encode(value)}' for name, value in members.items()]) + "}"
 
 
 class PlantSchema(Schema):
-    """A plant as it is answered: ``name``, and ``tag`` only where there is one."""
+    """A plant in an answer: ``name``, and ``tag`` if the plant has one."""
 
     name: Text = Text(required=True)
     tag: Text = Text()
@@ -90,7 +90,7 @@ class PlantSchema(Schema):
     def load(self, data: Any, **options: Any) -> Any:
         """Give the members that the shape has.
 
-        marshmallow does the same, and takes four times as long; it has the word on whatever is not without fault.
+        marshmallow does the same in four times the time. It still judges all data that has a fault.
         """
         if options or type(data) is not dict:
             return super().load(data, **options)

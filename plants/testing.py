@@ -1,6 +1,6 @@
 """The service in the tests of those who call it or embed it: in the process, or on a real port.
 
-Needs the extra ``testing``. Nothing here is meant to serve anybody but a test. For tests in other languages:
+Needs the extra ``testing``. Use it in tests only. For tests in other languages:
 
     python -m plants.testing [--port N] [--token T]
 
@@ -33,7 +33,7 @@ from plants.tokens import Tokens
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-# As many delayed requests are answered at once.
+# So many requests can be delayed at the same time.
 _THREADS = 16
 
 
@@ -55,7 +55,7 @@ class FaultyStore(PlantStore):
         self._changed = threading.Condition()
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set one of the attributes that there are; any other would do nothing, silently."""
+        """Set an attribute that exists; any other would do nothing, silently."""
         if not name.startswith("_") and not hasattr(type(self), name):
             raise AttributeError(f"a FaultyStore has no {name}; it has fault, delay and fail()")
         super().__setattr__(name, value)
@@ -74,7 +74,7 @@ class FaultyStore(PlantStore):
         self._fault, self._times = fault or StoreUnavailable("on demand"), times
 
     def reset(self) -> None:
-        """Be well again: no fault, no delay, and no plants, unless they are in a store that was given."""
+        """Remove the fault, the delay and the plants; a store that was given keeps its plants."""
         with self._changed:
             self.fault = None
             self.delay = 0.0
@@ -82,13 +82,13 @@ class FaultyStore(PlantStore):
         self.end_delays()
 
     def end_delays(self) -> None:
-        """Let all adds that wait go on."""
+        """End the delay of all adds that wait."""
         with self._changed:
             self._ends_of_delays += 1
             self._changed.notify_all()
 
     def wait_for_adds(self, number: int, timeout: float = 10.0) -> None:
-        """Return once so many adds are being delayed.
+        """Wait until so many adds are delayed.
 
         :raises TimeoutError: there are fewer after ``timeout`` seconds.
         """
@@ -99,7 +99,7 @@ class FaultyStore(PlantStore):
     def add(self, plant: Plant) -> None:
         """Wait, then raise the fault or keep the plant."""
         with self._changed:
-            store, ends = self._store, self._ends_of_delays  # A plant that a reset finds waiting is none after it.
+            store, ends = self._store, self._ends_of_delays  # A reset drops the plants of adds that wait.
             self.waiting += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._ends_of_delays > ends, self.delay)
@@ -163,7 +163,7 @@ class Deployment:
         return self._take(secrets.token_urlsafe())
 
     def reset(self) -> None:
-        """Be as at the start: the first token, a well and empty store (unless it was given), no requests."""
+        """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
         self._take(self._token)
         self.store.reset()
         self.requests = []

@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class TokenCheck(Protocol):
-    """Whatever can tell whether a token is valid."""
+    """An object that says whether a token is valid."""
 
     def accepts(self, token: str) -> bool:
-        """Tell whether the token is valid; it has the form of a ``b64token``. Threads may call this at once."""
+        """Say whether the token, a ``b64token``, is valid. Several threads may call this at the same time."""
 
 
 class Tokens:
-    """A fixed set of valid tokens, of which only the SHA-256 digests are kept."""
+    """A fixed set of valid tokens. Only their SHA-256 digests are kept."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         """Take the valid tokens.
@@ -42,7 +42,7 @@ class Tokens:
             raise ValueError("there is no token, so no request could ever be answered")
 
     def accepts(self, token: str) -> bool:
-        """Tell whether the token is one of these."""
+        """Say whether the token is one of these."""
         return _is_among(token, self._digests)
 
 
@@ -50,8 +50,8 @@ class TokenFile:
     """The valid tokens in a file, which is read again when it has changed.
 
     One token a line, or ``sha256:`` and the hexadecimal SHA-256 digest of one; an empty line, or one that starts with
-    ``#``, says nothing. A file that cannot be read, has a line of another form, or has no token leaves those valid that
-    were, and is reported to the log.
+    ``#``, is ignored. If the file cannot be read, has a line of another form, or has no token, the tokens that it had
+    before stay valid, and the log says so.
     """
 
     _SECONDS_BETWEEN_READS = 1.0
@@ -59,7 +59,7 @@ class TokenFile:
     def __init__(self, path: str | Path) -> None:
         """Read the file.
 
-        :raises ValueError: a line has another form, or there is no token; the message shows neither.
+        :raises ValueError: a line has another form, or there is no token; the message shows no token.
         :raises OSError: the file cannot be read.
         """
         self._path = Path(path)
@@ -70,7 +70,7 @@ class TokenFile:
         self._lock = threading.Lock()
 
     def accepts(self, token: str) -> bool:
-        """Tell whether the token is in the file now, or was within the last second."""
+        """Say whether the token is in the file now, or was within the last second."""
         if time.monotonic() - self._read_at >= self._SECONDS_BETWEEN_READS and self._lock.acquire(blocking=False):
             try:
                 self._read_again()
@@ -123,6 +123,6 @@ def _digests_in(content: bytes) -> list[bytes]:
 def _is_among(token: str, digests: Iterable[bytes]) -> bool:
     presented = hashlib.sha256(token.encode()).digest()
     found = False
-    for digest in digests:  # Every one is compared, so the time tells nothing of which one it was.
+    for digest in digests:  # All are compared, so the time does not show which one it was.
         found |= hmac.compare_digest(presented, digest)
     return found

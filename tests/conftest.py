@@ -7,9 +7,20 @@ import pytest
 
 import plants
 from plants import MemoryStore, PlantStore
-from tests.contract import LIMIT, TOKEN, Send
+from tests.contract import LIMIT, TOKEN, Contract, Send
 from tests.support.calls import sender
 from tests.support.postgres_server import PostgresServer
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the rows of the contract that a class does not ask for."""
+    items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    suite = getattr(item, "cls", None)
+    is_of_the_contract = hasattr(Contract, getattr(item, "originalname", ""))
+    return getattr(suite, "only_host_rows", False) and is_of_the_contract and not item.get_closest_marker("host")
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from tests.audits.clients import (
     Service,
     Verdict,
     children,
-    eventually,
     new_id,
     plant,
     report,
@@ -40,6 +39,7 @@ from tests.audits.clients import (
     serving,
 )
 from tests.contract import TOKEN
+from tests.support.process import comes_true
 
 # An answer takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
 # after a request was not on its way when the request was sent.
@@ -204,7 +204,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 def _ends(master: int) -> bool:
     """Wait until a master has ended; tell whether it has."""
-    return eventually(lambda: not Service("", 0, "", master).runs(), 40)
+    return comes_true(lambda: not Service("", 0, "", master).runs(), 40)
 
 
 def troubles_of_a_stop(service: Service) -> list[str]:
@@ -253,7 +253,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
             starts += 1
             with serving(store, workers, environ=environ) as service:
                 with Load(service, creates, ends=True) as load, _resets(service):
-                    eventually(lambda: len(load.acknowledged) >= each or load.is_over())
+                    comes_true(lambda: len(load.acknowledged) >= each or load.is_over())
                     began = time.monotonic()
                     os.kill(service.master, signal.SIGTERM)
                     ended = _ends(service.master)
@@ -306,9 +306,9 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
         serving(store, workers, environ=environ) as second,
     ):
         with Load(first, creates, pause=0.005, keeps=False) as load:
-            eventually(lambda: len(load.acknowledged) >= creates // 2)
+            comes_true(lambda: len(load.acknowledged) >= creates // 2)
             load.service = second
-            eventually(lambda: not first.connections())  # It is drained.
+            comes_true(lambda: not first.connections())  # It is drained.
             trouble = troubles_of_a_stop(first)
         verdict = load.verdict(*trouble, *second.new_trouble()[:1], database=database)
     cut_off = load.seen["closed as the request came"]
@@ -356,17 +356,17 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                     return
                 old, new_file = masters[-1], Path(f"{pid_file}.2")
                 os.kill(old, signal.SIGUSR2)
-                if not eventually(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+                if not comes_true(lambda: new_file.exists() and new_file.read_text().strip(), 10):
                     faults.append("no new master")
                     return
                 masters.append(int(new_file.read_text()))
-                if not eventually(lambda: len(children(masters[-1])) >= workers, 10):
+                if not comes_true(lambda: len(children(masters[-1])) >= workers, 10):
                     faults.append("a new master without workers")
                 time.sleep(1)  # The usual recipe: the new ones have begun.
                 os.kill(old, signal.SIGTERM)
                 if not _ends(old):
                     faults.append("the old master does not end")
-                eventually(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]), 10)
+                comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]), 10)
 
             with Load(service, creates, pause=0.01) as load:
                 _again_and_again(load, change, 0.5)
@@ -386,10 +386,10 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
         with serving(store, workers, *options, token="", environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")
-            if not eventually(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+            if not comes_true(lambda: new_file.exists() and new_file.read_text().strip(), 10):
                 return Verdict(False, "no new master")
             master = int(new_file.read_text())
-            eventually(lambda: len(children(master)) >= workers, 10)
+            comes_true(lambda: len(children(master)) >= workers, 10)
             time.sleep(1)
             os.kill(service.master, signal.SIGTERM)
             ended = _ends(service.master)

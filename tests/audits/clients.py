@@ -27,11 +27,11 @@ from typing import Any, NamedTuple, Self, cast
 
 from tests.contract import TOKEN
 from tests.support import hosted
+from tests.support.process import PATIENCE_SECONDS, comes_true
 
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-PATIENCE_SECONDS = 30
 # What must not be in the log of a service that its clients only hurt by being clients.
 _TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
@@ -44,14 +44,18 @@ class Verdict(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back on a connection; ``status`` is 0 and ``error`` None if it was not a whole answer."""
+    """What came back on a connection, and when; ``status`` is 0 and ``body`` empty if it was not a whole answer."""
 
     status: int
-    error: int | None
-    body: Any
+    body: dict[str, Any]
+    retry_after: str | None
+    began: float
+    ended: float
 
-
-NO_ANSWER = Answer(0, None, None)
+    @property
+    def error(self) -> int | None:
+        """The code of an Error body."""
+        return self.body.get("error")
 
 
 class Service:
@@ -247,17 +251,20 @@ class Bystander:
         return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
 
 
-def exchange(client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None) -> Answer:
+def exchange(
+    client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
+) -> Answer:
     """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
     fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    began = time.monotonic()
     try:
         client.request(method, path, body, fields)
         response = client.getresponse()
         document = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError):
         client.close()
-        return NO_ANSWER
-    return Answer(response.status, document.get("error"), document)
+        return Answer(0, {}, None, began, time.monotonic())
+    return Answer(response.status, document, response.headers["Retry-After"], began, time.monotonic())
 
 
 def plant(plant_id: int) -> bytes:
@@ -287,16 +294,6 @@ def _resident(process: int) -> int:
     return int(resident[1]) * 1024 if resident else 0
 
 
-def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Wait until a condition holds; tell whether it did."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @contextlib.contextmanager
 def serving(
     store: str = "memory",
@@ -317,10 +314,10 @@ def serving(
             port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
             token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
             service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
-            assert eventually(lambda: len(service.workers()) == workers)
+            assert comes_true(lambda: len(service.workers()) == workers)
             # A worker that is told to stop before it has set up its signals is killed only after a long time.
-            assert eventually(lambda: service.create(new_id()).status == 200)
-            assert eventually(lambda: not service.connections())
+            assert comes_true(lambda: service.create(new_id()).status == 200)
+            assert comes_true(lambda: not service.connections())
             process.wait_for("Booting worker")
             yield service
 
@@ -370,7 +367,7 @@ class _Good:
     def create(self) -> None:
         plant_id = new_id()
         answer = self._ask("POST", "/plants", self._token, plant(plant_id))
-        if answer == Answer(200, None, {"name": f"plant {plant_id}"}):
+        if (answer.status, answer.body) == (200, {"name": f"plant {plant_id}"}):
             self.created.append(plant_id)
         else:
             self._fault("a create", answer)
@@ -395,7 +392,7 @@ class _Good:
             ]
         )
         answer = self._ask(method, path, token, body)
-        if answer.error != error or answer == NO_ANSWER:
+        if answer.error != error or not answer.status:
             self._fault(f"{method} {path} for {error}", answer)
 
     def _fault(self, what: str, answer: Answer) -> None:

@@ -24,12 +24,10 @@ from tests.audits.clients import (
     CHUNKED,
     HEAD,
     MIB,
-    PATIENCE_SECONDS,
     Bystander,
     Crowd,
     Service,
     Verdict,
-    eventually,
     new_id,
     plant,
     report,
@@ -38,6 +36,7 @@ from tests.audits.clients import (
     serving,
     take_service_options,
 )
+from tests.support.process import PATIENCE_SECONDS, comes_true
 
 TINY_CHUNK = b"1\r\nx\r\n"
 # How many bodies of the largest size a worker may hold, and what it may need beside them.
@@ -87,7 +86,7 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
                 with contextlib.suppress(OSError):
                     seen[sock.recv(12)[9:].decode() or "closed"] += 1
             crowd.end(reset=reset)
-    return Verdict(eventually(lambda: not service.connections()), f"of {2 * clients} {dict(seen)}, the others went")
+    return Verdict(comes_true(lambda: not service.connections()), f"of {2 * clients} {dict(seen)}, the others went")
 
 
 def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
@@ -189,7 +188,7 @@ def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
         with Crowd(service, min(8, uploads - start)) as crowd:
             crowd.send(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * (size - 1))
             crowd.end(reset=start % 16 == 0)
-        eventually(lambda: not service.connections())
+        comes_true(lambda: not service.connections())
     grown = service.memory() - before
     return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
 
@@ -285,9 +284,9 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
                 deaf.send(readings, seconds / 2)
                 peak = max(peak, service.memory())
                 closed = crowd.hear(seconds)
-            eventually(lambda: service.connections() <= 2, 10)
+            comes_true(lambda: service.connections() <= 2, 10)
         verdicts.append(bystander.verdict(limit))
-        is_back = eventually(
+        is_back = comes_true(
             lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES, 10
         )
         left = f"{service.connections()} connections and {service.descriptors() - descriptors} files left"
@@ -313,7 +312,7 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
                 asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 asking.hear(5)
                 answers = asking.statuses()
-        eventually(lambda: not service.connections(), 10)
+        comes_true(lambda: not service.connections(), 10)
         enough = refused["503"] + refused["closed"] >= clients - files * workers
         return Verdict(
             enough and not answers["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(answers)}"
@@ -360,7 +359,7 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
             held = service.descriptors() - before
             crowd.hear(2 * timeout)
             statuses = crowd.statuses()
-        is_back = eventually(lambda: service.descriptors() <= before + STORE_FILES, 10)
+        is_back = comes_true(lambda: service.descriptors() <= before + STORE_FILES, 10)
         # A connection that is being refused needs a file too.
         is_bounded = held <= 2 * allowed * len(service.workers())
         return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, PlantStore, open_store
-from tests.support.deployment import ID_IN_USE, TOKEN, Answer, Client, Service
+from tests.audits.clients import Answer
+from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service
 from tests.support.postgres_server import PostgresServer
 
 Attempts = list[tuple[Plant, Answer]]
@@ -95,7 +96,7 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     """Say what became of a plant; what must not be starts with an exclamation mark."""
     stored = store.get(attempts[0][0].id)
     kept = [plant for plant, answer in attempts if answer.status == 200]
-    unknown = [plant for plant, answer in attempts if answer.status in {None, 503}]
+    unknown = [plant for plant, answer in attempts if answer.status in {0, 503}]
     in_use = any(answer.error == ID_IN_USE for _, answer in attempts)
     if len(kept) + len(unknown) + in_use != len(attempts):
         return "! answered with neither 200, 503 nor the id in use"

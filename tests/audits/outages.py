@@ -24,8 +24,9 @@ from pathlib import Path
 import psycopg
 
 from plants import Plant, open_store
+from tests.audits.clients import Answer
+from tests.audits.deployment import ID_IN_USE, Client, Service
 from tests.audits.kills import Load, report
-from tests.support.deployment import ID_IN_USE, Answer, Client, Service
 from tests.support.postgres_server import PostgresServer
 
 

@@ -25,7 +25,6 @@ from tests.audits.clients import (
     Bystander,
     Service,
     Verdict,
-    eventually,
     new_id,
     plant,
     report,
@@ -34,6 +33,7 @@ from tests.audits.clients import (
     take_service_options,
 )
 from tests.audits.hostile import MALFORMED_TRAILERS, STORE_FILES, chunked_create
+from tests.support.process import comes_true
 
 # No broken client stays longer than this.
 LONGEST_SECONDS = 6.0
@@ -260,7 +260,7 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
         for bystander in bystanders:
             stack.enter_context(bystander)
         breakers.run(seconds)
-    is_back = eventually(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
+    is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
     unknown = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
 
     answers = sum((Counter(bystander.answers) for bystander in bystanders), Counter())

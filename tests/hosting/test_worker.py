@@ -87,7 +87,7 @@ def test_the_id_finds_the_line_of_what_is_refused_below_the_application(
     with client_of(service) as client:
         answer = client.send(request_).answer()
     line = service.line_of(answer.headers["x-request-id"])
-    assert (answer.status, line["status"], line["error"]) == (status, status, answer.error())
+    assert (answer.status, line["status"], line["error"]) == (status, status, answer.error)
     assert (line["level"], line["message"]) == (
         "error" if status >= 500 else "warning",
         json.loads(answer.body)["message"],

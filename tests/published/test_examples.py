@@ -39,9 +39,10 @@ def mounted(request: pytest.FixtureRequest) -> tuple[Any, MemoryStore]:
 
 
 class Mounted(Contract):
-    """The contract of the application that an example mounts under ``/store``, with a store of ours in it."""
+    """What a framework can change of the contract of the application that an example mounts under ``/store``."""
 
     example: ClassVar[str]
+    only_host_rows = True
     does_not_apply: ClassVar[dict[str, str]] = {}
     call = staticmethod(sender)
 
@@ -139,7 +140,8 @@ def test_the_hosts_own_token_check_is_asked() -> None:
 
 
 def test_the_example_of_a_clients_test_passes(pytester: pytest.Pytester) -> None:
-    pytester.runpytest_subprocess(EXAMPLES / "test_client.py", "-p", "no:cacheprovider").assert_outcomes(passed=2)
+    options = ["-p", "no:cacheprovider", "--numprocesses=0"]
+    pytester.runpytest_subprocess(EXAMPLES / "test_client.py", *options).assert_outcomes(passed=2)
 
 
 def test_no_example_is_without_a_test() -> None:

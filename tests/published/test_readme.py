@@ -1,4 +1,4 @@
-"""What the README says is so: its commands, its snippet, its tables."""
+"""What the README says is so: its commands and its snippets."""
 
 import argparse
 import json
@@ -8,20 +8,22 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import plants
-from plants.errors import ErrorCode
-from plants.hosting import settings
+from plants.testing import Server
 from tests.contract import TOKEN
 from tests.support.calls import call
 from tests.support.hosted import CHECKOUT, Service
 
 README = (CHECKOUT / "README.md").read_text()
-START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)[:3]
+START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def curl(command: str, service: Service) -> dict[str, str]:
@@ -85,7 +87,10 @@ def test_the_source_distribution_has_all_that_its_tests_need(clone: Path) -> Non
 
 
 def test_no_link_of_the_readme_is_dead_on_an_index_of_packages() -> None:
-    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if not link.startswith(("https://", "#"))] == []
+    description = metadata("plants")["Description"]
+    assert description.startswith("# Plant Store Service")
+    assert "the errors (docs/interface.md#errors)" in description
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", description) if not link.startswith("https://")] == []
 
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
@@ -93,19 +98,17 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert "grep -m 1 'coverage run -m pytest' README.md" in (CHECKOUT / ".ci/run").read_text()
 
 
-def test_the_snippet_gives_an_application() -> None:
+def test_the_first_snippet_gives_an_application() -> None:
     names: dict[str, object] = {}
-    exec(re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0].replace("secret", TOKEN), names)
+    exec(SNIPPETS[0].replace("secret", TOKEN), names)
     assert call(names["app"], None, CONTENT_LENGTH="0").error == 40001
 
 
-def test_the_table_of_errors_is_the_codes_own() -> None:
-    rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", README, re.MULTILINE)
-    assert [(int(code), int(status)) for code, status in rows] == [(code, code // 100) for code in ErrorCode]
-
-
-def test_the_table_of_settings_is_the_codes_own() -> None:
-    assert re.findall(r"^\| `(PLANTS_\w+)` \|", README, re.MULTILINE) == list(settings.NAMES)
+def test_the_second_snippet_is_a_test_that_passes(plants_server: Server) -> None:
+    names: dict[str, Any] = {}
+    exec(SNIPPETS[1], names)
+    names["test_my_client"](plants_server)
+    assert plants_server.store.get(1) == plants.Plant(1, "Fern")
 
 
 def test_every_public_name_is_there() -> None:

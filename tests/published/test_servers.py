@@ -11,11 +11,11 @@ from typing import ClassVar, NamedTuple
 
 import pytest
 
-from benchmarks.servers import COMMANDS, serving
 from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, Send, new_plant
 from tests.support.hosted import environment, send_to
+from tests.support.servers import COMMANDS, serving
 
 
 class Running(NamedTuple):
@@ -36,9 +36,10 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 class Served(Contract):
-    """The contract, as far as an application decides."""
+    """What a server can change of the contract."""
 
     server: ClassVar[str]
+    only_host_rows = True
     does_not_apply: ClassVar[dict[str, str]] = {}
 
     @pytest.fixture(autouse=True)
@@ -70,6 +71,7 @@ SLASHES = {"slashes before it]": "the server folds slashes, or takes what stands
 
 class TestGunicorn(Served):
     server = "Gunicorn, as packaged"
+    only_host_rows = False
     does_not_apply = METHODS_IN_LOWER_CASE
 
 
@@ -105,6 +107,11 @@ class TestUWSGI(Served):
 class TestGranian(Served):
     server = "Granian"
     does_not_apply: ClassVar[dict[str, str]] = {"401[not ASCII]": "Granian drops a field that is not ASCII"}
+
+
+class TestGranianOneThread(Served):
+    server = "Granian, 1 thread"
+    does_not_apply = TestGranian.does_not_apply
 
 
 class TestCheroot(Served):

@@ -37,12 +37,12 @@ def test_a_client_that_stalls_gets_408_and_the_others_an_answer(impatient: Serve
     assert impatient.get().status == 200
     for client in [*stalled, after_another]:
         (refusal,) = client.answers()
-        assert refusal.error() == 40800
+        assert refusal.error == 40800
 
 
 def test_all_of_many_stalled_clients_get_408(impatient: Server) -> None:
     clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
-    assert [client.answer().error() for client in clients] == [40800] * 50
+    assert [client.answer().error for client in clients] == [40800] * 50
 
 
 def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
@@ -51,7 +51,7 @@ def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
         while not client.has_news():
             client.send(b"a")
             time.sleep(0.05)
-        assert client.answer().error() == 40800
+        assert client.answer().error == 40800
 
 
 def test_a_connection_without_a_request_is_closed_after_gunicorns_keepalive(impatient: Server) -> None:
@@ -79,7 +79,7 @@ def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(impatient: Server
 
 
 def _worker_pid(server: Server) -> int:
-    return int(server.logged(r"Booting worker with pid: (\d+)")[1])
+    return int(server.wait_for(r"Booting worker with pid: (\d+)")[1])
 
 
 def _connections(server: Server) -> int:
@@ -107,7 +107,7 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         assert [client.answer().status for client in served] == [200, 200]
         surplus = server.client()
         (refusal,) = surplus.answers()
-        assert refusal.error() == 50300
+        assert refusal.error == 50300
         assert refusal.headers["retry-after"] == "1"
         served[0].reset()
         eventually(lambda: server.get().status == 200)
@@ -128,7 +128,7 @@ def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: 
         refused = [client for client in large + larger if client.has_news()]
         for client in refused:
             (refusal,) = client.answers()
-            assert refusal.error() == 50300
+            assert refusal.error == 50300
             assert refusal.headers["retry-after"] == "1"
         rest = [client for client in large + larger if client not in refused]
         assert [client.send(b"x").answer().status for client in rest] == [200] * len(rest)
@@ -140,7 +140,7 @@ def test_many_connections_too_many_are_told_so_and_closed_at_once(tmp_path: Path
         assert served.send(GET).answer().status == 200
         for surplus in [server.client() for _ in range(20)]:
             (refusal,) = surplus.answers()
-            assert refusal.error() == 50300
+            assert refusal.error == 50300
         assert served.send(GET).answer().status == 200
 
 
@@ -191,7 +191,7 @@ def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
         eventually(lambda: server.notes().count("waiting") == 2)
         server.signal(signal.SIGTERM)
-        server.logged("Handling signal: term")
+        server.wait_for("Handling signal: term")
         (tmp_path / "gate").touch()
         first, second = client.answers()
         assert (first.status, second.status) == (200, 200)
@@ -278,7 +278,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
             loads = [pool.submit(load, name) for name in range(6)]
             for count in (1, 2):
                 server.signal(signal.SIGHUP)
-                server.logged("Worker exiting", times=2 * count)
+                server.wait_for("Worker exiting", times=2 * count)
             over.set()
             answered = set().union(*(load.result() for load in loads))
         assert set(server.notes()) == answered
@@ -289,8 +289,8 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         client = server.client()
         assert "connection" not in client.send(GET).answer().headers
         assert client.send(GET).answer().headers["connection"] == "close"
-        server.logged("Autorestarting worker")
-        server.logged("Booting worker", times=2)
+        server.wait_for("Autorestarting worker")
+        server.wait_for("Booting worker", times=2)
         assert server.get().status == 200
 
 
@@ -298,13 +298,13 @@ def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
     with serving(tmp_path, f"--pid={tmp_path}/pid") as server:
         assert server.get().status == 200
         server.signal(signal.SIGUSR2)
-        server.logged("Booting worker", times=2)
+        server.wait_for("Booting worker", times=2)
         new = int((tmp_path / "pid.2").read_text())
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
         assert server.get().status == 200
         os.kill(new, signal.SIGTERM)
-        server.logged("Shutting down: Master", times=2)
+        server.wait_for("Shutting down: Master", times=2)
 
 
 def test_usr1_reopens_the_logs(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_the_access_log_has_each_request_without_its_query_and_each_refusal(tmp_
         client = server.client().send(b"GET /late?q HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n")
         assert client.answer().body == b"late"
         client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").answer()
-        assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").answer().error() == 40000
+        assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").answer().error == 40000
         eventually(lambda: len(log.read_text().splitlines()) == 3)
         assert log.read_text().splitlines() == [
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',
@@ -341,6 +341,6 @@ def test_a_hook_that_is_not_called_is_warned_of(tmp_path: Path) -> None:
     configuration = tmp_path / "hooks.py"
     configuration.write_text("def pre_request(worker, req):\n    raise RuntimeError\n")
     with serving(tmp_path, f"--config={configuration}") as server:
-        server.logged(r"\[WARNING\] this worker does not call the pre_request hook")
+        server.wait_for(r"\[WARNING\] this worker does not call the pre_request hook")
         assert server.get().status == 200
-        assert not any("post_request" in line for line in server.log)
+        assert not any("post_request" in line for line in server.lines)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker_server import Answer, Client, Server, eventually, serving
+from tests.contract import Answer
+from tests.support.worker_server import Client, Server, eventually, serving
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
 
@@ -298,7 +299,7 @@ def test_fields_of_the_connection_are_not_the_applications(client: Client) -> No
 )
 def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields: list[list[str]]) -> None:
     client.send(post(b"/status", json.dumps([line, fields]).encode()))
-    assert client.answer().error() == 50000
+    assert client.answer().error == 50000
 
 
 @pytest.mark.parametrize(
@@ -317,15 +318,15 @@ def test_a_fault_of_the_application_is_a_500_and_its_details_are_in_the_log(
     server: Server, client: Client, target: bytes, logged: str
 ) -> None:
     answer = client.send(request(target=target)).answer()
-    assert answer.error() == 50000
+    assert answer.error == 50000
     assert answer.headers["connection"] == "close"
     assert b"secret" not in answer.body
-    server.logged(logged)
+    server.wait_for(logged)
 
 
 def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server, client: Client) -> None:
     assert client.send(request(target=b"/complain")).answer().status == 204
-    server.logged(r"\[ERROR\] a complaint$")
+    server.wait_for(r"\[ERROR\] a complaint$")
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)

@@ -1,42 +1,18 @@
 """Gunicorn with the worker, in processes of its own, and a client that sends bytes as they are given."""
 
-import json
 import os
-import re
 import select
-import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
-PATIENCE_SECONDS = 30
+from tests.contract import Answer
+from tests.support.process import PATIENCE_SECONDS, Process, comes_true
+
 TESTS = Path(__file__).parent
-
-
-class Answer(NamedTuple):
-    """One answer; names of header fields in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    def error(self) -> int:
-        """Give the code of an Error body, which this has to be in all it says."""
-        document = json.loads(self.body)
-        assert document.keys() == {"error", "message"}
-        assert document["error"] // 100 == self.status
-        assert 0 < len(document["message"]) < 500
-        assert self.headers["content-type"] == "application/json"
-        assert self.headers["cache-control"] == "no-store"
-        assert self.headers["x-content-type-options"] == "nosniff"
-        code: int = document["error"]
-        return code
 
 
 class Client:
@@ -113,34 +89,16 @@ class Client:
         return self._file.read(1) == b""
 
 
-class Server:
+class Server(Process):
     """A running Gunicorn."""
 
-    def __init__(self, process: "subprocess.Popen[str]", notes: Path) -> None:
-        self.process = process
-        self.log: list[str] = []
+    def __init__(self, command: list[str], notes: Path, env: dict[str, str]) -> None:
+        super().__init__(command, cwd=notes.parent, env=env)
         self.clients: list[Client] = []
         self._notes = notes
-        self._news = threading.Condition()
-        threading.Thread(target=self._read_log, daemon=True).start()
-        self.address = self.logged(r"Listening at: (?:unix:|https?://)(\S+)")[1]
 
-    def _read_log(self) -> None:
-        assert self.process.stderr
-        for line in self.process.stderr:
-            with self._news:
-                self.log.append(line)
-                self._news.notify_all()
-
-    def logged(self, pattern: str, times: int = 1) -> re.Match[str]:
-        """Wait until so many lines of the log match, and give the last of them."""
-
-        def matches() -> list[re.Match[str]]:
-            return [match for line in self.log if (match := re.search(pattern, line))]
-
-        with self._news:
-            assert self._news.wait_for(lambda: len(matches()) >= times, PATIENCE_SECONDS), "".join(self.log)
-            return matches()[times - 1]
+    def wait_until_it_listens(self) -> None:
+        self.address = self.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
 
     def notes(self) -> list[str]:
         """Give what the application noted."""
@@ -160,19 +118,15 @@ class Server:
         with self.client() as client:
             return client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()).answer()
 
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def ended(self) -> int:
-        return self.process.wait(PATIENCE_SECONDS)
+    def __exit__(self, *exception: object) -> None:
+        for client in self.clients:
+            client.close()
+        super().__exit__(*exception)
 
 
 def eventually(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    assert comes_true(condition)
 
 
 @contextmanager
@@ -186,14 +140,6 @@ def serving(
     command = [str(gunicorn), f"--bind={bind}", "--no-control-socket", "--graceful-timeout=20"]
     command += ["--worker-class=plants.hosting.worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "TEST_NOTES": str(notes)}
-    with subprocess.Popen(
-        command, env=os.environ | settings | environ, stderr=subprocess.PIPE, text=True, cwd=folder
-    ) as process:
-        server = Server(process, notes)
-        try:
-            yield server
-        finally:
-            for client in server.clients:
-                client.close()
-            process.send_signal(signal.SIGTERM)
-            server.ended()
+    with Server(command, notes, os.environ | settings | environ) as server:
+        server.wait_until_it_listens()
+        yield server

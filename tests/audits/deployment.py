@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from plants import Plant
+from tests.audits.clients import Answer, exchange
 from tests.support.postgres_server import free_port
 
 TOKEN = "audit"
@@ -64,19 +64,9 @@ class Service:
                 os.killpg(self._master.pid, signal.SIGKILL)
             self._master.wait()
 
-    def status(self, path: str) -> int | None:
+    def status(self, path: str) -> int:
         with contextlib.closing(Client(self.url, self.token)) as client:
             return client.request("GET", path).status
-
-
-class Answer(NamedTuple):
-    """What a client was told, if anything, and when."""
-
-    status: int | None
-    error: int | None
-    retry_after: str | None
-    began: float
-    ended: float
 
 
 class Client:
@@ -86,23 +76,14 @@ class Client:
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         self._path = parts.path.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._token = token
 
     def add(self, plant: Plant) -> Answer:
         members = {"id": plant.id, "name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag})
-        return self.request("POST", "/plants", json.dumps(members))
+        return self.request("POST", "/plants", json.dumps(members).encode())
 
-    def request(self, method: str, path: str, body: str | None = None) -> Answer:
-        began = time.monotonic()
-        try:
-            self._connection.request(method, self._path + path, body, self._headers)
-            response = self._connection.getresponse()
-            content = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError):
-            self._connection.close()
-            return Answer(None, None, None, began, time.monotonic())
-        retry_after = response.headers["Retry-After"]
-        return Answer(response.status, content.get("error"), retry_after, began, time.monotonic())
+    def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
+        return exchange(self._connection, method, self._path + path, self._token, body)
 
     def close(self) -> None:
         self._connection.close()

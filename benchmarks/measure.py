@@ -1,0 +1,74 @@
+"""What the benchmarks share: load by wrk, medians, and a line that says where and when the figures were taken.
+
+Needs wrk (https://github.com/wg/wrk) on the PATH.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+TOKEN = "benchmark"
+# In each request one field differs, as behind a proxy, unless the heads are to be equal. All ids have ten digits, so
+# all bodies have one length.
+WRK_SCRIPT = """
+local id = tonumber(os.getenv('FIRST_ID'))
+local field = os.getenv('EQUAL_HEADS') and 'X-Request-ID: 1\\r\\n' or 'X-Request-ID: %d\\r\\n'
+local head = 'POST /plants HTTP/1.1\\r\\nHost: localhost\\r\\nAuthorization: Bearer ' .. os.getenv('TOKEN') .. '\\r\\n'
+local body = 'Content-Type: application/json\\r\\nContent-Length: 52\\r\\n\\r\\n' ..
+  '{"id":%d,"name":"Monstera","tag":"tropical"}'
+request = function()
+  id = id + 1
+  return head .. string.format(field, id) .. string.format(body, id)
+end
+done = function(summary, latency)
+  local errors = summary.errors
+  io.write(string.format('[%f, %f, %d]\\n', summary.requests / summary.duration * 1e6, latency:percentile(99) / 1e3,
+    errors.status + errors.connect + errors.read + errors.write + errors.timeout))
+end
+"""
+
+
+class Load(NamedTuple):
+    """What wrk saw: creates a second, the answer that one in a hundred was slower than (ms), and failed requests."""
+
+    rate: float
+    p99: float
+    failures: int
+
+
+def load(port: int, connections: int, seconds: int, first_id: int, *, equal_heads: bool = False) -> Load:
+    """Create plants as fast as a service takes them; ``first_id`` has ten digits."""
+    environ = {"FIRST_ID": str(first_id), "TOKEN": TOKEN} | ({"EQUAL_HEADS": "1"} if equal_heads else {})
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(WRK_SCRIPT)
+        script.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}", "-s", script.name, f"http://127.0.0.1:{port}"]
+        output = subprocess.check_output(command, env=os.environ | environ, text=True)
+    return Load(*json.loads(output.splitlines()[-1]))
+
+
+def median(loads: Iterable[Load]) -> Load:
+    """Give the medians of several rounds, and all that failed."""
+    rates, p99s, failures = zip(*loads, strict=True)
+    return Load(statistics.median(rates), statistics.median(p99s), sum(failures))
+
+
+def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:
+    """Give the median of the rounds' own ratios: what a round's neighbours did to the machine was the same for both."""
+    return statistics.median(one.rate / other.rate for one, other in zip(loads, to, strict=True))
+
+
+def taken() -> str:
+    """Give the line that figures need to be worth anything."""
+    commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip()
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = next(line.partition(": ")[2] for line in cpuinfo.splitlines() if line.startswith("model name"))
+    cores = len(os.sched_getaffinity(0))
+    return f"{time.strftime('%Y-%m-%d')}, {commit}, {model}, {cores} cores, Python {platform.python_version()}"

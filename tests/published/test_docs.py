@@ -1,0 +1,101 @@
+"""What the documents say is so: their links, and the tables that are held to the code."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from plants.errors import ErrorCode
+from plants.hosting import settings
+from plants.hosting.settings import Settings
+from tests.support.hosted import CHECKOUT
+from tests.support.servers import COMMANDS
+
+PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
+MAX_README_LINES = 100
+
+
+def page(name: str) -> str:
+    return (CHECKOUT / "docs" / f"{name}.md").read_text()
+
+
+def anchors(text: str) -> set[str]:
+    """Give the fragments of the headings, as a forge makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def is_dead(link: str, origin: Path) -> bool:
+    name, _, fragment = link.partition("#")
+    target = (origin.parent / name) if name else origin
+    return not target.exists() or bool(fragment and fragment not in anchors(target.read_text()))
+
+
+@pytest.mark.parametrize("origin", PAGES, ids=lambda path: path.name)
+def test_no_link_is_dead(origin: Path) -> None:
+    text = re.sub(r"`[^`]*`", "", origin.read_text())
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
+    assert [link for link in links if is_dead(link, origin)] == []
+
+
+def test_a_reader_finds_every_page_of_the_docs_from_the_readme() -> None:
+    readme = (CHECKOUT / "README.md").read_text()
+    assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in readme] == []
+    assert len(readme.splitlines()) < MAX_README_LINES
+
+
+def test_the_table_of_errors_is_the_codes_own() -> None:
+    rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", page("interface"), re.MULTILINE)
+    assert [(int(code), int(status)) for code, status in rows] == [(code, code // 100) for code in ErrorCode]
+
+
+def test_the_order_of_judging_names_only_codes_that_there_are() -> None:
+    named = {int(code) for code in re.findall(r"\b[45]\d{4}\b", page("interface"))}
+    assert named - {41400, 43100, 50100} == set(ErrorCode)
+
+
+def test_the_table_of_settings_is_the_codes_own() -> None:
+    rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
+    assert [name for name, _ in rows] == list(settings.NAMES)
+    defaults = dict(rows)
+    without = Settings.from_environ({"PLANTS_TOKENS": "secret"})
+    assert defaults["PLANTS_STORE"] == f"`{without.store}`"
+    assert defaults["PLANTS_MAX_BODY_BYTES"] == str(without.max_body_bytes)
+    assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{without.request_timeout:.0f}"
+    assert defaults["PLANTS_METRICS_BIND"] == "none"
+    assert without.metrics_bind is None
+
+
+def test_the_table_of_gunicorns_settings_has_what_the_packaged_configuration_sets() -> None:
+    table = page("hosting").partition("| Gunicorn | packaged | why |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    text = Path(str(import_module("plants.hosting.settings").__file__)).with_name("gunicorn_conf.py").read_text()
+    assert named == set(re.findall(r"^(\w+)(?:: .*)? = ", text, re.MULTILINE)) - {
+        "wsgi_app",
+        "logger_class",
+        "worker_class",
+    }
+
+
+@pytest.mark.parametrize("name", ["hosting", "figures"])
+def test_each_table_of_servers_has_those_that_are_tested(name: str) -> None:
+    table = page(name).partition("# Other servers\n")[2].partition("\n## ")[0]
+    _, *rows = re.findall(r"^\| (?:16 \| )?([^-|]+?) \|", table, re.MULTILINE)
+    assert [row for row in rows if row != "Apache, mod_wsgi"] == list(COMMANDS)
+
+
+def test_the_table_of_servers_says_how_each_is_started() -> None:
+    table = page("hosting").partition("# Other servers")[2]
+    for server, command in COMMANDS.items():
+        row = next(line for line in table.splitlines() if line.startswith(f"| {server} |"))
+        options = re.findall(r"(?<= )-[^ `]*", row.split("|")[2])
+        assert [option for option in options if f" {option}" not in command] == [], server
+
+
+def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> None:
+    commands = re.findall(r"^\.venv/bin/python -m ([\w.]+)(.*)$", page("figures"), re.MULTILINE)
+    assert len(commands) > 3
+    for module, options in commands:
+        source = Path(str(import_module(module).__file__)).read_text()
+        assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
