@@ -49,10 +49,11 @@ def listen(uid: int, gid: int) -> None:
     shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # a new, private folder
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=shared_memory)
     os.chown(folder, uid, gid)
-    atexit.register(_remove, folder, os.getpid())
+    atexit.register(remove_folder, folder, os.getpid())
 
 
-def _remove(folder: str, master: int) -> None:
+def remove_folder(folder: str, master: int) -> None:
+    """Remove the folder of the files, if this is the process of the master."""
     if os.getpid() == master:  # A worker inherits what is to be done at the exit.
         shutil.rmtree(folder, ignore_errors=True)
 
