@@ -38,20 +38,22 @@ def listen(uid: int, gid: int) -> None:
 
     :raises OSError: there can be no listening at this address, or no folder for the files.
     """
-    if settings.metrics_bind:
-        host = settings.metrics_bind[0]
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # A master that takes over (USR2) listens beside the one that it takes over from.
-        listeners.append(socket.create_server(settings.metrics_bind, family=family, reuse_port=True))
-        # The client library keeps there what the workers count. It reads the name when it is imported, so nothing
-        # imports it earlier; a master that takes over makes a new folder.
-        shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # a new, private folder
-        folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=shared_memory)
-        os.chown(folder, uid, gid)
-        atexit.register(_remove, folder, os.getpid())
+    if not settings.metrics_bind:
+        return
+    host = settings.metrics_bind[0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # A master that takes over (USR2) listens beside the one that it takes over from.
+    listeners.append(socket.create_server(settings.metrics_bind, family=family, reuse_port=True))
+    # The client library keeps there what the workers count. It reads the name when it is imported, so nothing
+    # imports it earlier; a master that takes over makes a new folder.
+    shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # a new, private folder
+    folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=shared_memory)
+    os.chown(folder, uid, gid)
+    atexit.register(remove_folder, folder, os.getpid())
 
 
-def _remove(folder: str, master: int) -> None:
+def remove_folder(folder: str, master: int) -> None:
+    """Remove the folder of the files, if this is the process of the master."""
     if os.getpid() == master:  # A worker inherits what is to be done at the exit.
         shutil.rmtree(folder, ignore_errors=True)
 

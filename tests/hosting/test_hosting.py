@@ -93,6 +93,8 @@ BAD_SETTINGS = [
     ("PLANTS_REQUEST_TIMEOUT", "10s", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "inf", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
+    ("PLANTS_LOG_FORMAT", "", "set json or text"),
+    ("PLANTS_LOG_FORMAT", "JSON", "set json or text"),
 ]
 
 

@@ -1,6 +1,7 @@
 """The log: what its lines say, and that nobody outside can write one."""
 
 import json
+import logging
 import os
 import pty
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from plants.hosting.logs import AccessLog
+from plants.server.answer import make_answer
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 from tests.support.worker_server import Client, eventually
@@ -151,6 +154,20 @@ def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at
         assert service.line_of(request_id)["path"] == "/" + "\xff" * 199
         (line,) = [line for line in service.access if request_id in line]
         assert len(line) <= 4096
+
+
+def test_many_lines_go_out_as_whole_ones_in_pieces_that_a_pipe_takes(capfd: pytest.CaptureFixture[str]) -> None:
+    log = AccessLog(logging.DEBUG)
+    answer = make_answer("200 OK", [], b"{}", is_head=False)
+    for number in range(40):
+        environ = {"PATH_INFO": "/plants", "REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"{number}"}
+        log.write(environ, answer, 0.001)
+    first = capfd.readouterr().out
+    log.flush()
+    lines = (first + capfd.readouterr().out).splitlines()
+    assert [json.loads(line)["request_id"] for line in lines] == [f"{number}" for number in range(40)]
+    assert 0 < len(first) < len("".join(lines))
+    assert first.endswith("\n")
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from plants.hosting.metrics import remove_folder
 from plants.hosting.settings import Settings, SettingsError
 from tests.audits.clients import children
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
@@ -263,6 +264,11 @@ def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:
         assert folder_of(service.process.pid) == folder  # The worker that has ended took nothing away.
         assert service.stop() == 0
         assert not folder.exists()
+
+
+def test_another_process_than_the_master_leaves_their_folder(tmp_path: Path) -> None:
+    remove_folder(str(tmp_path), os.getpid() + 1)
+    assert tmp_path.exists()
 
 
 def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
