@@ -1,7 +1,6 @@
 """A process that a test has started, and waiting for what it does."""
 
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -16,11 +15,9 @@ _END = "(end)"
 def comes_true(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
     """Wait until a condition holds; say whether it did."""
     give_up = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > give_up:
-            return False
+    while not (is_true := condition()) and time.monotonic() < give_up:
         time.sleep(0.01)
-    return True
+    return bool(is_true)
 
 
 class Process:
@@ -71,11 +68,6 @@ class Process:
     def ended(self) -> int:
         """Wait for the end, and give the exit status."""
         return self.process.wait(PATIENCE_SECONDS)
-
-    def stop(self) -> int:
-        """Stop it, and give its exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.ended()
 
     def __enter__(self) -> Self:
         return self
