@@ -18,6 +18,7 @@ from typing import Any
 import falcon
 
 import plants
+from benchmarks.measure import taken
 from plants.auth import BearerAuth
 from plants.framework import json_app
 from plants.media import read_json
@@ -113,14 +114,16 @@ def main() -> None:
     parser.add_argument("--creates", type=int, default=5_000)
     args = parser.parse_args()
     rounds = [{name: microseconds(step(), args.creates) for name, step in STEPS.items()} for _ in range(args.rounds)]
+    print(f"{taken()}; medians of {args.rounds} rounds of {args.creates} creates\n")
+    print("| up to this step | us | more |\n|---|---|---|")
     before = 0.0
     for name in STEPS:
         median = statistics.median(round_[name] for round_ in rounds)
-        print(f"{name:40} {median:6.2f} us {median - before:+6.2f}")
+        print(f"| {name} | {median:.2f} | {median - before:+.2f} |")
         before = median
     first, *_, last = STEPS
     ratio = statistics.median(round_[last] / round_[first] for round_ in rounds)
-    print(f"{'the service over the first':40} {ratio:6.2f} times, {args.rounds} rounds of {args.creates} creates")
+    print(f"| the service, as times of the first | {ratio:.2f} | |")
 
 
 if __name__ == "__main__":

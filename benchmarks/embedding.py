@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 
+from benchmarks.measure import taken
+
 PRELUDE = "import time; {before}; began = time.perf_counter(); {timed}; print(time.perf_counter() - began)"
 ROWS = {
     "import falcon, marshmallow": ("pass", "import falcon, marshmallow"),
@@ -38,8 +40,9 @@ def main() -> None:
             code = PRELUDE.format(before=before, timed=timed)
             output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
             seconds[row].append(float(output))
+    print(f"{taken()}; medians of {args.rounds} rounds\n\n| what | ms |\n|---|---|")
     for row, values in seconds.items():
-        print(f"{row:46} {statistics.median(values) * 1e3:7.1f} ms, {args.rounds} rounds")
+        print(f"| {row} | {statistics.median(values) * 1e3:.1f} |")
 
 
 if __name__ == "__main__":

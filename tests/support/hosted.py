@@ -4,86 +4,49 @@ import http.client
 import json
 import os
 import re
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 from tests.contract import LIMIT, TOKEN, Answer, Headers
+from tests.support.process import END, Process
 
 CHECKOUT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "plants", "serve"]
 # What the tests send as a token, in bodies and in queries, and no log has.
-_END = "(end)"
 NEVER_LOGGED = re.compile(rf"{TOKEN}|Fern|access_token|\?a=1")
 
 
-class Service:
+class Service(Process):
     """A running service, at the most talkative level if nothing else is said.
 
-    What it logs is read all the time, so that it never waits for a reader: ``lines`` is what came on standard error,
-    and ``access`` on standard output. When it has ended, every line must be one that a log may have.
+    ``access`` is what it wrote on standard output. When it has ended, every line must be one that a log may have.
     """
 
     def __init__(self, command: list[str], cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment(**{"GUNICORN_CMD_ARGS": "--log-level=debug"} | env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            stdin=stdin,
-        )
-        self.lines: list[str] = []
-        self.access: list[str] = []
+        settings = environment(**{"GUNICORN_CMD_ARGS": "--log-level=debug"} | env)
+        super().__init__(command, cwd=cwd, env=settings, stdin=stdin)
+        self.access = self.output
         self.is_json = env.get("PLANTS_LOG_FORMAT") != "text"
-        self._changed = threading.Condition()
-        pairs = ((self.process.stderr, self.lines), (self.process.stdout, self.access))
-        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
-        for reader in self._readers:
-            reader.start()
 
     def wait_until_it_serves(self) -> None:
         self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
         # A worker that is stopped before it has set up its signals is killed only after Gunicorn's graceful timeout.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
-    def _read(self, file: IO[str], lines: list[str]) -> None:
-        with file:
-            for line in file:
-                with self._changed:
-                    lines.append(line)
-                    self._changed.notify_all()
-        with self._changed:
-            lines.append(_END)
-            self._changed.notify_all()
-
-    def wait_for(self, pattern: str, after: int = 0) -> re.Match[str]:
-        """Wait until a line of the log, not before line ``after``, has the pattern."""
-        with self._changed:
-            while True:
-                found = [match for line in self.lines[after:] if (match := re.search(pattern, line))]
-                if found:
-                    return found[0]
-                more = self.lines[-1:] != [_END] and self._changed.wait(10)
-                assert more, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
-
     def line_of(self, request_id: str) -> dict[str, Any]:
         """Wait for the line about a request, and give it."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: any(request_id in line for line in self.access), 10), self.access
+        with self.news:
+            assert self.news.wait_for(lambda: any(request_id in line for line in self.access), 10), self.access
             (found,) = [line for line in self.access if request_id in line]
         members: dict[str, Any] = json.loads(found)
         return members
 
     def check_log(self) -> None:
         """Look at every line, once the service has ended."""
-        lines = [line for line in (*self.lines, *self.access) if line != _END]
+        lines = [line for line in (*self.lines, *self.access) if line != END]
         assert not [line for line in lines if NEVER_LOGGED.search(line)]
         # Before it has a log, a service that cannot be started says in a line why.
         for line in lines if self.is_json else ():
@@ -92,23 +55,14 @@ class Service:
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
         return send_to(self.port, body, method=method, path=path, headers=headers)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        patience = threading.Timer(10, self.process.kill)
-        patience.start()
-        self.process.terminate()
-        self.process.wait()
-        patience.cancel()
-        for reader in self._readers:
-            reader.join()
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         self.check_log()
 
     def stop(self) -> int:
         """Stop it, and give its exit status."""
         self.process.terminate()
-        return self.process.wait(10)
+        return self.ended()
 
 
 def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:

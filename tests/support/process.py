@@ -1,7 +1,6 @@
 """A process that a test has started, and waiting for what it does."""
 
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -10,23 +9,23 @@ from pathlib import Path
 from typing import IO, Self
 
 PATIENCE_SECONDS = 30
-_END = "(end)"
+# The last line, once the process has closed the file.
+END = "(end)"
 
 
 def comes_true(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
     """Wait until a condition holds; say whether it did."""
     give_up = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > give_up:
-            return False
+    while not (is_true := condition()) and time.monotonic() < give_up:
         time.sleep(0.01)
-    return True
+    return bool(is_true)
 
 
 class Process:
     """A running process. What it writes is read all the time, so that it never waits for a reader.
 
-    ``lines`` is what has come on standard error, and ``output`` on standard output.
+    ``lines`` is what has come on standard error, and ``output`` on standard output; ``END`` follows the last line.
+    ``news`` is notified of each.
     """
 
     def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
@@ -35,8 +34,7 @@ class Process:
         )
         self.lines: list[str] = []
         self.output: list[str] = []
-        self._ended = 0
-        self._news = threading.Condition()
+        self.news = threading.Condition()
         pairs = ((self.process.stderr, self.lines), (self.process.stdout, self.output))
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
         for reader in self._readers:
@@ -45,12 +43,12 @@ class Process:
     def _read(self, file: IO[str], lines: list[str]) -> None:
         with file:
             for line in file:
-                with self._news:
+                with self.news:
                     lines.append(line)
-                    self._news.notify_all()
-        with self._news:
-            self._ended += 1
-            self._news.notify_all()
+                    self.news.notify_all()
+        with self.news:
+            lines.append(END)
+            self.news.notify_all()
 
     def wait_for(self, pattern: str, *, after: int = 0, times: int = 1) -> re.Match[str]:
         """Wait until so many lines on standard error, not before line ``after``, match; give the last of them."""
@@ -58,10 +56,10 @@ class Process:
 
         def is_there() -> bool:
             found[:] = [match for line in self.lines[after:] if (match := re.search(pattern, line))]
-            return len(found) >= times or self._ended == len(self._readers)
+            return len(found) >= times or self.lines[-1:] == [END]
 
-        with self._news:
-            self._news.wait_for(is_there, PATIENCE_SECONDS)
+        with self.news:
+            self.news.wait_for(is_there, PATIENCE_SECONDS)
             assert len(found) >= times, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
         return found[times - 1]
 
@@ -71,11 +69,6 @@ class Process:
     def ended(self) -> int:
         """Wait for the end, and give the exit status."""
         return self.process.wait(PATIENCE_SECONDS)
-
-    def stop(self) -> int:
-        """Stop it, and give its exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.ended()
 
     def __enter__(self) -> Self:
         return self
