@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections import deque
 from enum import Enum, auto
 from selectors import EVENT_READ, EVENT_WRITE
 from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
@@ -24,6 +25,7 @@ class _Worker(Protocol):
 
     cfg: Any
     connections: "set[Connection]"
+    later: "deque[Connection]"
     limits: Limits
     now: float
     alive: bool
@@ -31,7 +33,6 @@ class _Worker(Protocol):
     answer_timeout: float
 
     def watch(self, connection: "Connection", before: int, events: int) -> None: ...
-    def go_on_later(self, connection: "Connection") -> None: ...
     def take(self, connection: "Connection", request: Request) -> None: ...
     def identify(self, request: Request) -> None: ...
     def answered(self, request: Request, answer: Answer) -> None: ...
@@ -223,7 +224,7 @@ class Connection:
 
     def _go_on_later(self) -> None:
         self._is_behind = True
-        self._worker.go_on_later(self)
+        self._worker.later.append(self)
 
     # An answer goes out
 

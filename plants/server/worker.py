@@ -90,7 +90,7 @@ class Worker(base.Worker):
         self._most_connections = _allow_descriptors(cfg.worker_connections)
         self._most_held = _BODIES_HELD * max(self.max_body_bytes, HEAD_BYTES)
         self._held = 0
-        self._later: deque[Connection] = deque()
+        self.later: deque[Connection] = deque()  # go on when the others have had their turn
         self._whole: list[Job] = []  # requests that are answered in the loop
         self._waiting: list[Job] = []  # requests that are answered in threads
         self._has_threads = cfg.threads > 1
@@ -154,10 +154,6 @@ class Worker(base.Worker):
         else:
             self._selector.register(connection.sock, events, connection)
 
-    def go_on_later(self, connection: Connection) -> None:
-        """Let a connection go on with its input when the others have had their turn."""
-        self._later.append(connection)
-
     def take(self, connection: Connection, request: Request) -> None:
         """Have a request answered that has arrived whole, and stop after the last one of ``max_requests``."""
         is_for_threads = self._has_threads and not self.never_waits(request)
@@ -170,7 +166,7 @@ class Worker(base.Worker):
     # The loop
 
     def _turn(self) -> None:
-        events = self._selector.select(0.0 if self._later else max(0.0, self._sweep_at - time.monotonic()))
+        events = self._selector.select(0.0 if self.later else max(0.0, self._sweep_at - time.monotonic()))
         self.now = time.monotonic()
         for start in range(0, len(events), _STEPS_A_STAGE):
             for key, _ in events[start : start + _STEPS_A_STAGE]:
@@ -181,8 +177,8 @@ class Worker(base.Worker):
             self._answer()
             if self._held > self._most_held:
                 self._shed()
-        if self._later:
-            for connection in [self._later.popleft() for _ in range(min(len(self._later), _LATER_A_TURN))]:
+        if self.later:
+            for connection in [self.later.popleft() for _ in range(min(len(self.later), _LATER_A_TURN))]:
                 self._step(connection, connection.go_on)
             self._answer()
         if self._has_threads:
