@@ -100,7 +100,7 @@ def _check(url: str) -> None:
 
 
 def _problem_at(address: str) -> str:
-    """Tell why what is at the address is not ready, in a line; the empty string if it is."""
+    """Say in one line why the service is not ready; empty if it is."""
     try:
         parts = urlsplit(address)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -113,7 +113,7 @@ def _problem_at(address: str) -> str:
             connection = ssl.create_default_context().wrap_socket(connection, server_hostname=parts.hostname)
         host = parts.netloc.rpartition("@")[2]
         with connection, connection.makefile("rb") as file:
-            # HTTP/1.0, so that whoever answers neither cuts the body into chunks nor keeps the connection.
+            # HTTP/1.0: the answer is neither chunked nor kept alive.
             connection.sendall(f"GET {parts.path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
             head, _, body = file.read(65536).partition(b"\r\n\r\n")
     except (OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def _count_of_tokens(text: str, *, is_new: bool) -> str:
 
 
 def _without_passwords(url: str) -> str:
-    # More than a password may be hidden where one has an @; less never is.
+    # A password with an @ may hide more of the URL than itself, but never less.
     url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(
         r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url

@@ -1,4 +1,4 @@
-"""The log: a line a request on standard output, all else on standard error; as JSON, or as text for a terminal."""
+"""The log: one line per request on standard output, everything else on standard error, as JSON or as text."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ class _JSONFormatter(logging.Formatter):
             line["request_id"] = request_id
         if record.exc_info:
             line["stacktrace"] = self.formatException(record.exc_info)
-        return json.dumps(line, separators=(",", ":"))
+        return json.dumps(line)
 
 
 class _TextFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""``/docs``: the interface description as a page to read and to try, in three files without a script of anyone else."""
+"""``/docs``: the interface description as a page to read and to try, in three files, without third-party scripts."""
 
 from importlib.resources import files
 

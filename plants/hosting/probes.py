@@ -1,4 +1,4 @@
-"""What surrounds the interface in a hosted service."""
+"""The paths around the interface in a hosted service."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Hosted(WithoutToken):
-    """A WSGI application that answers the paths around the interface itself, and leaves all else to ``app``."""
+    """A WSGI application that answers the paths around the interface, and passes all other requests to ``app``."""
 
     def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
         super().__init__(app, probes(store) | page())

@@ -34,7 +34,7 @@ class Serve(WSGIApplication):
         """Read the packaged configuration, before Gunicorn reads all others over it."""
         super().init(parser, opts, args[1:])  # Without "serve".
         self.load_config_from_file(_PACKAGED)
-        # Only a file that is named is read: the one in the working directory may be another service's.
+        # Read only a file that is named; the one in the working directory may belong to another service.
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or _PACKAGED
 
     def load_config(self) -> None:
@@ -52,7 +52,7 @@ class Serve(WSGIApplication):
                 _stop(f"cannot listen at {host}:{port}; a port is a number from 0 to {_LAST_PORT}")
 
     def reload(self) -> None:
-        """Read the configuration again (``HUP``); while it cannot be used, the one before it stays."""
+        """Reload the configuration (``HUP``); if it is not usable, the old one stays."""
         before = vars(self).copy()
         printed = io.StringIO()  # Gunicorn says there what it cannot use, and the log has lines of one kind.
         try:
@@ -70,7 +70,7 @@ class Serve(WSGIApplication):
         super().run()
 
     def _check(self) -> None:
-        # Gunicorn loads the application only. What else would stop a start comes before or after that.
+        # Gunicorn's own check only loads the application. This checks what else could stop a start.
         try:
             Arbiter(self)
             if self.cfg.is_ssl:
@@ -94,6 +94,6 @@ def _check_address(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        # A configuration is checked beside the service that it is for.
+        # The service itself may be running on this address.
         if error.errno != errno.EADDRINUSE:
             _stop(f"cannot listen at {host}:{port} ({error.strerror})")

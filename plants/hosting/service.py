@@ -1,4 +1,4 @@
-"""The one service of this process: its settings and its store, from the environment that importing this reads."""
+"""The settings and the store of this process. Importing this module reads the environment."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ store: Final = open_store(settings.store)
 
 @cache
 def announce_new_token() -> None:
-    """Log the token that was made because the environment had none, once."""
+    """Log the generated token, once."""
     if settings.new_token:
         logging.getLogger("plants").warning(
             "no token is set; a new one is valid until the service stops: %s", settings.new_token

@@ -32,7 +32,7 @@ class SettingsError(AppImportError):
 
 
 class Settings(NamedTuple):
-    """What the environment says, checked.
+    """The settings, checked.
 
     ``store`` is a store's URL; ``tokens`` tells which tokens are valid; ``max_body_bytes`` bounds a request's body;
     ``request_timeout`` is how long, in seconds, a request may take to arrive; ``log_format`` is ``json`` or ``text``;
@@ -118,7 +118,7 @@ class _Either(NamedTuple):
     checks: tuple[TokenCheck, ...]
 
     def accepts(self, token: str) -> bool:
-        # A list, not a generator: the time does not tell which one it was.
+        # A list, not a generator: all checks run, so the time does not show which one matched.
         return any([check.accepts(token) for check in self.checks])  # noqa: C419
 
 

@@ -1,4 +1,4 @@
-"""What Gunicorn's master does when the hosted service starts; importing this reads the environment."""
+"""Hooks of Gunicorn's master when the hosted service starts. Importing this module reads the environment."""
 
 import atexit
 import logging
@@ -16,7 +16,7 @@ def _stop(message: str) -> Never:
     raise SystemExit(f"plants: {message}.")
 
 
-# Whatever is wrong with the settings is said once and in one line, before anything is forked.
+# Report bad settings once, in one line, before any fork.
 try:
     from plants.hosting.metrics import forget_worker, listen
     from plants.hosting.service import announce_new_token, settings, store
@@ -30,7 +30,7 @@ THREADS: Final = 1 if _IS_IN_PROCESS else 2 if settings.store.startswith("sqlite
 
 
 def on_starting(server: Any) -> None:
-    """Stop at an address that cannot be listened at, which Gunicorn would try for five seconds; prepare the store."""
+    """Check the address now, because Gunicorn retries a bad one for five seconds; then prepare the store."""
     _log_where_gunicorn_does(server.log)
     takes_over = "GUNICORN_PID" in os.environ
     if settings.metrics_bind and not takes_over:
@@ -47,7 +47,7 @@ def on_starting(server: Any) -> None:
                 _try_to_bind(host, port, "--bind HOST:PORT")
     announce_new_token()
     try:
-        # A master that takes over from another has a store that is in use, and makes nothing.
+        # After USR2 the store is already in use, and nothing is made.
         store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
@@ -67,7 +67,7 @@ def when_ready(_server: Any) -> None:
 
 
 def pre_exec(server: Any) -> None:
-    """Let the master that takes over have the token that this one made."""
+    """Pass the generated token to the next master."""
     if settings.new_token:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
@@ -83,7 +83,7 @@ def _try_to_bind(host: str, port: int, setting: str) -> None:
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
-    """Keep the dictionary store to one worker process, by whatever means another number was set."""
+    """Keep the dictionary store to one worker process, however the number was set."""
     if new_value > 1 and _IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
@@ -101,7 +101,7 @@ def on_reload(server: Any) -> None:
 
 
 def child_exit(_server: Any, worker: Any) -> None:
-    """Forget what a worker that has ended had to do."""
+    """Remove the gauges of a worker that has ended."""
     forget_worker(worker.pid)
 
 

@@ -23,7 +23,7 @@ from plants.stores.memory import MemoryStore
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-# What needs neither the store nor anything else that could wait.
+# Paths that never block: they do not use the store.
 _NEVER_WAIT = {"/livez", "/metrics", "/openapi.json", *page()}
 # The settings that turn Gunicorn's access log on, as syslog does where it gets that log too.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
@@ -41,10 +41,10 @@ class Worker(ServerWorker):
     most_together = 1 if isinstance(store, MemoryStore) else 256
 
     def load_wsgi(self) -> None:
-        """Load the application, and what looks at its answers."""
+        """Load the application, and set up the log and the metrics."""
         super().load_wsgi()
         cfg = self.cfg
-        # Whoever sets up Gunicorn's own access log gets that one.
+        # If Gunicorn's own access log is set up, use that one.
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
         self._has_gunicorns_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
         has_own_log = issubclass(cfg.logger_class, Logger) and not self._has_gunicorns_log
@@ -100,7 +100,7 @@ class Worker(ServerWorker):
         self.log.access(response, SimpleNamespace(headers=fields), environ, timedelta(seconds=seconds))
 
     def notify(self) -> None:
-        """Tell the master that the worker is alive, and the metrics how much it has to do."""
+        """Send the heartbeat, and update the gauges."""
         super().notify()
         if self._metrics:
             waiting = sum(connection.state is ANSWERING for connection in self.connections)
@@ -116,15 +116,15 @@ class Worker(ServerWorker):
         return make_answer(f"{status} {status.phrase}", headers, body, is_head=request.is_head)
 
     def never_waits(self, request: Request) -> bool:
-        """Tell whether neither the store nor anything else is waited for."""
+        """Say whether the request never blocks."""
         return request.environ["PATH_INFO"] in _NEVER_WAIT
 
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Let the store keep with one commit what several requests add."""
+        """Let the store commit the plants of several requests at once."""
         return store.together(calls)
 
     def run(self) -> None:
-        """Serve, then give back what the store holds."""
+        """Serve, then close the store."""
         try:
             super().run()
         finally:

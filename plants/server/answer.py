@@ -1,4 +1,4 @@
-"""An answer: what a WSGI application gives is collected whole, and becomes bytes."""
+"""An answer: the whole of what a WSGI application gives, and how it becomes bytes."""
 
 import re
 import time
@@ -27,8 +27,8 @@ _NO_CONTENT = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 class Answer(NamedTuple):
     """A whole answer.
 
-    ``status`` has the phrase too; ``head`` is the status line and the fields in bytes, but for what depends on the
-    moment and the connection; ``length`` is the length of the body, which the answer to HEAD leaves out.
+    ``status`` includes the phrase. ``head`` is the status line and the fields in bytes, without those that depend on
+    the moment and the connection; ``length`` is the length of the body, which the answer to HEAD leaves out.
     """
 
     status: str
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 def make_answer(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Answer:
     """Give an answer that can be sent.
 
-    :raises ValueError: the status or a header field could not be sent as what it is, or the announced length is wrong.
+    :raises ValueError: the status or a header field is malformed, or the announced length is wrong.
     """
     head, length = _head(status, tuple(headers))
     if length is None:
@@ -52,14 +52,14 @@ def make_answer(status: str, headers: Headers, body: bytes, *, is_head: bool) ->
 
 
 def call_application(app: WSGIApplication, request: Request) -> Answer:
-    """Give an application's whole answer (PEP 3333), or raise what the application raises. This can be done again."""
+    """Call the application (PEP 3333) and give its whole answer. It may be called again for the same request."""
     environ = request.environ.copy()
     environ["wsgi.input"] = BytesIO(request.body.content)
     started: list[tuple[str, Headers]] = []
     written: list[bytes] = []
 
     def start_response(status: str, headers: Headers, exc_info: _ExcInfo = None) -> _Write:
-        # Nothing has been sent yet, so that the report of an error may always replace what was said before.
+        # Nothing has been sent yet, so an error may always replace the answer that was started.
         if started and not exc_info:
             raise AssertionError("start_response was called twice")
         started.append((status, headers))
@@ -77,7 +77,7 @@ def call_application(app: WSGIApplication, request: Request) -> Answer:
 
 
 def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
-    """Give an answer as it is sent; ``closes`` says that the connection is closed after it."""
+    """Give the bytes of an answer; if ``closes``, the connection is closed after it."""
     parts = [answer.head, _date(int(time.time())), request.extra_fields]
     if not answer.status.startswith(_NO_CONTENT):
         parts.append(b"Content-Length: %d\r\n" % answer.length)
@@ -89,7 +89,7 @@ def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
     return b"".join(parts)
 
 
-# Heads repeat themselves: one is checked and made once, not for each request.
+# Most answers have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
 def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
     if not _FINAL_STATUS.fullmatch(status):

@@ -1,4 +1,4 @@
-"""The calls of the application: in the loop, or in threads for many requests at a time."""
+"""Calls the application: in the loop, or in threads that answer many requests at a time."""
 
 import os
 import queue
@@ -27,10 +27,10 @@ class _Worker(Protocol):
 
 
 class Calls:
-    """The calls of a worker's application, each of which gives an answer, whatever the application does."""
+    """Calls a worker's application. Each call gives an answer, even if the application fails."""
 
     def __init__(self, worker: _Worker, wake_fd: int) -> None:
-        """Take the worker, and where a byte is written when there are outcomes of threads."""
+        """Threads write a byte to ``wake_fd`` when they have outcomes."""
         self._worker = worker
         self._wake_fd = wake_fd
         self._is_woken = False
@@ -55,14 +55,14 @@ class Calls:
         return self._worker.refusal(Refused(500), request)
 
     def put(self, jobs: list[Job]) -> None:
-        """Let the threads answer requests."""
+        """Pass requests to the threads."""
         most = self._worker.most_together
         for start in range(0, len(jobs), most):
             self._jobs.put(jobs[start : start + most])
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Give the answers of the threads that there are."""
-        self._is_woken = False  # First, so that an answer that comes from here on wakes the worker again.
+        """Give the answers that the threads have finished."""
+        self._is_woken = False  # Reset first, so that a later answer wakes the worker again.
         while self._outcomes:
             yield self._outcomes.popleft()
 
@@ -72,14 +72,14 @@ class Calls:
             with suppress(queue.Empty):
                 while len(jobs) < self._worker.most_together:
                     jobs += self._jobs.get_nowait()
-            # A request that was refused in the meantime, since it had waited for too long, is not carried out.
+            # A request may have been refused because it waited too long. It is not carried out.
             jobs = [job for job in jobs if job[0].request is job[1]]
             answers = self._call_together([request for _, request in jobs])
             self._outcomes.extend((*job, answer) for job, answer in zip(jobs, answers, strict=True))
-            del jobs, answers  # What has been answered is not kept while this waits.
+            del jobs, answers  # Do not keep the last requests in memory while waiting.
             if not self._is_woken:
                 self._is_woken = True
-                with suppress(BlockingIOError):  # A full pipe wakes the worker too.
+                with suppress(BlockingIOError):  # If the pipe is full, the worker wakes anyway.
                     os.write(self._wake_fd, b"\0")
 
     def _call_together(self, requests: Sequence[Request]) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""One client's connection: what state it is in, and until when it may stay there."""
+"""One client's connection: its state, and its deadline in that state."""
 
 import contextlib
 import socket
@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 from plants.server.answer import Answer, to_bytes
 from plants.server.request import NO_BODY, Environ, Limits, Refused, Request, check_growing_head
 
-# A worker that stops waits no longer than this for a request on its way, or for a client to close.
+# How long a worker that stops waits for a new request, or for a client to close.
 STOPPING_SECONDS: Final = 0.25
-# RFC 9112, section 9.6: a connection that is closed is still read from, or a reset could destroy the last answer.
+# RFC 9112, section 9.6: the server still reads for a while after the last answer, or a reset could destroy it.
 _LINGER_SECONDS = 2.0
-# A whole TLS record, so that OpenSSL keeps nothing back.
+# A whole TLS record, so that nothing stays in OpenSSL's buffer.
 _READ_BYTES = 16384
 _NOTHING: Final = memoryview(b"")
 
@@ -40,7 +40,7 @@ class _Worker(Protocol):
 
 
 class State(Enum):
-    """What a connection waits for; and what happens at its deadline."""
+    """What a connection waits for; after the semicolon, what happens at the deadline."""
 
     OPEN = auto()  # the first byte; 408
     RECEIVING = auto()  # the rest of a request; 408
@@ -51,19 +51,19 @@ class State(Enum):
     CLOSED = auto()  # nothing
 
 
-# To look a member up in its class costs as much as a call.
+# Looking up an enum member through its class costs as much as a call.
 OPEN, RECEIVING, ANSWERING, WRITING, IDLE, CLOSING, CLOSED = State
 
 
 class Connection:
     """One connection of a worker.
 
-    The worker calls a method of it only in a step of its own, so that what fails here ends no other connection.
+    The worker calls each method in one guarded step, so a failure here ends no other connection.
     ``deadline`` is a time of the worker's clock; ``counted`` is what the worker counts for it, in bytes.
     """
 
     def __init__(self, worker: _Worker, sock: socket.socket, base: Environ) -> None:
-        """Wait for the first request; ``base`` is what the environs of all requests have in common."""
+        """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
         self.state = OPEN
         self.deadline = worker.now + (worker.request_timeout if worker.alive else STOPPING_SECONDS)
@@ -71,9 +71,9 @@ class Connection:
         self.counted = 0
         self._worker = worker
         self._base = base
-        self._input = b""  # what was received and is not understood yet
-        self._is_behind = False  # There is more in the input that can be read now.
-        self._output = _NOTHING  # what could not be sent yet
+        self._input = b""  # bytes received and not parsed yet
+        self._has_more = False  # The input has more that can be parsed now.
+        self._output = _NOTHING  # bytes that the socket did not take yet
         self._closes = False  # The connection is closed after the answer that is being sent.
         self._watched = 0
 
@@ -84,38 +84,38 @@ class Connection:
     # What the worker calls
 
     def watch(self, events: int = EVENT_READ) -> None:
-        """Let the worker wait for the client to send, to read, or (0) for neither."""
+        """Ask the worker to watch the socket for these events (0: none)."""
         if events != self._watched:
             self._worker.watch(self, self._watched, events)
             self._watched = events
 
     def ready(self) -> None:
-        """Go on: the client has sent, or has read."""
+        """Continue: the socket is readable or writable."""
         if self.state is WRITING:
             self._send(self._output)
         elif self.state is ANSWERING:
             self.watch(0)  # Not sooner: most clients send nothing now, and are spared two system calls.
-        elif not self._is_behind:
+        elif not self._has_more:
             self._receive()
 
-    def go_on(self) -> None:
-        """Go on with what was received and could not be read in one step."""
-        self._is_behind = False
+    def parse_more(self) -> None:
+        """Continue parsing received bytes that did not fit into one step."""
+        self._has_more = False
         if self.state is IDLE or self.state is RECEIVING:
             self._read(self.request or self._begin())
 
     def answer(self, request: Request, answer: Answer) -> None:
-        """Send the answer to a request, unless it has been refused or the client has gone."""
+        """Send the answer, unless the request was refused meanwhile or the client has gone."""
         if self.request is request:
             worker = self._worker
-            # A worker that stops still answers what it has received, and takes nothing more.
+            # A worker that stops answers what it has received, then closes.
             is_last = not worker.cfg.keepalive or not (worker.alive or self._input)
             self._reply(request, answer, closes=is_last or not request.keep_alive)
 
     def refuse(self, refused: Refused) -> None:
-        """Answer without the application, and close the connection."""
+        """Send a refusal and close the connection."""
         if isinstance(self.sock, SSLSocket) and not self.sock.version():
-            self.close()  # There is no TLS yet to answer in.
+            self.close()  # The TLS handshake is not finished, so no answer can be sent.
             return
         request = self.request or self._begin()
         if not request.has_head:
@@ -123,7 +123,7 @@ class Connection:
         self._reply(request, self._worker.refusal(refused, request), closes=True)
 
     def expire(self) -> None:
-        """End what takes longer than its deadline."""
+        """Act on a missed deadline: 503, 408, or close."""
         if self.state is ANSWERING:
             self.refuse(Refused(503, "The request could not be answered in time."))
         elif self.state is RECEIVING or (self.state is OPEN and self._worker.alive):
@@ -131,28 +131,28 @@ class Connection:
         else:
             self.close()
 
-    def shed(self) -> None:
-        """End what holds the most, since all connections together hold too much."""
+    def free_memory(self) -> None:
+        """Free this connection's memory, because all connections together hold too much."""
         if self.state is RECEIVING:
             self.refuse(Refused(503, "The service is receiving as much as it can hold."))
         else:
             self.close()
 
     def stop(self, *, at_once: bool) -> None:
-        """Take no request that has not begun or, at once, none that has not been received whole."""
+        """Accept no new request; if ``at_once``, drop requests that have not arrived whole."""
         if at_once and self.state in {OPEN, RECEIVING, IDLE}:
             self.close()
         elif self.state in {OPEN, IDLE} and not self._input:
             self.deadline = min(self.deadline, self._worker.now + STOPPING_SECONDS)
 
     def close(self) -> None:
-        """Close the connection, and let go of all that is held for it."""
+        """Close the connection and free everything kept for it."""
         if self.state is not CLOSED:
             self.state = CLOSED
-            self._let_go()
+            self._drop_request()
             self._input, self._output = b"", _NOTHING
             self._worker.connections.discard(self)
-            with contextlib.suppress(Exception):  # Whatever has failed before, the socket is closed.
+            with contextlib.suppress(Exception):  # The socket must be closed whatever fails here.
                 self.watch(0)
             self.sock.close()
 
@@ -209,12 +209,12 @@ class Connection:
                 self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.awaits_continue = False
             if 0 < len(self._input) < before:
-                self._go_on_later()
+                self._parse_later()
             return
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
         if body.size > limit:
-            # The application is told the length, to refuse the body in its turn: a token is judged first.
+            # The application gets the length and no body, so that it judges the token before the size.
             request.body = NO_BODY
             request.keep_alive = False
         request.environ["server.stopping"] = not worker.alive
@@ -222,8 +222,8 @@ class Connection:
         self.deadline = worker.now + worker.answer_timeout
         worker.take(self, request)
 
-    def _go_on_later(self) -> None:
-        self._is_behind = True
+    def _parse_later(self) -> None:
+        self._has_more = True
         self._worker.later.append(self)
 
     # An answer goes out
@@ -231,15 +231,15 @@ class Connection:
     def _reply(self, request: Request, answer: Answer, *, closes: bool) -> None:
         data = to_bytes(answer, request, closes=closes)
         self._closes = closes
-        self._let_go()
+        self._drop_request()
         if closes:
             self._input = b""
         self._worker.answered(request, answer)
         self._send(data)
 
-    def _let_go(self) -> None:
+    def _drop_request(self) -> None:
         if self.request:
-            self.request.body = NO_BODY  # A thread may still refer to the request.
+            self.request.body = NO_BODY  # A thread may still hold the request; free its body now.
             self.request = None
 
     def _send(self, data: bytes | memoryview) -> None:
@@ -261,7 +261,7 @@ class Connection:
             self.state = IDLE
             self.deadline = worker.now + worker.cfg.keepalive
             if self._input:
-                self._go_on_later()
+                self._parse_later()
             self.watch()
 
     def _linger(self) -> None:
@@ -270,6 +270,6 @@ class Connection:
         self.deadline = worker.now + (_LINGER_SECONDS if worker.alive else STOPPING_SECONDS)
         if isinstance(self.sock, SSLSocket):
             with contextlib.suppress(OSError):
-                self.sock.unwrap()  # This sends TLS's own end; the client's is not waited for.
+                self.sock.unwrap()  # Send TLS's close_notify; do not wait for the client's.
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

@@ -1,4 +1,4 @@
-"""A request as it comes in: its head becomes an environ (PEP 3333), its body is collected, or it is refused."""
+"""A request as it arrives: parse the head into an environ (PEP 3333), collect the body, or refuse."""
 
 import re
 from functools import lru_cache
@@ -9,21 +9,21 @@ Environ = dict[str, Any]
 
 HEAD_BYTES: Final = 65536
 _CHUNK_LINE_BYTES = 4096
-# Chunks are decoded in steps, so that a client that sends tiny ones delays nobody else.
+# Chunks per step, so that a client with tiny chunks delays nobody else.
 _CHUNKS_A_STEP = 64
-# How many bytes of framing a chunked body may have: so many, and so many more for each byte of content.
+# The framing of a chunked body may take 1 KiB, and two bytes more for each byte of content.
 _FRAMING_BYTES = 1024
 _FRAMING_FACTOR = 2
 
-# RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no input makes a pattern go back.
+# RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no pattern backtracks, whatever the input.
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 # RFC 9110, section 5.5: visible characters, white space and obs-text; no other control character, so no folded line.
 _VALUE = r"[\t\x20-\x7e\x80-\xff]*+"
 # RFC 9112, section 5.1: no white space before the colon.
 _FIELDS = re.compile(rf"(?:{_NAME}:{_VALUE}\r\n)*+")
 _FIELD = re.compile(rf"({_NAME}):[ \t]*+({_VALUE})\r\n")
-# RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC: no method in lower case or with
-# a #, which some proxies understand in another way.
+# RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC, because some proxies read them
+# differently: a method has no lower-case letter, no #, and 3 to 20 characters.
 _REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
@@ -35,7 +35,7 @@ _CODINGS = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", 
 _QUOTED = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
-# RFC 9110, section 6.5.1: framing, routing, credentials and what a body is are said in the head only.
+# RFC 9110, section 6.5.1: fields for framing, routing, credentials and content are allowed in the head only.
 _NO_TRAILERS = {
     "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
@@ -55,10 +55,10 @@ class Limits(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is answered without the application, on a connection that is closed after it.
+    """A request that the server refuses; it closes the connection after the answer.
 
     :param status: the HTTP status.
-    :param message: what is wrong, for people, where the status does not say it all.
+    :param message: what is wrong, for people, if the status alone is not enough.
     """
 
     def __init__(self, status: int, message: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Refused(Exception):
 class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
-    ``content`` is what has come of it; ``size`` is how many bytes it has, as far as is known; ``is_whole`` tells
+    ``content`` has the bytes received so far; ``size`` is the length as far as known; ``is_whole`` says
     whether all of it has come; ``overlap`` is how many bytes of the head it begins with.
     """
 
@@ -82,12 +82,12 @@ class SizedBody:
         self.is_whole = not size
 
     def take(self, data: bytes) -> bytes:
-        """Take what belongs to the body, and give back the rest, which is looked at again when more has come."""
+        """Take the body's part of ``data`` and give back the rest; call again with the rest and new data."""
         missing = self.size - len(self.content)
         self.is_whole = len(data) >= missing
         if self.content:
             self.content += data[:missing]
-        else:  # A body mostly comes whole, and then is not copied again.
+        else:  # Most bodies arrive whole; these are not copied again.
             self.content = data[:missing] if self.is_whole else bytearray(data)
         return data[missing:]
 
@@ -136,7 +136,7 @@ class ChunkedBody:
         self._is_in_trailers = not self._missing
 
     def _take_trailers(self, data: bytes) -> bytes:
-        # The CRLF that ends the line of the last chunk, the fields, and an empty line.
+        # After the last chunk's line: CRLF, fields, an empty line.
         end = data.find(b"\r\n\r\n")
         if end < 0:
             _check_growing_fields(data, self._limits, lines=self._limits.fields)
@@ -154,7 +154,7 @@ NO_BODY: Final = SizedBody(0)
 class Request:
     """A request, from its first byte to its answer.
 
-    ``environ`` is the environ (PEP 3333) as far as the head is known, without ``wsgi.input``; ``started`` is the time
+    ``environ`` is the environ (PEP 3333) without ``wsgi.input``, filled from the head; ``started`` is the time
     of the first byte (seconds of the worker's clock); ``extra_fields`` are header lines that the answer gets.
     """
 
@@ -163,14 +163,14 @@ class Request:
         self.environ = base.copy()
         self.started = started
         self.body: SizedBody | ChunkedBody = NO_BODY
-        self.has_head = False  # The head has been understood.
+        self.has_head = False  # The head has been parsed.
         self.is_head = False  # The method is HEAD.
         self.keep_alive = False
         self.awaits_continue = False
         self.extra_fields = b""
 
     def read_head(self, head: str, limits: Limits) -> None:
-        """Understand a whole head, with its empty line; raise ``Refused`` if it is malformed or cannot be served."""
+        """Parse a whole head, its empty line included. :raises Refused: it is malformed or not supported."""
         line = _REQUEST_LINE.match(head)
         if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line:
             raise Refused(414, "The request line is too long.")
@@ -202,10 +202,10 @@ class Request:
             options = {option.strip() for option in environ["HTTP_CONNECTION"].lower().split(",")}
             self.keep_alive = "close" not in options and (is_1_1 or "keep-alive" in options)
         if environ["REQUEST_METHOD"] == "CONNECT":
-            self.keep_alive = False  # What comes behind it may be meant for a tunnel.
+            self.keep_alive = False  # The bytes after it may belong to a tunnel.
         host = environ.get("HTTP_HOST")
         if (host is None and is_1_1) or (host is not None and not _HOST.fullmatch(host)):
-            raise Refused(400, "A request has one valid Host.")
+            raise Refused(400, "A request must have exactly one valid Host field.")
 
     def _read_target(self) -> None:
         environ = self.environ
@@ -213,7 +213,7 @@ class Request:
         if not target.startswith("/"):
             target = self._origin_form(target)
         if "#" in target:
-            raise Refused(400, "A request target has no fragment.")
+            raise Refused(400, "A request target must not have a fragment.")
         path, _, environ["QUERY_STRING"] = target.partition("?")
         environ["PATH_INFO"] = unquote(path, "latin-1") if "%" in path else path
 
@@ -225,8 +225,8 @@ class Request:
             return ""
         absolute = _ABSOLUTE_FORM.fullmatch(target)
         if not absolute:
-            raise Refused(400, "A request target is a path, or an http URL without user information.")
-        # RFC 9112, section 3.2.2: what the target says replaces the Host.
+            raise Refused(400, "A request target must be a path, or an http URL without user information.")
+        # RFC 9112, section 3.2.2: the host in the target replaces the Host field.
         self.environ["HTTP_HOST"], rest = absolute.groups(default="/")
         return rest if rest.startswith("/") else "/" + rest
 
@@ -242,7 +242,7 @@ class Request:
             if not _CODINGS.issuperset(codings):
                 raise Refused(*_ONLY_CHUNKED)
             # RFC 9112, sections 6.1 and 6.3: with a length too, in HTTP/1.0, or where chunked is not the last coding,
-            # nobody knows where the body ends.
+            # the end of the body is ambiguous.
             if length is not None or not is_1_1 or "chunked" in codings[:-1] or codings[-1] != "chunked":
                 raise Refused(400)
             if len(codings) > 1:
@@ -256,7 +256,7 @@ class Request:
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
-    """Raise ``Refused`` for the beginning of a head that cannot become one, or that is too large already."""
+    """:raises Refused: this cannot be the start of a valid head, or it is already too large."""
     end = data.find(b"\n", 2)
     if (end if end >= 0 else len(data)) > limits.line + 1:
         raise Refused(414, "The request line is too long.")
@@ -287,7 +287,7 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=512)
 def _environ_key(name: str) -> str:
-    """Give the key of a field, or "" for a name with _, which would be taken for the one that has a hyphen there."""
+    """Give the environ key of a field, or "" for a name with an underscore: it would look like one with a hyphen."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")

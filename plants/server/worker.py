@@ -1,4 +1,4 @@
-"""The Gunicorn worker: one loop over all connections, in which none can hold up or end another."""
+"""The Gunicorn worker: one event loop for all connections. None can block or end another."""
 
 import os
 import resource
@@ -23,27 +23,27 @@ from plants.server.calls import Calls, Job, Outcome
 from plants.server.connection import ANSWERING, STOPPING_SECONDS, Connection
 from plants.server.request import HEAD_BYTES, Environ, Limits, Refused, Request
 
-# What one turn of the loop does at the most, so that many clients at once delay nobody else for long.
+# Limits on the work per loop turn, so that a burst of clients delays nobody else.
 _ACCEPTED_A_TURN = 16
 _STEPS_A_STAGE = 64
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
 _SWEEP_SECONDS = 0.1
-# All connections together hold no more bytes than so many bodies of the largest size.
+# All connections together hold at most this many bodies of the largest size.
 _BODIES_HELD = 64
-# Descriptors that are not connections: listeners, logs, the store's.
+# Descriptors kept free for listeners, logs and the store.
 _OTHER_DESCRIPTORS = 100
 
 
 class Worker(base.Worker):
-    """Serves a WSGI application whose answers are small, and are sent whole: it is not for one that streams.
+    """Serves a WSGI application with small answers. Each answer is sent whole: do not use it for streaming.
 
-    With Gunicorn's ``threads`` 1 the application is called in the loop, which is right for one that never waits; with
-    more, in that many threads. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
+    With Gunicorn's ``threads`` 1 the application is called in the loop, which suits one that never blocks; with more,
+    in that many threads. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
 
     A subclass may set ``max_body_bytes``; ``request_timeout`` and ``answer_timeout``, the seconds in which a request
-    has to arrive whole and then to be answered; ``most_together``, about how many requests ``together`` gets at the
-    most; and override the methods up to ``together``.
+    must arrive whole, and in which it must then be answered; and ``most_together``, about how many requests
+    ``together`` gets at most. It may override the methods up to ``together``.
     """
 
     max_body_bytes = 1_048_576
@@ -52,13 +52,13 @@ class Worker(base.Worker):
     most_together = 1
 
     def refusal(self, refused: Refused, request: Request) -> Answer:
-        """Give the answer to a request that is refused, or (500) whose application failed."""
+        """Give the answer to a refused request, or (500) to one whose application failed."""
         status = HTTPStatus(refused.status)
         body = f"{refused.message or status.phrase}\n".encode()
         return make_answer(f"{status} {status.phrase}", [("Content-Type", "text/plain")], body, is_head=request.is_head)
 
     def identify(self, request: Request) -> None:
-        """Take note of a request, once, when its head has been read or refused."""
+        """Called once for each request, when its head has been read or refused."""
 
     def answered(self, request: Request, answer: Answer) -> None:
         """Take note of an answer that is about to be sent."""
@@ -67,11 +67,11 @@ class Worker(base.Worker):
         """Do what can wait until the answers of a turn of the loop have been sent. It must not fail."""
 
     def never_waits(self, request: Request) -> bool:
-        """Tell whether the application answers this request without waiting, so that it needs no thread."""
+        """Say whether the application answers this request without blocking, so that it needs no thread."""
         return False
 
     def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-        """Give what each call returns, in order; a call answers one request, does not fail, and can be run again."""
+        """Run the calls and give their results in order. Each answers one request, never raises, can be repeated."""
         return [call() for call in calls]
 
     # What Gunicorn calls
@@ -121,7 +121,7 @@ class Worker(base.Worker):
         self.alive = False
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at once (``INT``, ``QUIT``), but for requests that have been received whole: each has its answer."""
+        """Stop at once (``INT``, ``QUIT``). Requests that have arrived whole are still answered."""
         if self.alive:
             self.cfg.worker_int(self)
         self.alive = False
@@ -132,7 +132,7 @@ class Worker(base.Worker):
         self._selector.register(self.PIPE[0], EVENT_READ, partial(os.read, self.PIPE[0], 4096))
         while self.alive:
             self._turn()
-        # Whoever waits in the backlog has connected, and would be reset.
+        # Clients in the backlog have connected already. Closing the listener now would reset them.
         start = self._sweep_at = self.now
         while self.now < start + STOPPING_SECONDS:
             self._turn()
@@ -155,7 +155,7 @@ class Worker(base.Worker):
             self._selector.register(connection.sock, events, connection)
 
     def take(self, connection: Connection, request: Request) -> None:
-        """Have a request answered that has arrived whole, and stop after the last one of ``max_requests``."""
+        """Queue a whole request for its answer. Stop after ``max_requests``."""
         is_for_threads = self._has_threads and not self.never_waits(request)
         (self._waiting if is_for_threads else self._whole).append((connection, request))
         self.nr += 1
@@ -176,10 +176,10 @@ class Worker(base.Worker):
                     key.data()
             self._answer()
             if self._held > self._most_held:
-                self._shed()
+                self._free_memory()
         if self.later:
             for connection in [self.later.popleft() for _ in range(min(len(self.later), _LATER_A_TURN))]:
-                self._step(connection, connection.go_on)
+                self._step(connection, connection.parse_more)
             self._answer()
         if self._has_threads:
             for connection, request, answer in self._calls.outcomes():
@@ -189,7 +189,7 @@ class Worker(base.Worker):
         self.turned()
 
     def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
-        """Do one thing for one connection, and count what is held for it. What fails ends this connection alone."""
+        """Run one step of one connection: a failure ends this connection only. Then update the memory count."""
         try:
             step(*args)
         except OSError:  # The client has gone.
@@ -206,8 +206,8 @@ class Worker(base.Worker):
         connection.close()
 
     def _answer(self) -> None:
-        # Requests are first all received, then all answered, then the answers are all written: the code of each stage
-        # stays warm, and a client that an answer wakes does not take the processor away in between.
+        # First receive all requests, then call the application for all, then write all answers: the code of each stage
+        # stays warm, and no client that an answer wakes takes the processor away in between.
         if self._whole:
             jobs, self._whole = self._whole, []
             outcomes: list[Outcome] = []
@@ -222,15 +222,15 @@ class Worker(base.Worker):
             jobs, self._waiting = self._waiting, []
             self._calls.put(jobs)
 
-    def _shed(self) -> None:
+    def _free_memory(self) -> None:
         # As many as have just received, so that what is held grows no further.
         others = [connection for connection in self.connections if connection.state is not ANSWERING]
         for connection in nlargest(_STEPS_A_STAGE, others, key=attrgetter("counted")):
             if self._held > self._most_held and connection.counted:
-                self._step(connection, connection.shed)
+                self._step(connection, connection.free_memory)
 
     def _sweep(self) -> None:
-        # One look at all connections costs less than a timer for each request.
+        # Checking all connections now and then costs less than a timer per request.
         self.notify()
         if self.ppid != os.getppid():
             self.alive = False
@@ -263,7 +263,7 @@ class Worker(base.Worker):
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self.log.warning("no connection can be accepted for now: %s", error)
+                self.log.warning("cannot accept connections for now: %s", error)
                 self._listen(False)
                 return
             try:
@@ -292,7 +292,7 @@ class Worker(base.Worker):
 
 
 def _allow_descriptors(connections: int) -> int:
-    """Raise the limit of descriptors as far as is needed and allowed; give how many connections there may be."""
+    """Raise the descriptor limit if needed and allowed; give the possible number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_DESCRIPTORS
     soft = max(soft, needed if hard == resource.RLIM_INFINITY else min(needed, hard))

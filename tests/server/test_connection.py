@@ -333,7 +333,7 @@ def test_the_access_log_has_each_request_without_its_query_and_each_refusal(tmp_
         assert log.read_text().splitlines() == [
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',
-            '127.0.0.1 "GET / HTTP/1.1" 400 60 - application/json',
+            '127.0.0.1 "GET / HTTP/1.1" 400 80 - application/json',
         ]
 
 

@@ -199,7 +199,7 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
             client.settimeout(10)
             worker.turn()
             worker.turn()
-            assert caplog.text.count("no connection can be accepted for now: [Errno 24] Too many open files") == 1
+            assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
             listener.is_short = False
             client.sendall(GET)
             while not worker.connections:
