@@ -123,7 +123,7 @@ def test_no_path_and_no_header_can_forge_a_line(log_format: str) -> None:
         hostile = [("X-Request-ID", 'a"\\u000a'), ("User-Agent", "\xff\x85\x9b"), ("Referer", '"}')]
         request_id = service.send(method="GET", path=FORGED, headers=hostile).headers["x-request-id"]
         service.send(method="GET", path="/livez", headers=[("X-Request-ID", "last")])
-        eventually(lambda: "last" in service.access[-1])
+        eventually(lambda: "last" in "".join(service.access))
         _first, forged, last = service.access
         assert request_id in forged
         assert forged.removesuffix("\n").isprintable()
@@ -137,7 +137,7 @@ def test_as_text_a_line_is_for_people() -> None:
         service.wait_for(rf"^{TIMESTAMP} info \[\d+\] Booting worker with pid: \d+$")
         service.send(new_plant(), path="/plants?a=1", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "first")])
         service.send(b"[]", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "second")])
-        eventually(lambda: "second" in service.access[-1])
+        eventually(lambda: "second" in "".join(service.access))
         first, second = service.access[-2:]
     assert re.fullmatch(rf"{TIMESTAMP} info 200 POST /plants \d+\.\d ms 127\.0\.0\.1 \(first\)\n", first)
     assert re.fullmatch(

@@ -1,5 +1,6 @@
 """The metrics: exact, bounded, and at an address of their own."""
 
+import contextlib
 import os
 import random
 import signal
@@ -71,9 +72,17 @@ def counted(port: int) -> Counter[tuple[str, str, str, str]]:
 
 def folder_of(master: int) -> Path:
     """Give the folder that a service's workers have their files in."""
-    files = [file.readlink() for worker in children(master) for file in Path(f"/proc/{worker}/fd").iterdir()]
-    (folder,) = {file.parent for file in files if file.suffix == ".db" and "plants-metrics-" in str(file)}
+    (folder,) = {file.parent for worker in children(master) for file in metrics_files(worker)}
     return folder
+
+
+def metrics_files(process: int) -> list[Path]:
+    """Give the files of the metrics that a process has open."""
+    files = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # Others are closed meanwhile.
+            files.append(link.readlink())
+    return [file for file in files if file.suffix == ".db" and "plants-metrics-" in str(file)]
 
 
 def create(service: Service, first: int, count: int) -> None:
@@ -281,14 +290,10 @@ def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path,
         eventually(lambda: new_file.exists() and new_file.read_text().strip())
         new = int(new_file.read_text())
         service.wait_for("Booting worker", after=boots)
-        eventually(lambda: any("plants-metrics" in str(f.readlink()) for w in children(new) for f in fds(w)))
+        eventually(lambda: any(metrics_files(worker) for worker in children(new)))
         assert folder_of(new) != old
         assert service.stop() == 0
         assert not old.exists()
         create(service, 5, 2)
         assert value(port, "plants_created_total") == 2
         os.kill(new, signal.SIGTERM)
-
-
-def fds(process: int) -> list[Path]:
-    return list(Path(f"/proc/{process}/fd").iterdir())

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from gunicorn.config import Config
 
 from plants.server.answer import Answer
 from plants.server.calls import Calls
-from plants.server.connection import CLOSED, CLOSING, Connection
+from plants.server.connection import ANSWERING, CLOSED, CLOSING, Connection
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
@@ -238,6 +239,31 @@ def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
             worker.turn()
         assert client.recv(1000).startswith(b"HTTP/1.1 500")
     assert logged in caplog.text
+    os.read(worker.PIPE[0], 1)  # The thread has done all that it does for this answer.
+    worker.end()
+
+
+def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dropped() -> None:
+    gate = threading.Event()
+
+    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        gate.wait(10)
+        start_response("200 OK", [])
+        return [b"late"]
+
+    worker = WithThreads(app=wait)
+    client, connection = worker.connect()
+    with client:
+        client.sendall(GET)
+        worker.turn()
+        connection.deadline = worker.now
+        while connection.state is ANSWERING:
+            worker.turn()
+        gate.set()
+        os.read(worker.PIPE[0], 1)
+        worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 503")
+        assert client.recv(1000) == b""
     worker.end()
 
 

