@@ -17,6 +17,10 @@ Job = tuple[Connection, Request]
 Outcome = tuple[Connection, Request, Answer]
 
 
+def _is_awaited(job: Job) -> bool:
+    return job[0].request is job[1]
+
+
 class _Worker(Protocol):
     log: Any
     wsgi: WSGIApplication
@@ -34,7 +38,9 @@ class Calls:
         self._worker = worker
         self._wake_fd = wake_fd
         self._is_woken = False
-        self._jobs: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: deque[Job] = deque()
+        self._turns: queue.SimpleQueue[None] = queue.SimpleQueue()  # how often a thread has to look at what waits
         self._outcomes: deque[Outcome] = deque()
 
     def start(self, threads: int) -> None:
@@ -56,9 +62,13 @@ class Calls:
 
     def put(self, jobs: list[Job]) -> None:
         """Pass requests to the threads."""
-        most = self._worker.most_together
-        for start in range(0, len(jobs), most):
-            self._jobs.put(jobs[start : start + most])
+        with self._lock:
+            # Forget requests that were refused because they waited too long: the oldest come first.
+            while self._waiting and not _is_awaited(self._waiting[0]):
+                self._waiting.popleft()
+            self._waiting.extend(jobs)
+        for _ in range(0, len(jobs), self._worker.most_together):
+            self._turns.put(None)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Give the answers that the threads have finished."""
@@ -68,12 +78,12 @@ class Calls:
 
     def _work(self) -> None:
         while True:
-            jobs = self._jobs.get()
-            with suppress(queue.Empty):
-                while len(jobs) < self._worker.most_together:
-                    jobs += self._jobs.get_nowait()
-            # A request may have been refused because it waited too long. It is not carried out.
-            jobs = [job for job in jobs if job[0].request is job[1]]
+            self._turns.get()
+            with self._lock:
+                count = min(len(self._waiting), self._worker.most_together)
+                jobs = [job for job in (self._waiting.popleft() for _ in range(count)) if _is_awaited(job)]
+            if not jobs:
+                continue
             answers = self._call_together([request for _, request in jobs])
             self._outcomes.extend((*job, answer) for job, answer in zip(jobs, answers, strict=True))
             del jobs, answers  # Do not keep the last requests in memory while waiting.

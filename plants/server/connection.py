@@ -102,7 +102,7 @@ class Connection:
         """Continue parsing received bytes that did not fit into one step."""
         self._has_more = False
         if self.state is IDLE or self.state is RECEIVING:
-            self._read(self.request or self._begin())
+            self._read_next()
 
     def answer(self, request: Request, answer: Answer) -> None:
         """Send the answer, unless the request was refused meanwhile or the client has gone."""
@@ -166,11 +166,17 @@ class Connection:
         if data:
             if self.state is not CLOSING:
                 self._input = self._input + data if self._input else data
-                self._read(self.request or self._begin())
+                self._read_next()
         elif self.state is RECEIVING:
             self.refuse(Refused(400))
         else:
             self.close()
+
+    def _read_next(self) -> None:
+        if self.request or self._input != b"\r\n":
+            self._read(self.request or self._begin())
+        else:
+            self._input = b""  # RFC 9112, section 2.2: some clients send an empty line after a request.
 
     def _begin(self) -> Request:
         worker = self._worker

@@ -25,7 +25,7 @@ from plants.server.request import HEAD_BYTES, Environ, Limits, Refused, Request
 
 # Limits on the work per loop turn, so that a burst of clients delays nobody else.
 _ACCEPTED_A_TURN = 16
-_STEPS_A_STAGE = 64
+_STEPS_A_STAGE = 64  # After a stage, as many connections are freed if too much is held: it grows no further.
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
 _SWEEP_SECONDS = 0.1
@@ -206,8 +206,7 @@ class Worker(base.Worker):
         connection.close()
 
     def _answer(self) -> None:
-        # First receive all requests, then call the application for all, then write all answers: the code of each stage
-        # stays warm, and no client that an answer wakes takes the processor away in between.
+        # Stage by stage: the code of each stays warm, and no client that an answer wakes takes the processor away.
         if self._whole:
             jobs, self._whole = self._whole, []
             outcomes: list[Outcome] = []
@@ -216,6 +215,8 @@ class Worker(base.Worker):
                     outcomes.append((*job, self._calls.call(job[1])))
                 except Exception:
                     self._fail(job[0])
+                if time.monotonic() > self._sweep_at:
+                    self.notify()  # The application takes long, and the master shall not think that the loop hangs.
             for connection, request, answer in outcomes:
                 self._step(connection, connection.answer, request, answer)
         if self._waiting:
@@ -223,7 +224,6 @@ class Worker(base.Worker):
             self._calls.put(jobs)
 
     def _free_memory(self) -> None:
-        # As many as have just received, so that what is held grows no further.
         others = [connection for connection in self.connections if connection.state is not ANSWERING]
         for connection in nlargest(_STEPS_A_STAGE, others, key=attrgetter("counted")):
             if self._held > self._most_held and connection.counted:

@@ -41,6 +41,7 @@ PLANT_BYTES = 600
 EXPLAINED = (
     r"Starting gunicorn|Listening at|Using worker|Booting worker|Control socket",  # the start
     r"Handling signal: term|Worker exiting|Shutting down",  # the end
+    r"Current configuration|Arbiter booted|\d+ workers",  # what Gunicorn says at the most talkative level
     r"no token is set",
     r'"POST /|"GET /|"HEAD /',  # an access log
 )

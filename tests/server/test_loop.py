@@ -16,7 +16,7 @@ from gunicorn.config import Config
 
 from plants.server.answer import Answer
 from plants.server.calls import Calls
-from plants.server.connection import ANSWERING, CLOSED, CLOSING, Connection
+from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, Connection
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
@@ -210,6 +210,44 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
         worker.end()
 
 
+def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        client.sendall(GET + b"\r\n")
+        worker.turn()
+        worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert (connection.state, connection.held()) == (IDLE, 0)
+        client.sendall(b"\r\n")
+        worker.turn()
+        assert connection.state is IDLE
+        client.sendall(GET)
+        worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_the_master_hears_of_a_worker_while_it_makes_many_long_answers() -> None:
+    told: list[int] = []
+    answered: list[str] = []
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        answered.append(environ["PATH_INFO"])
+        busy._sweep_at = 0.0  # as if it had taken long
+        start_response("200 OK", [])
+        return []
+
+    busy = TurnedByHand(app=answer)
+    busy.notify = lambda: told.append(len(answered))  # type: ignore[method-assign]
+    clients = [busy.connect()[0] for _ in range(3)]
+    for client in clients:
+        client.sendall(GET)
+    busy.turn()
+    assert told[:3] == [1, 2, 3]
+    for client in clients:
+        client.close()
+    busy.end()
+
+
 class WithThreads(TurnedByHand):
     threads = 2
     most_together = 10
@@ -264,6 +302,35 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
         worker.turn()
         assert client.recv(1000).startswith(b"HTTP/1.1 503")
         assert client.recv(1000) == b""
+    worker.end()
+
+
+def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_behind() -> None:
+    gate, stuck = threading.Event(), threading.Semaphore(0)
+
+    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        stuck.release()
+        gate.wait(20)
+        start_response("200 OK", [])
+        return []
+
+    worker = WithThreads(app=wait)
+    worker.most_together = 1
+    for number in range(60):
+        client, connection = worker.connect()
+        with client:
+            client.sendall(GET)
+            worker.turn()
+            if number < worker.threads:
+                assert stuck.acquire(timeout=10)
+            else:
+                worker._step(connection, connection.refuse, Refused(503))
+    assert len(worker._calls._waiting) <= 1
+    gate.set()
+    os.read(worker.PIPE[0], 1)
+    worker._calls._outcomes.clear()
+    while worker._calls._waiting:
+        worker.turn()
     worker.end()
 
 
