@@ -17,7 +17,8 @@ Job = tuple[Connection, Request]
 Outcome = tuple[Connection, Request, Answer]
 
 
-def _is_awaited(job: Job) -> bool:
+def is_awaited(job: Job) -> bool:
+    """Say whether a client still waits for this answer: a request that waited too long has been refused."""
     return job[0].request is job[1]
 
 
@@ -64,7 +65,7 @@ class Calls:
         """Pass requests to the threads."""
         with self._lock:
             # Forget requests that were refused because they waited too long: the oldest come first.
-            while self._waiting and not _is_awaited(self._waiting[0]):
+            while self._waiting and not is_awaited(self._waiting[0]):
                 self._waiting.popleft()
             self._waiting.extend(jobs)
         for _ in range(0, len(jobs), self._worker.most_together):
@@ -81,7 +82,7 @@ class Calls:
             self._turns.get()
             with self._lock:
                 count = min(len(self._waiting), self._worker.most_together)
-                jobs = [job for job in (self._waiting.popleft() for _ in range(count)) if _is_awaited(job)]
+                jobs = [job for job in (self._waiting.popleft() for _ in range(count)) if is_awaited(job)]
             if not jobs:
                 continue
             answers = self._call_together([request for _, request in jobs])

@@ -19,7 +19,7 @@ from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
 from plants.server.answer import Answer, ErrorLog, make_answer
-from plants.server.calls import Calls, Job, Outcome
+from plants.server.calls import Calls, Job, Outcome, is_awaited
 from plants.server.connection import ANSWERING, STOPPING_SECONDS, Connection
 from plants.server.request import HEAD_BYTES, Environ, Limits, Refused, Request
 
@@ -28,11 +28,9 @@ _ACCEPTED_A_TURN = 16
 _STEPS_A_STAGE = 64  # After a stage, as many connections are freed if too much is held: it grows no further.
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
-_SWEEP_SECONDS = 0.1
-# All connections together hold at most this many bodies of the largest size.
-_BODIES_HELD = 64
-# Descriptors kept free for listeners, logs and the store.
-_OTHER_DESCRIPTORS = 100
+_SWEEP_SECONDS = 0.1  # between two looks at all deadlines, and for the answers of a stage
+_BODIES_HELD = 64  # of the largest size: that many bytes are held for all connections together
+_OTHER_DESCRIPTORS = 100  # kept free for listeners, logs and the store
 
 
 class Worker(base.Worker):
@@ -41,9 +39,8 @@ class Worker(base.Worker):
     With Gunicorn's ``threads`` 1 the application is called in the loop, which suits one that never blocks; with more,
     in that many threads. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
 
-    A subclass may set ``max_body_bytes``; ``request_timeout`` and ``answer_timeout``, the seconds in which a request
-    must arrive whole, and in which it must then be answered; and ``most_together``, about how many requests
-    ``together`` gets at most. It may override the methods up to ``together``.
+    A subclass may set ``max_body_bytes``, ``request_timeout`` and ``answer_timeout`` (seconds for a request to arrive
+    whole, and for its answer) and ``most_together`` (requests a batch), and override the methods up to ``together``.
     """
 
     max_body_bytes = 1_048_576
@@ -91,15 +88,14 @@ class Worker(base.Worker):
         self._most_held = _BODIES_HELD * max(self.max_body_bytes, HEAD_BYTES)
         self._held = 0
         self.later: deque[Connection] = deque()  # go on when the others have had their turn
-        self._whole: list[Job] = []  # requests that are answered in the loop
+        self._whole: deque[Job] = deque()  # requests that are answered in the loop
         self._waiting: list[Job] = []  # requests that are answered in threads
         self._has_threads = cfg.threads > 1
         self._calls = Calls(self, self.PIPE[1])
         self._calls.start(cfg.threads if self._has_threads else 0)
         self._selector = DefaultSelector()
-        self._listens = False
         self._sweep_at = 0.0
-        self._stops_at_once = False
+        self._listens = self._stops_at_once = False
         self._tls = ssl_context(cfg) if cfg.is_ssl else None
         self._environ: Environ = {
             "REMOTE_ADDR": "",
@@ -156,8 +152,10 @@ class Worker(base.Worker):
 
     def take(self, connection: Connection, request: Request) -> None:
         """Queue a whole request for its answer. Stop after ``max_requests``."""
-        is_for_threads = self._has_threads and not self.never_waits(request)
-        (self._waiting if is_for_threads else self._whole).append((connection, request))
+        if self.never_waits(request):
+            self._whole.appendleft((connection, request))
+        else:
+            (self._waiting if self._has_threads else self._whole).append((connection, request))
         self.nr += 1
         if self.nr == self.max_requests:
             self.log.info("Autorestarting worker after current request.")
@@ -166,9 +164,9 @@ class Worker(base.Worker):
     # The loop
 
     def _turn(self) -> None:
-        events = self._selector.select(0.0 if self.later else max(0.0, self._sweep_at - time.monotonic()))
+        events = self._selector.select(0.0 if self.later or self._whole else self._sweep_at - time.monotonic())
         self.now = time.monotonic()
-        for start in range(0, len(events), _STEPS_A_STAGE):
+        for start in range(0, max(1, len(events)), _STEPS_A_STAGE):
             for key, _ in events[start : start + _STEPS_A_STAGE]:
                 if isinstance(key.data, Connection):
                     self._step(key.data, key.data.ready)
@@ -208,15 +206,15 @@ class Worker(base.Worker):
     def _answer(self) -> None:
         # Stage by stage: the code of each stays warm, and no client that an answer wakes takes the processor away.
         if self._whole:
-            jobs, self._whole = self._whole, []
+            until = time.monotonic() + _SWEEP_SECONDS
             outcomes: list[Outcome] = []
-            for job in jobs:
+            while self._whole and time.monotonic() < until:
+                job = self._whole.popleft()
                 try:
-                    outcomes.append((*job, self._calls.call(job[1])))
+                    if is_awaited(job):
+                        outcomes.append((*job, self._calls.call(job[1])))
                 except Exception:
                     self._fail(job[0])
-                if time.monotonic() > self._sweep_at:
-                    self.notify()  # The application takes long, and the master shall not think that the loop hangs.
             for connection, request, answer in outcomes:
                 self._step(connection, connection.answer, request, answer)
         if self._waiting:

@@ -36,6 +36,10 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?) ON CONFLICT (id) 
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
+# What the byte is that all processes share, once SQLite's log has been lost while connections are open.
+_LOG_IS_LOST = 2
+_LOST = "SQLite's log was removed or replaced: the store is back when every process has closed the file"
+
 _Work = Callable[[sqlite3.Connection], Any]
 
 
@@ -216,6 +220,13 @@ class _File(Engine):
             uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
+            if self.was_made[0] == _LOG_IS_LOST:
+                # This fails while another connection is open, whose log is the one that was lost.
+                for statement in ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE", "ROLLBACK"):
+                    connection.execute(statement)
+                self.disconnect()
+                self.was_made[0] = 1
+                return self._connect()
             for statement in (*_SET_UP, _TABLE) if may_make else _SET_UP:
                 connection.execute(statement)
             _check_table(connection)
@@ -232,7 +243,17 @@ class _File(Engine):
         with suppress(OSError):
             if _identities(self._files) == self._identities:
                 return
+        if self._is_there(0) and not self._is_there(1):
+            # What is in the log is in the file once the last connection of all processes has been closed. A new one
+            # would begin a new log before that, without it.
+            self.was_made[0] = _LOG_IS_LOST
+            raise StoreUnusable(_LOST)
         raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {MEND}")
+
+    def _is_there(self, file: int) -> bool:
+        with suppress(OSError):
+            return _identities(self._files[file : file + 1]) == self._identities[file : file + 1]
+        return False
 
 
 def _identities(files: tuple[str, ...]) -> list[tuple[int, int]]:

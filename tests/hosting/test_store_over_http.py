@@ -1,5 +1,6 @@
 """What clients and operators see of a store that waits, fails or is gone."""
 
+import http.client
 import os
 import shutil
 import signal
@@ -124,3 +125,33 @@ def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, na
         assert str(tmp_path / name) in service.wait_for("the store cannot be used yet.*")[0]
         assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
+
+
+def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving("--workers=2", "--keep-alive=60", PLANTS_STORE=f"sqlite:///{file}") as service:
+        of_worker: dict[str, http.client.HTTPConnection] = {}
+
+        def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
+            client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
+            response = client.getresponse()
+            response.read()
+            return response.status, response.headers["X-Request-ID"].partition("-")[0]
+
+        clients = []
+        while len(of_worker) < 2:
+            clients.append(http.client.HTTPConnection("127.0.0.1", service.port))
+            status, worker = add(clients[-1], len(clients))
+            assert status == 200
+            of_worker.setdefault(worker, clients[-1])
+        Path(f"{file}-wal").unlink()
+        one, other = of_worker.values()
+        # The one notices, and tries again after a while, before the other has noticed.
+        give_up = time.monotonic() + 1.5
+        while time.monotonic() < give_up:
+            assert add(one, 1)[0] != 200
+        eventually(lambda: add(other, 1)[0] == 400)
+        eventually(lambda: add(one, 1)[0] == 400)
+        for client in clients:
+            client.close()
+    assert ids_in(file) == set(range(1, len(clients) + 1))

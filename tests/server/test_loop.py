@@ -226,24 +226,33 @@ def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: T
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_the_master_hears_of_a_worker_while_it_makes_many_long_answers() -> None:
-    told: list[int] = []
+def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_first() -> None:
     answered: list[str] = []
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         answered.append(environ["PATH_INFO"])
-        busy._sweep_at = 0.0  # as if it had taken long
+        if environ["PATH_INFO"] == "/long":
+            time.sleep(0.11)
         start_response("200 OK", [])
         return []
 
-    busy = TurnedByHand(app=answer)
-    busy.notify = lambda: told.append(len(answered))  # type: ignore[method-assign]
-    clients = [busy.connect()[0] for _ in range(3)]
-    for client in clients:
-        client.sendall(GET)
+    class WithProbe(TurnedByHand):
+        def never_waits(self, request: Request) -> bool:
+            return bool(request.environ["PATH_INFO"] == "/probe")
+
+    busy = WithProbe(app=answer)
+    clients = [busy.connect() for _ in range(4)]
+    for client, _ in clients[:3]:
+        client.sendall(GET.replace(b"/late", b"/long"))
     busy.turn()
-    assert told[:3] == [1, 2, 3]
-    for client in clients:
+    assert answered == ["/long"]
+    clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
+    busy._step(clients[1][1], clients[1][1].refuse, Refused(503))
+    busy.turn()
+    busy.turn()
+    busy.turn()
+    assert answered == ["/long", "/probe", "/long"]
+    for client, _ in clients:
         client.close()
     busy.end()
 
