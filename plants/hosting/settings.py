@@ -56,7 +56,9 @@ class Settings(NamedTuple):
         """
         unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in NAMES)
         if unknown:
-            raise SettingsError(f"{unknown[0]} is not a setting; unset it. The settings are {', '.join(NAMES)}")
+            # An environment's names may have line breaks, and bytes that are no text.
+            name = ascii(unknown[0])[1:-1]
+            raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(NAMES)}")
         new_token = None
         if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
             new_token = secrets.token_urlsafe(32)

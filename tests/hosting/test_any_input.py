@@ -1,0 +1,147 @@
+"""Any bytes in the token file and any text in a setting: a service starts, or says in one line why it does not."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plants.hosting.settings import NAMES, Settings, SettingsError
+from plants.tokens import TokenFile
+from tests.support.examples import examples
+
+REFUSAL = re.compile(r"it has no token|line [0-9]+ is neither a token \(RFC 6750\) nor sha256: and 64 hex digits")
+SECRET = "s3cr3t-t0ken-of-ours"
+
+lines = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"#", b"# note", b"token", b"sha256:", b"sha256:" + b"a" * 64, b"\xef\xbb\xbf", b"\xff", b"\0"]),
+    st.binary(max_size=4).map(lambda odd: SECRET.encode() + odd),
+    st.binary(max_size=4).map(lambda odd: odd + SECRET.encode()),
+)
+contents = st.lists(lines, max_size=6).flatmap(
+    lambda parts: st.sampled_from([b"\n", b"\r\n", b"\r", b""]).map(lambda end: end.join(parts))
+)
+# What an environment can hold: no U+0000, and a byte that is no UTF-8 is a surrogate.
+texts = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
+    st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12).flatmap(
+        lambda text: st.sampled_from(
+            [text, f"sqlite:///{text}", f"postgresql://{text}", f"postgresql://{SECRET}@{text}"]
+        )
+    ),
+    st.binary(max_size=30).map(lambda value: value.replace(b"\0", b"").decode(errors="surrogateescape")),
+    st.sampled_from(
+        ["", "1", "0.1", "json", "memory:", "[::1]:9100", "localhost:1", "sqlite:///", "postgresql://", "sqlite:///%00"]
+    ),
+)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("plants.tokens.time.monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Every message of the log, of all examples."""
+    messages: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler = Keep()
+    log = logging.getLogger("plants")
+    log.addHandler(handler)
+    yield messages
+    log.removeHandler(handler)
+
+
+def test_any_bytes_are_tokens_or_are_refused_without_showing_them(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+
+    @examples(200)
+    @given(contents)
+    def hold(content: bytes) -> None:
+        path.write_bytes(content)
+        problem = ""
+        try:
+            tokens = TokenFile(path)
+        except ValueError as error:
+            problem = str(error)
+        assert REFUSAL.fullmatch(problem) or not tokens.accepts("never-given")
+
+    hold()
+
+
+def test_any_bytes_in_a_file_that_changes_are_its_tokens_or_the_earlier_ones_stay(
+    tmp_path: Path, clock: Clock, messages: list[str]
+) -> None:
+    path = tmp_path / "tokens"
+
+    @examples(200)
+    @given(contents)
+    def hold(content: bytes) -> None:
+        path.write_bytes(b"earlier")
+        tokens = TokenFile(path)
+        path.write_bytes(content)
+        clock.now += 2
+        stays = tokens.accepts("earlier")
+        try:
+            anew = TokenFile(path)
+        except ValueError:
+            assert stays
+        else:
+            assert [stays, tokens.accepts(SECRET)] == [anew.accepts("earlier"), anew.accepts(SECRET)]
+
+    hold()
+    assert messages
+    assert not [message for message in messages if SECRET in message or not message.isprintable()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    @examples(100)
+    @given(texts)
+    def hold(text: str) -> None:
+        value = f"{SECRET},{text}" if name == "PLANTS_TOKENS" else text
+        problem = f"{name} is not usable: "
+        try:
+            Settings.from_environ({"PLANTS_TOKENS": SECRET} | {name: value})
+        except SettingsError as error:
+            problem = str(error)
+        assert problem.startswith(f"{name} is not usable: ")
+        assert problem.isprintable()
+        # The path of the file is shown, whatever it is.
+        assert name == "PLANTS_TOKENS_FILE" or SECRET not in problem
+
+    hold()
+
+
+def test_any_other_name_is_refused_in_one_line_that_names_it() -> None:
+    @examples(100)
+    @given(texts.filter(lambda text: f"PLANTS_{text}" not in NAMES and SECRET not in text))
+    def hold(text: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            Settings.from_environ({"PLANTS_TOKENS": SECRET, f"PLANTS_{text}": SECRET})
+        assert str(caught.value).isprintable()
+        assert SECRET not in str(caught.value)
+
+    hold()
