@@ -186,12 +186,14 @@ def test_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, t
 
 
 def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None:
-    with serving(tmp_path, "--threads=2") as server:
+    with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
+        idle = server.client().send(GET)
+        assert idle.answer().status == 200
         client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
         eventually(lambda: server.notes().count("waiting") == 2)
         server.signal(signal.SIGTERM)
-        server.wait_for("Handling signal: term")
+        assert idle.is_closed()  # The worker knows that it is to stop.
         (tmp_path / "gate").touch()
         first, second = client.answers()
         assert (first.status, second.status) == (200, 200)
