@@ -20,6 +20,7 @@ from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, Connectio
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
+from tests.support.worker_server import eventually
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -337,9 +338,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
     assert len(worker._calls._waiting) <= 1
     gate.set()
     os.read(worker.PIPE[0], 1)
-    worker._calls._outcomes.clear()
-    while worker._calls._waiting:
-        worker.turn()
+    eventually(lambda: not worker._calls._waiting)
     worker.end()
 
 

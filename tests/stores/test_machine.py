@@ -66,7 +66,7 @@ class Model(PlantStore):
         return self.plants.get(plant_id)
 
     def check(self) -> None:
-        pass
+        """Return, as a dictionary takes every plant."""
 
     def close(self) -> None:
         self.plants.clear()
@@ -123,8 +123,8 @@ def use(store: PlantStore, what: Use) -> object:  # noqa: PLR0911  # one a kind
             return text
         case Several(uses):
             return [use(store, each) for each in uses]
-        case Together(uses):
-            return store.together([partial(use, store, each) for each in uses])
+        case together:
+            return store.together([partial(use, store, each) for each in together.uses])
 
 
 def plants_in(what: Use) -> Iterator[Plant]:
@@ -199,9 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Say whether a store told the truth: a call of a batch that is run again reads what those behind it added."""
         if isinstance(expected, list):
             return isinstance(told, list) and len(told) == len(expected) and all(map(self.agree, told, expected))
-        if expected is None and isinstance(told, Plant):
-            return told == self.model.get(told.id)
-        return told == expected
+        return told == (self.model.get(told.id) if expected is None and isinstance(told, Plant) else expected)
 
     def settle(self, unsure: list[Plant]) -> None:
         """Use the ids of plants that may be kept or not; each that is kept is as it was given."""
