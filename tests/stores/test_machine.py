@@ -177,7 +177,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.stores = [open_store(url) for _ in range(self.number_of_stores)]
 
     def teardown(self) -> None:
-        for store in self.stores:
+        for store in [self.model, *self.stores]:
+            assert use(store, Check()) is None
             store.close()
 
     @rule(what=single_uses(IDS) | some_batches)
@@ -262,6 +263,10 @@ class PostgresMachine(LastingMachine):
         self.server.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'plants'"
         )
+
+    def teardown(self) -> None:
+        self.lose_all_connections()
+        super().teardown()
 
 
 @pytest.fixture(scope="module")
