@@ -28,12 +28,12 @@ class Value(fields.Raw):
     def takes(self, value: object) -> bool:
         """Say whether the value is valid."""
 
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
         if not self.takes(value):
             raise self.make_error("invalid")
         return value
 
-    def serialize(self, attr: str, obj: Any, accessor: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
+    def serialize(self, attr: str, obj: Any, accessor: Any = None, **kwargs: Any) -> Any:
         """Give the attribute of a ``plants.Plant``; the JSON leaves out one that is None."""
         value = getattr(obj, attr)
         return missing if value is None else value
