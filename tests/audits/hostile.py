@@ -10,6 +10,7 @@ settings of their own are left out, and without ``--master`` memory, files and p
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -326,10 +327,15 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
     """A worker has no descriptor for a connection that comes; then there are some again; then none, and it stops."""
     with serving(store, workers) as service:
 
+        def files(worker: int) -> list[str]:
+            return [os.path.realpath(file) for file in Path(f"/proc/{worker}/fd").iterdir()]
+
+        def has_loaded(worker: int) -> bool:
+            return any(file.endswith("[eventpoll]") for file in files(worker))
+
         def allow(more: int) -> None:
             for worker in service.workers():
-                number = len(list(Path(f"/proc/{worker}/fd").iterdir())) + more
-                subprocess.run(["prlimit", f"--pid={worker}", f"--nofile={number}:"], check=True)
+                subprocess.run(["prlimit", f"--pid={worker}", f"--nofile={len(files(worker)) + more}:"], check=True)
 
         def check(service: Service) -> Verdict:
             allow(0)
@@ -340,6 +346,8 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
                 crowd.hear(5)
             return Verdict(not crowd.statuses()["nothing"], f"of 10 that waited {dict(crowd.statuses())}")
 
+        # A worker needs files until it has loaded the application; then it makes its selector.
+        comes_true(lambda: [has_loaded(worker) for worker in service.workers()] == [True] * workers)
         verdict = unharmed(service, check)
         allow(0)
         with Crowd(service, 1):
