@@ -63,9 +63,10 @@ class Worker(ServerWorker):
     def identify(self, request: Request) -> None:
         """Give the request an id: the client's, or that of its trace (W3C Trace Context), or a new one."""
         environ = request.environ
-        request_id = environ.get("HTTP_X_REQUEST_ID", "")
-        if not _REQUEST_ID.fullmatch(request_id):
-            trace = _TRACEPARENT.fullmatch(environ.get("HTTP_TRACEPARENT", ""))
+        request_id = environ.get("HTTP_X_REQUEST_ID")
+        if not request_id or not _REQUEST_ID.fullmatch(request_id):
+            parent = environ.get("HTTP_TRACEPARENT")
+            trace = parent and _TRACEPARENT.fullmatch(parent)
             request_id = trace[1] if trace else next(self._new_ids)
         environ["plants.request_id"] = request_id
         request.extra_fields = b"X-Request-ID: %b\r\n" % request_id.encode()

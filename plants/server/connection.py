@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum, auto
 from selectors import EVENT_READ, EVENT_WRITE
 from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from plants.server.answer import Answer, to_bytes
 from plants.server.request import NO_BODY, Environ, Limits, Refused, Request, check_growing_head
@@ -23,12 +23,12 @@ _NOTHING: Final = memoryview(b"")
 class _Worker(Protocol):
     """What a connection needs of its worker; ``now`` and all other times are seconds of one clock."""
 
-    cfg: Any
     connections: "set[Connection]"
     later: "deque[Connection]"
     limits: Limits
     now: float
     alive: bool
+    keepalive: float
     request_timeout: float
     answer_timeout: float
 
@@ -109,7 +109,7 @@ class Connection:
         if self.request is request:
             worker = self._worker
             # A worker that stops answers what it has received, then closes.
-            is_last = not worker.cfg.keepalive or not (worker.alive or self._input)
+            is_last = not worker.keepalive or not (worker.alive or self._input)
             self._reply(request, answer, closes=is_last or not request.keep_alive)
 
     def refuse(self, refused: Refused) -> None:
@@ -173,10 +173,15 @@ class Connection:
             self.close()
 
     def _read_next(self) -> None:
-        if self.request or self._input != b"\r\n":
-            self._read(self.request or self._begin())
-        else:
+        if self.request is None and self._input == b"\r\n":
             self._input = b""  # RFC 9112, section 2.2: some clients send an empty line after a request.
+            return
+        request = self.request or self._begin()
+        try:
+            if request.has_head or self._read_head(request):
+                self._read_body(request)
+        except Refused as refused:
+            self.refuse(refused)
 
     def _begin(self) -> Request:
         worker = self._worker
@@ -184,13 +189,6 @@ class Connection:
         self.deadline = worker.now + worker.request_timeout
         self.request = Request(self._base, worker.now)
         return self.request
-
-    def _read(self, request: Request) -> None:
-        try:
-            if request.has_head or self._read_head(request):
-                self._read_body(request)
-        except Refused as refused:
-            self.refuse(refused)
 
     def _read_head(self, request: Request) -> bool:
         limits = self._worker.limits
@@ -250,9 +248,10 @@ class Connection:
 
     def _send(self, data: bytes | memoryview) -> None:
         worker = self._worker
-        sent = 0
-        with contextlib.suppress(BlockingIOError, SSLWantWriteError):
+        try:
             sent = self.sock.send(data)
+        except (BlockingIOError, SSLWantWriteError):
+            sent = 0
         if sent < len(data):
             self._output = memoryview(data)[sent:]
             if self.state is not WRITING:
@@ -265,7 +264,7 @@ class Connection:
             self._linger()
         else:
             self.state = IDLE
-            self.deadline = worker.now + worker.cfg.keepalive
+            self.deadline = worker.now + worker.keepalive
             if self._input:
                 self._parse_later()
             self.watch()

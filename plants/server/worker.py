@@ -82,6 +82,7 @@ class Worker(base.Worker):
                 self.log.warning("this worker does not call the %s hook", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         self.limits = Limits(line, field, cfg.limit_request_fields, self.max_body_bytes)
+        self.keepalive = cfg.keepalive  # Gunicorn looks up each setting anew.
         self.now = time.monotonic()
         self.connections: set[Connection] = set()
         self._most_connections = _allow_descriptors(cfg.worker_connections)
