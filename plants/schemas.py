@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marshmallow import EXCLUDE, Schema, fields, missing
+from marshmallow import EXCLUDE, Schema, fields
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -32,11 +32,6 @@ class Value(fields.Raw):
         if not self.takes(value):
             raise self.make_error("invalid")
         return value
-
-    def serialize(self, attr: str, obj: Any, accessor: Any = None, **kwargs: Any) -> Any:
-        """Give the attribute of a ``plants.Plant``; the JSON leaves out one that is None."""
-        value = getattr(obj, attr)
-        return missing if value is None else value
 
 
 class Text(Value):
@@ -103,6 +98,13 @@ class PlantSchema(Schema):
             elif field.required:
                 return super().load(data)
         return loaded
+
+
+    def dump(self, obj: Any, *, many: bool | None = None) -> Any:
+        """Give the members that a ``plants.Plant`` has, and none that is None; of each plant, if there are many."""
+        if many or (many is None and self.many):
+            return [self.dump(plant, many=False) for plant in obj]
+        return {name: value for name in self.dump_fields if (value := getattr(obj, name)) is not None}
 
 
 class NewPlantSchema(PlantSchema):

@@ -176,3 +176,9 @@ def test_a_plant_is_rendered_as_the_standard_library_would(plant: Plant) -> None
     members = {name: value for name, value in plant._asdict().items() if value is not None}
     assert json.loads(NewPlantSchema().dumps(plant)) == members
     assert PlantSchema().dumps(plant) == json.dumps(PlantSchema().dump(plant))
+
+
+def test_many_plants_are_rendered_as_a_list() -> None:
+    plants = [Plant(1, "Fern"), Plant(2, "Moss", "shade")]
+    members = [{"name": "Fern"}, {"name": "Moss", "tag": "shade"}]
+    assert PlantSchema().dump(plants, many=True) == PlantSchema(many=True).dump(plants) == members
