@@ -152,7 +152,7 @@ def test_our_way_through_a_shape_comes_to_the_verdict_of_marshmallows_own(schema
     objects = [document for document in documents if type(document) is dict]
     values = [*documents, *(value for document in objects for value in document.values())]
     seen = {True: 0, False: 0}
-    for _ in range(20_000):
+    for _ in range(5_000):
         document = source.choice(documents)
         if type(document) is dict:
             kept = [name for name in document if source.random() < 0.9]
@@ -161,7 +161,7 @@ def test_our_way_through_a_shape_comes_to_the_verdict_of_marshmallows_own(schema
         ours = verdict(schema.load, document)
         assert ours == verdict(Schema.load, schema, document)
         seen[ours[0]] += 1
-    assert min(seen.values()) > 2_000
+    assert min(seen.values()) > 500
 
 
 @pytest.mark.parametrize("options", [{"many": True}, {"partial": True}, {"unknown": "include"}], ids=repr)
