@@ -99,7 +99,6 @@ class PlantSchema(Schema):
                 return super().load(data)
         return loaded
 
-
     def dump(self, obj: Any, *, many: bool | None = None) -> Any:
         """Give the members that a ``plants.Plant`` has, and none that is None; of each plant, if there are many."""
         if many or (many is None and self.many):
