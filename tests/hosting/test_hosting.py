@@ -74,6 +74,7 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS_FILE", "/nonexistent/tokens", "No such file or directory: '/nonexistent/tokens'"),
     ("PLANTS_TOKENS_FILE", "/", "Is a directory"),
     ("PLANTS_TOKENS_FILE", os.devnull, "it has no token"),
+    ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),
     ("PLANTS_TOKENS_FILE", "", "No such file|Is a directory"),
     ("PLANTS_STORE", "", "a store's URL starts with"),
     ("PLANTS_STORE", "memory", "its URL is memory:"),
