@@ -20,8 +20,8 @@ def _stop(message: str) -> Never:
 try:
     from plants.hosting.metrics import forget_worker, listen
     from plants.hosting.service import announce_new_token, settings, store
-except SettingsError as error:
-    _stop(str(error))
+except SettingsError as _error:
+    _stop(str(_error))
 
 _IS_IN_PROCESS = isinstance(store, MemoryStore)
 

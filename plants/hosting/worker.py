@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog, Logger
@@ -35,11 +35,15 @@ _T = TypeVar("_T")
 class Worker(ServerWorker):
     """A worker of the hosted service."""
 
-    max_body_bytes = settings.max_body_bytes
-    request_timeout = settings.request_timeout
+    max_body_bytes: int = settings.max_body_bytes
+    request_timeout: float = settings.request_timeout
     # Below the 5 s in which a request that has arrived whole is answered, whatever the store does.
-    answer_timeout = 4.5
-    most_together = 1 if isinstance(store, MemoryStore) else 256
+    answer_timeout: float = 4.5
+    most_together: int = 1 if isinstance(store, MemoryStore) else 256
+
+    # Gunicorn sets these, and has no types.
+    sockets: list[Any]
+    wsgi: Any
 
     def load_wsgi(self) -> None:
         """Load the application, and set up the log and the metrics."""

@@ -65,10 +65,10 @@ class Connection:
     def __init__(self, worker: _Worker, sock: socket.socket, base: Environ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
-        self.state = OPEN
-        self.deadline = worker.now + (worker.request_timeout if worker.alive else STOPPING_SECONDS)
+        self.state: State = OPEN
+        self.deadline: float = worker.now + (worker.request_timeout if worker.alive else STOPPING_SECONDS)
         self.request: Request | None = None
-        self.counted = 0
+        self.counted: int = 0
         self._worker = worker
         self._base = base
         self._input = b""  # bytes received and not parsed yet

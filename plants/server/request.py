@@ -73,12 +73,12 @@ class SizedBody:
     whether all of it has come; ``overlap`` is how many bytes of the head it begins with.
     """
 
-    overlap = 0
+    overlap: int = 0
 
     def __init__(self, size: int) -> None:
         self.content: bytes | bytearray = b""
         self.size = size
-        self.is_whole = not size
+        self.is_whole: bool = not size
 
     def take(self, data: bytes) -> bytes:
         """Take the body's part of ``data`` and give back the rest; call again with the rest and new data."""
@@ -94,12 +94,12 @@ class SizedBody:
 class ChunkedBody:
     """A body in chunks (RFC 9112, section 7.1); its trailers are checked and dropped. It is like a ``SizedBody``."""
 
-    overlap = len(b"\r\n")
+    overlap: int = len(b"\r\n")
 
     def __init__(self, limits: Limits) -> None:
         self.content: bytes | bytearray = bytearray()
-        self.size = 0
-        self.is_whole = False
+        self.size: int = 0
+        self.is_whole: bool = False
         self._limits = limits
         self._framing = 0
         self._missing = 0  # bytes of the chunk that is coming in
@@ -158,15 +158,15 @@ class Request:
     """
 
     body: SizedBody | ChunkedBody = NO_BODY
-    has_head = False  # The head has been parsed.
-    is_head = False  # The method is HEAD.
-    keep_alive = False
-    awaits_continue = False
-    extra_fields = b""
+    has_head: bool = False  # The head has been parsed.
+    is_head: bool = False  # The method is HEAD.
+    keep_alive: bool = False
+    awaits_continue: bool = False
+    extra_fields: bytes = b""
 
     def __init__(self, base: Environ, started: float) -> None:
         """Begin with what the environs of all requests of a connection have in common."""
-        self.environ = base.copy()
+        self.environ: Environ = base.copy()
         self.started = started
 
     def read_head(self, head: str, limits: Limits) -> None:

@@ -43,10 +43,14 @@ class Worker(base.Worker):
     whole, and for its answer) and ``most_together`` (requests a batch), and override the methods up to ``together``.
     """
 
-    max_body_bytes = 1_048_576
-    request_timeout = 10.0
-    answer_timeout = 30.0
-    most_together = 1
+    max_body_bytes: int = 1_048_576
+    request_timeout: float = 10.0
+    answer_timeout: float = 30.0
+    most_together: int = 1
+
+    # Gunicorn sets these, and has no types.
+    alive: bool
+    nr: int
 
     def refusal(self, refused: Refused, request: Request) -> Answer:
         """Give the answer to a refused request, or (500) to one whose application failed."""
@@ -81,9 +85,9 @@ class Worker(base.Worker):
             if cfg.settings[name].get() is not cfg.settings[name].default:
                 self.log.warning("this worker does not call the %s hook", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
-        self.limits = Limits(line, field, cfg.limit_request_fields, self.max_body_bytes)
-        self.keepalive = cfg.keepalive  # Gunicorn looks up each setting anew.
-        self.now = time.monotonic()
+        self.limits: Limits = Limits(line, field, cfg.limit_request_fields, self.max_body_bytes)
+        self.keepalive: float = cfg.keepalive  # Gunicorn looks up each setting anew.
+        self.now: float = time.monotonic()
         self.connections: set[Connection] = set()
         self._most_connections = _allow_descriptors(cfg.worker_connections)
         self._most_held = _BODIES_HELD * max(self.max_body_bytes, HEAD_BYTES)
