@@ -19,7 +19,7 @@ import pytest
 import plants
 from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
 from plants.testing import FaultyStore
-from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant, with_id
 from tests.support.calls import Stream, call, sender
 
 
@@ -42,7 +42,9 @@ def test_no_byte_of_the_body_is_read_before_the_token_is_valid(app: Any) -> None
 
 def test_a_body_that_is_announced_as_too_large_is_not_read(app: Any) -> None:
     stream = Stream(b"x" * (LIMIT + 1))
-    assert (call(app, stream, CONTENT_LENGTH=str(LIMIT + 1)).error, stream.sizes) == (41300, [])
+    answer = call(app, stream, CONTENT_LENGTH=str(LIMIT + 1))
+    assert (answer.error, stream.sizes) == (41300, [])
+    assert answer.message == f"The body is larger than {LIMIT} bytes."
 
 
 def test_a_chunked_body_is_read_to_its_end(app: Any, store: PlantStore) -> None:
@@ -59,7 +61,9 @@ def test_a_chunked_body_of_the_largest_size_is_read(app: Any) -> None:
 
 def test_of_a_chunked_body_that_is_too_large_no_more_is_read_than_tells(app: Any, store: PlantStore) -> None:
     stream = io.BytesIO(new_plant().ljust(10 * LIMIT))
-    assert call(app, stream, wsgi_input_terminated=True).error == 41300
+    answer = call(app, stream, wsgi_input_terminated=True)
+    assert answer.error == 41300
+    assert answer.message == f"The body is larger than {LIMIT} bytes."
     assert stream.tell() == LIMIT + 1
     assert store.get(1) is None
 
@@ -68,12 +72,15 @@ def test_a_body_that_comes_in_parts_is_read_to_its_length(app: Any) -> None:
     body = new_plant()
     stream = Stream(body[:5], body[5:], b"x")
     assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
+    assert stream.sizes == [len(body), len(body) - 5]
     assert stream.chunks == [b"x"]
 
 
 def test_a_body_that_is_shorter_than_its_length_is_refused(app: Any, store: PlantStore) -> None:
     body = new_plant()
-    assert call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1)).error == 40000
+    answer = call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1))
+    assert answer.error == 40000
+    assert answer.message == "The body is shorter than its Content-Length."
     assert store.get(1) is None
 
 
@@ -142,6 +149,46 @@ def test_the_depth_of_a_large_body_is_found_in_one_pass() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_an_integer_of_a_million_digits_is_no_id_and_does_no_harm_elsewhere() -> None:
+    app = plants.create_app(tokens=[TOKEN])
+    digits = "1" * 1_000_000
+    assert call(app, io.BytesIO(with_id(digits)), wsgi_input_terminated=True).error == 40002
+    body = new_plant()[:-1] + f', "x": {digits}}}'.encode()
+    assert call(app, io.BytesIO(body), wsgi_input_terminated=True).plant == {"name": "Fern"}
+
+
+MESSAGES = [
+    (b"", "The body is missing or is not JSON: Expecting value: line 1 column 1 (char 0)."),
+    (with_id("NaN"), "The body is missing or is not JSON: NaN is not a JSON value."),
+    (b'{"a": 1, "a": 1}', "The body is missing or is not JSON: a name is used twice in one object."),
+    (b"[" * 101, "The body is missing or is not JSON: more than 100 arrays and objects are inside each other."),
+    (new_plant() + b" x", "The body has more text after its JSON (char 25)."),
+    (b"[]", "The body is not a NewPlant. _schema: Not a JSON object."),
+    (
+        with_id('"1"'),
+        "The body is not a NewPlant. id: Must be an integer from -9223372036854775808 to 9223372036854775807.",
+    ),
+    (
+        new_plant(tag=1),
+        "The body is not a NewPlant. tag: Must be a string without U+0000 and without lone surrogates.",
+    ),
+    (
+        b"{}",
+        "The body is not a NewPlant. name: Missing data for required field.; id: Missing data for required field.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), MESSAGES, ids=[row[1][:60] for row in MESSAGES])
+def test_the_message_says_what_is_wrong_with_the_body(app: Any, body: bytes, message: str) -> None:
+    assert call(app, io.BytesIO(body), wsgi_input_terminated=True).message == message
+
+
+def test_the_message_names_the_id_that_is_in_use(app: Any, store: PlantStore) -> None:
+    store.add(Plant(1, "Fern"))
+    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).message == "The id 1 is in use."
+
+
 def test_an_empty_path_is_no_path(app: Any) -> None:
     assert call(app, Stream(), PATH_INFO="").error == 40400
 
@@ -168,7 +215,7 @@ def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.Log
     )
     assert answer.error == 50000
     assert "pump" not in answer.message
-    assert caplog.records[0].levelno == logging.ERROR
+    assert [(record.levelno, record.message) for record in caplog.records] == [(logging.ERROR, "a request failed")]
     assert "of the pump" in caplog.text
     assert TOKEN not in caplog.text
 

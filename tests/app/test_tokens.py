@@ -82,12 +82,18 @@ def test_a_change_takes_effect_after_a_second(path: Path, clock: list[float], ca
     assert (tokens.accepts("first"), tokens.accepts("second")) == (True, False)
     clock.append(clock[-1] + 0.1)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
+    clock.append(clock[-1] + 1)
+    assert tokens.accepts("second")
     assert caplog.messages == ["the token file has changed: 1 tokens are valid"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a token\n", None], ids=["empty", "bad line", "gone"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "it has no token"), (b"not a token\n", "line 1 is neither a token"), (None, "No such file")],
+    ids=["empty", "bad line", "gone"],
+)
 def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, content: bytes | None
+    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, content: bytes | None, reason: str
 ) -> None:
     tokens = TokenFile(path)
     path.unlink() if content is None else path.write_bytes(content)
@@ -95,6 +101,9 @@ def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
         clock.append(clock[-1] + 1)
         assert tokens.accepts("first")
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    before, _, problem = caplog.messages[0].partition(": ")
+    assert before == "the token file is not usable, so the tokens are those it had before"
+    assert reason in problem
     assert "not a token" not in caplog.text
     path.write_text("second\n")
     clock.append(clock[-1] + 1)
