@@ -100,10 +100,10 @@ def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
     for _ in range(3):
         clock.append(clock[-1] + 1)
         assert tokens.accepts("first")
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    before, _, problem = caplog.messages[0].partition(": ")
-    assert before == "the token file is not usable, so the tokens are those it had before"
-    assert reason in problem
+    ((logger, level, message),) = caplog.record_tuples
+    assert (logger, level) == ("plants.tokens", logging.ERROR)
+    assert message.startswith("the token file is not usable, so the tokens are those it had before: ")
+    assert reason in message
     assert "not a token" not in caplog.text
     path.write_text("second\n")
     clock.append(clock[-1] + 1)
