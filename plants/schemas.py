@@ -115,5 +115,5 @@ class NewPlantSchema(PlantSchema):
 class ErrorSchema(Schema):
     """The body of every answer that is not a success."""
 
-    error: fields.Integer = fields.Integer(strict=True, required=True)
+    error: fields.Integer = fields.Integer(required=True)
     message: fields.String = fields.String(required=True)

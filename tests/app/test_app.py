@@ -15,11 +15,12 @@ from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
 import pytest
+from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
 from plants.testing import FaultyStore
-from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, new_plant, with_id
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, Headers, new_plant, with_id
 from tests.support.calls import Stream, call, sender
 
 
@@ -32,6 +33,13 @@ def test_wsgiref_finds_no_fault(app: Any) -> None:
     setup_testing_defaults(environ)
     with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as answer:
         assert b"".join(answer)
+
+
+@pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
+def test_an_answer_has_each_header_field_once(app: Any, headers: Headers) -> None:
+    answer = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
+    names = [name.lower() for name, _ in answer.headerlist]
+    assert len(names) == len(set(names)) > 3
 
 
 def test_no_byte_of_the_body_is_read_before_the_token_is_valid(app: Any) -> None:
@@ -102,7 +110,10 @@ def test_without_a_length_and_an_end_there_is_no_body_and_the_message_says_why(
     stream = Stream(new_plant())
     answer = call(app, stream, **environ)
     assert (answer.error, stream.sizes) == (40001, [])
-    assert "wsgi.input_terminated" in answer.message
+    assert answer.message == (
+        "There is no body: the request has no Content-Length, or the server does not tell the application where a "
+        "chunked body ends (wsgi.input_terminated)."
+    )
 
 
 def test_a_length_of_zero_is_an_empty_body(app: Any) -> None:
