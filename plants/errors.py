@@ -94,7 +94,7 @@ def _internal(_req: falcon.Request, _resp: falcon.Response, error: Exception, _p
 def _not_a_new_plant(
     _req: falcon.Request, _resp: falcon.Response, error: ValidationError, _params: dict[str, Any]
 ) -> NoReturn:
-    faults = "; ".join(f"{field}: {' '.join(messages)}" for field, messages in error.messages_dict.items())
+    faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
     raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
 
 

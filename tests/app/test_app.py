@@ -185,7 +185,7 @@ MESSAGES = [
     ),
     (
         b"{}",
-        "The body is not a NewPlant. name: Missing data for required field.; id: Missing data for required field.",
+        "The body is not a NewPlant. name: Missing data for required field. id: Missing data for required field.",
     ),
 ]
 
