@@ -251,6 +251,21 @@ def test_any_object_with_accepts_checks_tokens() -> None:
     assert send(new_plant(), headers=[("Authorization", "Bearer abcd"), JSON_TYPE]).error == 40101
 
 
+@pytest.mark.parametrize("token", ["abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"], ids=ascii)
+def test_the_token_check_is_asked_about_nothing_that_rfc_6750_does_not_allow(token: str) -> None:
+    asked = []
+
+    class Open:
+        def accepts(self, token: str) -> bool:
+            asked.append(token)
+            return True
+
+    app = plants.create_app(tokens=Open())
+    answers = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
+    assert [answer.error for answer in answers] == [40001, 40101]
+    assert asked == ["abc"]
+
+
 # The last has every kind of character that RFC 6750 allows.
 TOKENS = ["one", "two", "AZaz09-._~+/=="]
 
