@@ -18,7 +18,7 @@ _MEDIA_TYPE = re.compile(
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
 # The pattern never goes back, so the time is linear.
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?')
+_STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?')
 # Brackets become the bytes 1 and -1, and everything else goes.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))

@@ -215,6 +215,7 @@ SUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
     ("charset without a space", [("Content-Type", "application/json;charset=utf-8")]),
     ("charset with spaces", [("Content-Type", "application/json ; charset=utf-8")]),
     ("charset with tabs", [("Content-Type", "application/json\t;\tcharset=utf-8")]),
+    ("white space after it", [("Content-Type", "application/json \t")]),
     ("charset in quotes", [("Content-Type", 'application/json; charset="utf-8"')]),
     ("an empty parameter", [("Content-Type", "application/json;")]),
     host("empty parameters", [("Content-Type", "application/json; ;\t; ")]),

@@ -121,6 +121,12 @@ def test_a_length_of_zero_is_an_empty_body(app: Any) -> None:
     assert (call(app, stream, CONTENT_LENGTH="0").error, stream.sizes) == (40001, [])
 
 
+def test_a_media_type_has_no_letter_that_is_only_like_one_of_ascii(app: Any) -> None:
+    stream = Stream(new_plant())
+    answer = call(app, stream, CONTENT_TYPE="application/j\u017fon", wsgi_input_terminated=True)
+    assert (answer.error, stream.sizes) == (41500, [])
+
+
 DEEP = """
 import sys, threading
 from plants.media import parse_json
