@@ -12,3 +12,9 @@ from plants.probes import WithoutToken, probes
 @pytest.mark.parametrize(("path", "status"), [("/livez", "live"), ("/readyz", "ready")])
 def test_a_probe_says_how_the_service_is(app: Any, path: str, status: str) -> None:
     assert WebTestApp(WithoutToken(app, probes(MemoryStore()))).get(path).json == {"status": status}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_a_probe_has_no_method_that_nobody_knows(app: Any, path: str) -> None:
+    answer = WebTestApp(WithoutToken(app, probes(MemoryStore()))).request(path, method="FOO", expect_errors=True)
+    assert (answer.status_int, answer.json["error"]) == (405, 40500)

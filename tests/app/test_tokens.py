@@ -30,7 +30,7 @@ def digest_line(token: str) -> str:
 
 def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
     upper_case = digest_line("four").upper().replace("SHA256", "sha256")
-    path.write_text("# ours\n\none\r\n  two  \n" + digest_line("three") + upper_case + "#five\n")
+    path.write_text("# ours\n  # theirs\n\none\r\n  two  \n" + digest_line("three") + upper_case + "#five\n")
     tokens = TokenFile(path)
     assert [token for token in ("one", "two", "three", "four", "five", "#five") if tokens.accepts(token)] == [
         "one",
@@ -85,6 +85,9 @@ def test_a_change_takes_effect_after_a_second(path: Path, clock: list[float], ca
     clock.append(clock[-1] + 0.1)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
     clock.append(clock[-1] + 1)
+    assert tokens.accepts("second")
+    path.write_text("third\n")
+    clock.append(clock[-1] + 0.9)
     assert tokens.accepts("second")
     assert caplog.messages == ["the token file has changed: 1 tokens are valid"]
 
