@@ -68,7 +68,9 @@ def main() -> None:
             found[store, count].append(measure(services[store], count, args.seconds, next(first_ids)))
     print(f"{taken()}; medians of {args.rounds} rounds; CPU in microseconds a create\n")
     print(
-        "| connections | store | creates/s | times memory's | p99 ms | CPU | beyond memory | failures |\n" + "|---" * 8 + "|"
+        "| connections | store | creates/s | times memory's | p99 ms | CPU | beyond memory | failures |\n"
+        + "|---" * 8
+        + "|"
     )
     for count, store in itertools.product(args.connections, urls):
         figures, memory = found[store, count], found["memory", count]

@@ -40,22 +40,25 @@ class Readiness:
     on_head = on_get
 
 
-class InterfaceDescription:
-    """``/openapi.json``: the interface in OpenAPI 3.1."""
+class File:
+    """A file of a package, with the header fields of its answer."""
 
-    def __init__(self) -> None:
-        self._json = files("plants").joinpath("openapi.json").read_bytes()
+    def __init__(self, package: str, name: str, **headers: str) -> None:
+        """Read the file; in the names of header fields, ``_`` stands for ``-``."""
+        self._content = files(package).joinpath(name).read_bytes()
+        self._headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer with the description."""
-        resp.data = self._json
+        """Answer with the file."""
+        resp.data = self._content
+        resp.set_headers(self._headers)
 
     on_head = on_get
 
 
 def probes(store: PlantStore) -> dict[str, object]:
     """Give the resources that every service has, by their paths."""
-    return {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": InterfaceDescription()}
+    return {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": File("plants", "openapi.json")}
 
 
 class WithoutToken:

@@ -33,12 +33,12 @@ from plants.tokens import Tokens
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-# So many requests can be delayed at the same time.
+# How many requests can be delayed at the same time.
 _THREADS = 16
 
 
 class FaultyStore(PlantStore):
-    """A store that fails and waits on demand: a dictionary, or one that is given.
+    """A store that fails and waits on demand. It keeps plants in a dictionary, or in a store that is given.
 
     ``delay`` is how many seconds an ``add`` takes, and ``waiting`` how many wait at the moment.
     """
@@ -118,7 +118,7 @@ class FaultyStore(PlantStore):
         return self._store.get(plant_id)
 
     def check(self) -> None:
-        """Raise the fault."""
+        """Raise the fault, if there is one."""
         if self._fault:
             raise self._fault
         self._store.check()
@@ -188,16 +188,8 @@ class Deployment:
         headers = {
             names[key]: value for key, value in environ.items() if key.startswith(("HTTP_", "CONTENT_")) and value
         }
-        requests.append(
-            Received(
-                environ["REQUEST_METHOD"],
-                environ["PATH_INFO"],
-                environ.get("QUERY_STRING", ""),
-                headers,
-                body,
-                statuses[-1],
-            )
-        )
+        method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
+        requests.append(Received(method, path, query, headers, body, statuses[-1]))
         return answer
 
     def _take(self, token: str) -> str:

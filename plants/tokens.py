@@ -39,7 +39,7 @@ class Tokens:
             raise TypeError("tokens is an iterable of strings, not one string")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
-            raise ValueError("there is no token, so no request could ever be answered")
+            raise ValueError("there is no token, so every request would be refused")
 
     def accepts(self, token: str) -> bool:
         """Say whether the token is one of these."""
@@ -86,11 +86,11 @@ class TokenFile:
             if content != self._content:
                 self._digests = _digests_in(content)
                 self._content = content
-                _log.info("the token file has changed: %d tokens are valid", len(self._digests))
+                _log.info("the token file has changed; valid tokens: %d", len(self._digests))
         except (OSError, ValueError) as error:
             problem = str(error)
             if problem != self._problem:
-                _log.error("the token file is not usable, so the tokens are those it had before: %s", problem)
+                _log.error("the token file cannot be used, the old tokens stay valid: %s", problem)
         self._problem = problem
 
 
@@ -116,7 +116,7 @@ def _digests_in(content: bytes) -> list[bytes]:
         except ValueError:
             raise ValueError(f"line {number} is neither a token (RFC 6750) nor sha256: and 64 hex digits") from None
     if not digests:
-        raise ValueError("it has no token")
+        raise ValueError("the file has no token")
     return digests
 
 

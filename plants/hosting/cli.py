@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
-       plants check [URL]                ask the service, by default the one that serve would start, if it is ready
+       plants check [URL]                ask whether a service is ready, by default the one that serve would start
        plants config                     print the settings that serve would have
        plants token                      print a new random token, and its line for PLANTS_TOKENS_FILE
        plants --version                  print the version, and those of what it runs on
@@ -40,7 +40,7 @@ def main() -> None:
         case []:
             _misused(_USAGE)
         case ["check" | "config" | "token" as command, *_]:
-            _misused(f"plants: {command} does not take this; plants help says what it takes.")
+            _misused(f"plants: {command} does not take this argument; see plants help.")
         case arguments:
             _misused(f"plants: {arguments[0]!r} is not a command; plants help lists them.")
 
@@ -50,7 +50,8 @@ def _misused(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _stop(problem: object) -> NoReturn:
+def stop(problem: object) -> NoReturn:
+    """End the process with one line on standard error."""
     line = " ".join(str(problem).split()).removesuffix(".")
     sys.exit(f"plants: {line}.")
 
@@ -63,11 +64,11 @@ def _serve() -> None:
 
 
 def _check_numbers() -> None:
-    # Gunicorn reads these two when it is imported, and ends with a traceback.
+    # Gunicorn reads these two when it is imported. A bad value would end it with a traceback.
     for name, lowest, highest in (("PORT", 0, 65535), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
-            _stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
+            stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
 
 
 def _own_url() -> str:
@@ -81,21 +82,21 @@ def _own_url() -> str:
         parser.add_argument("-b", "--bind", action="append", default=[])
         address = [*parser.parse_known_args(shlex.split(options))[0].bind, address][0].removeprefix("tcp://")
     if address.startswith(("unix:", "fd:")):
-        _stop(f"the service listens at {address}; plants check URL needs an http or https address")
+        stop(f"the service listens at {address}; plants check URL needs an http or https address")
     return f"http://{address}"
 
 
 def _check(url: str) -> None:
     address = f"{url.rstrip('/')}/readyz"
     problems: SimpleQueue[str] = SimpleQueue()
-    # In a thread, so that nothing takes longer, a name server included.
+    # In a thread, so that the time limit covers the look-up of the name, too.
     Thread(target=lambda: problems.put(_problem_at(address)), daemon=True).start()
     try:
         problem = problems.get(timeout=_CHECK_SECONDS)
     except Empty:
         problem = f"no answer within {_CHECK_SECONDS} seconds"
     if problem:
-        _stop(f"{address}: {problem}")
+        stop(f"{address}: {problem}")
     print(f"{address}: ready")
 
 
@@ -134,20 +135,18 @@ def _config() -> None:
     try:
         settings = Settings.from_environ(os.environ)
     except SettingsError as error:
-        _stop(error)
-    for name in NAMES:
+        stop(error)
+    defaults: dict[str, object] = {name: getattr(settings, name[7:].lower(), None) for name in NAMES}
+    for name, default in (defaults | {"WEB_CONCURRENCY": 1, "PORT": None}).items():
         value = os.environ.get(name)
         origin = "default" if value is None else "environment"
         if value is None:
-            default = getattr(settings, name.removeprefix("PLANTS_").lower(), None)
             value = "" if default is None else str(default).removesuffix(".0")
         if name == "PLANTS_TOKENS":
             value = _count_of_tokens(os.environ.get(name, ""), is_new=bool(settings.new_token))
         elif name == "PLANTS_STORE":
             value = _without_passwords(value)
         print(f"{name}={value}  # {origin}")
-    for name, default in (("WEB_CONCURRENCY", "1"), ("PORT", "")):
-        print(f"{name}={os.environ.get(name, default)}  # {'environment' if name in os.environ else 'default'}")
 
 
 def _count_of_tokens(text: str, *, is_new: bool) -> str:

@@ -65,7 +65,7 @@ class _TextFormatter(logging.Formatter):
         if request_id:
             line += f" ({request_id})"
         if record.exc_info:
-            # What an exception says may have lines, and none of them starts like one of the log.
+            # They are indented, so that none of them looks like a line of the log.
             stacktrace = map(_one_line, self.formatException(record.exc_info).splitlines())
             line += "\n" + textwrap.indent("\n".join(stacktrace), "    ")
         return line
@@ -80,12 +80,11 @@ def _request_id(record: logging.LogRecord) -> str:
 class AccessLog:
     """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written.
 
-    Lines are given to the system several at a time, in whole lines and as much as a pipe takes at once from several
-    processes.
+    Several lines are written at once: whole lines, at most PIPE_BUF bytes, so that processes do not mix theirs.
     """
 
     def __init__(self, level: int) -> None:
-        # Where a process is started with a standard output that is closed, that is the number of some other file.
+        # If standard output was closed at the start, its number may be another file's.
         self._level = level if sys.stdout else logging.CRITICAL
         self._lines = b""
         self._line = _json_line if settings.log_format == "json" else _text_line
@@ -108,7 +107,7 @@ class AccessLog:
             self._lines += data
 
     def flush(self) -> None:
-        """Let the lines be read that were written."""
+        """Write out the lines that are kept."""
         if self._lines:
             with suppress(OSError):  # Whoever read the log has gone.
                 os.write(_STDOUT, self._lines)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-# The sockets at which the metrics are asked for: one, if that is set and this is a service that Gunicorn's master made.
+# Where the metrics are served: one socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has made it.
 listeners: Final[list[socket.socket]] = []
 
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -36,7 +37,7 @@ def listen(uid: int, gid: int) -> None:
 
     Gunicorn's master calls this once, before it starts workers.
 
-    :raises OSError: there can be no listening at this address, or no folder for the files.
+    :raises OSError: it cannot listen at this address, or it cannot make a folder for the files.
     """
     if not settings.metrics_bind:
         return
@@ -44,8 +45,8 @@ def listen(uid: int, gid: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # A master that takes over (USR2) listens beside the one that it takes over from.
     listeners.append(socket.create_server(settings.metrics_bind, family=family, reuse_port=True))
-    # The client library keeps there what the workers count. It reads the name when it is imported, so nothing
-    # imports it earlier; a master that takes over makes a new folder.
+    # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
+    # imports it earlier. A master that takes over makes a new folder.
     shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # a new, private folder
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=shared_memory)
     os.chown(folder, uid, gid)
@@ -59,7 +60,7 @@ def remove_folder(folder: str, master: int) -> None:
 
 
 def forget_worker(pid: int) -> None:
-    """Take what a worker that has ended said of its connections out of the sum."""
+    """Take the gauges of a worker that has ended out of the sum."""
     if listeners:
         from prometheus_client import multiprocess
 
@@ -72,6 +73,7 @@ class Metrics:
     def __init__(self) -> None:
         from prometheus_client import Gauge, Histogram
 
+        gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._seconds = Histogram(
             _SECONDS,
             "Time from a request's first byte to its answer.",
@@ -79,16 +81,9 @@ class Metrics:
             buckets=_BUCKETS,
             registry=None,
         )
-        self._connections = Gauge("plants_connections", "Open connections.", registry=None, multiprocess_mode="livesum")
-        self._waiting = Gauge(
-            "plants_requests_waiting",
-            "Requests that wait for the application or the store.",
-            registry=None,
-            multiprocess_mode="livesum",
-        )
-        build = Gauge(
-            "plants_build_info", "The version.", ("version",), registry=None, multiprocess_mode="livemostrecent"
-        )
+        self._connections = gauge("plants_connections", "Open connections.")
+        self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
+        build = gauge("plants_build_info", "The version.", ("version",), multiprocess_mode="livemostrecent")
         build.labels(version("plants")).set(1)
         self._observe: dict[tuple[str, bool, str, bytes], Callable[[float], None]] = {}
 
@@ -99,11 +94,10 @@ class Metrics:
         error = body[10:15] if body.startswith(b'{"error"') else b""
         method = environ.get("REQUEST_METHOD")
         key = (method if method in _METHODS else "other", environ.get("PATH_INFO") == "/plants", answer.status, error)
-        try:
-            observe = self._observe[key]
-        except KeyError:
-            route = "/plants" if key[1] else "other"
-            observe = self._observe[key] = self._seconds.labels(key[0], route, key[2][:3], error.decode()).observe
+        observe = self._observe.get(key)
+        if not observe:
+            labels = (key[0], "/plants" if key[1] else "other", key[2][:3], error.decode(errors="replace"))
+            observe = self._observe[key] = self._seconds.labels(*labels).observe
         observe(seconds)
 
     def gauge(self, connections: int, waiting: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from plants.hosting.logs import current_request
-from plants.hosting.page import page
+from plants.hosting.page import PAGE
 from plants.probes import WithoutToken, probes
 from plants.stores import PlantStore
 
@@ -16,7 +16,7 @@ class Hosted(WithoutToken):
     """A WSGI application that answers the paths around the interface, and passes all other requests to ``app``."""
 
     def __init__(self, app: "WSGIApplication", store: PlantStore) -> None:
-        super().__init__(app, probes(store) | page())
+        super().__init__(app, probes(store) | PAGE)
 
     def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
         """Answer a request (PEP 3333); what is logged meanwhile has its id."""

@@ -1,25 +1,20 @@
 """``plants serve``: Gunicorn, with the packaged configuration below the user's."""
 
-import errno
 import io
 import logging
-import socket
 from contextlib import redirect_stderr
-from typing import Any, Never
+from typing import Any
 
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.sock import ssl_context
 
+from plants.hosting.cli import stop
+
 _LAST_PORT = 65535
 _PACKAGED = "python:plants.hosting.gunicorn_conf"
 
 _log = logging.getLogger("gunicorn.error")
-
-
-def _stop(problem: object) -> Never:
-    line = " ".join(str(problem).split()).removesuffix(".")
-    raise SystemExit(f"plants: {line}.")
 
 
 class Serve(WSGIApplication):
@@ -46,22 +41,22 @@ class Serve(WSGIApplication):
             super().load_config()
             addresses = self.cfg.address
         except Exception as error:  # whatever Gunicorn's settings and the user's file raise
-            _stop(error)
+            stop(error)
         for host, port in _ports(addresses):
             if not 0 <= port <= _LAST_PORT:
-                _stop(f"cannot listen at {host}:{port}; a port is a number from 0 to {_LAST_PORT}")
+                stop(f"cannot listen at {host}:{port}; a port is a number from 0 to {_LAST_PORT}")
 
     def reload(self) -> None:
         """Reload the configuration (``HUP``); if it is not usable, the old one stays."""
         before = vars(self).copy()
-        printed = io.StringIO()  # Gunicorn says there what it cannot use, and the log has lines of one kind.
+        printed = io.StringIO()  # Gunicorn prints the problem; the log gets it as a line of its own.
         try:
             with redirect_stderr(printed):
                 super().reload()
         except SystemExit as error:
             vars(self).update(before)
             problem = printed.getvalue().strip() or error
-            _log.error("the configuration cannot be used, so the one before it stays: %s", problem)
+            _log.error("the new configuration cannot be used, the old one stays: %s", problem)
 
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
@@ -76,24 +71,14 @@ class Serve(WSGIApplication):
             if self.cfg.is_ssl:
                 ssl_context(self.cfg)
         except Exception as error:
-            _stop(error)
-        from plants.hosting.service import settings  # not sooner: this reads the environment
+            stop(error)
+        from plants.hosting.service import settings  # not sooner: these read the environment
+        from plants.hosting.startup import try_to_bind
 
         for address in (*_ports(self.cfg.address), settings.metrics_bind):
             if address:
-                _check_address(*address)
+                try_to_bind(*address, may_be_in_use=True)  # by the service itself
 
 
 def _ports(addresses: list[Any]) -> list[tuple[str, int]]:
     return [address for address in addresses if isinstance(address, tuple)]
-
-
-def _check_address(host: str, port: int) -> None:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        # The service itself may be running on this address.
-        if error.errno != errno.EADDRINUSE:
-            _stop(f"cannot listen at {host}:{port} ({error.strerror})")

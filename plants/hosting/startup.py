@@ -1,50 +1,47 @@
 """Hooks of Gunicorn's master when the hosted service starts. Importing this module reads the environment."""
 
 import atexit
+import errno
 import logging
 import os
 import signal
 import socket
-from typing import Any, Final, Never
+from typing import Any, Final
 
+from plants.hosting.cli import stop
 from plants.hosting.settings import SettingsError
 from plants.stores import StoreUnavailable
 from plants.stores.memory import MemoryStore
-
-
-def _stop(message: str) -> Never:
-    raise SystemExit(f"plants: {message}.")
-
 
 # Report bad settings once, in one line, before any fork.
 try:
     from plants.hosting.metrics import forget_worker, listen
     from plants.hosting.service import announce_new_token, settings, store
 except SettingsError as _error:
-    _stop(str(_error))
+    stop(_error)
 
-_IS_IN_PROCESS = isinstance(store, MemoryStore)
+_STORE_IS_IN_PROCESS = isinstance(store, MemoryStore)
 
 # A dictionary never waits. With SQLite, one thread answers while the other commits; PostgreSQL commits several batches.
-THREADS: Final = 1 if _IS_IN_PROCESS else 2 if settings.store.startswith("sqlite:") else 4
+THREADS: Final = 1 if _STORE_IS_IN_PROCESS else 2 if settings.store.startswith("sqlite:") else 4
 
 
 def on_starting(server: Any) -> None:
-    """Check the address now, because Gunicorn retries a bad one for five seconds; then prepare the store."""
+    """Set up the log, the metrics and the store. Check the addresses now: Gunicorn retries a bad one for 5 seconds."""
     _log_where_gunicorn_does(server.log)
     takes_over = "GUNICORN_PID" in os.environ
     if settings.metrics_bind and not takes_over:
-        _try_to_bind(*settings.metrics_bind, "PLANTS_METRICS_BIND")
+        try_to_bind(*settings.metrics_bind, "PLANTS_METRICS_BIND")
     try:
         listen(server.cfg.uid, server.cfg.gid)
     except OSError as error:
-        _stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
+        stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
     if not inherited and not server.cfg.reuse_port:
         for address in server.cfg.address:
             if isinstance(address, tuple):
                 host, port = address
-                _try_to_bind(host, port, "--bind HOST:PORT")
+                try_to_bind(host, port, "--bind HOST:PORT")
     announce_new_token()
     try:
         # After USR2 the store is already in use, and nothing is made.
@@ -56,13 +53,13 @@ def on_starting(server: Any) -> None:
 def when_ready(_server: Any) -> None:
     """Let the master look at the token file every second, as workers do while they are asked.
 
-    A worker that is started later begins with the tokens that the master knows. Were those the ones of long ago, and
-    the file not usable now, a token that has been taken out of the file would be valid again.
+    A worker that is started later begins with the tokens that the master knows. If those were old and the file were
+    not usable now, a token that had been taken out of the file would be valid again.
     """
-    # A signal and not a thread, with which no process should be forked; a worker does not inherit the timer.
+    # A signal and not a thread: a process that has threads should not fork. A worker does not inherit the timer.
     signal.signal(signal.SIGALRM, lambda *_: settings.tokens.accepts("-"))
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
-    # An interpreter that ends forgets what it does at a signal, and the signal would end it with another status.
+    # At its end Python removes the handler, and then the signal would end the process with another status.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
@@ -72,25 +69,28 @@ def pre_exec(server: Any) -> None:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
 
-def _try_to_bind(host: str, port: int, setting: str) -> None:
+def try_to_bind(host: str, port: int, setting: str = "", *, may_be_in_use: bool = False) -> None:
+    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        _stop(f"cannot listen at {host}:{port} ({reason}); choose another address with {setting}")
+        if not (may_be_in_use and getattr(error, "errno", None) == errno.EADDRINUSE):
+            reason = getattr(error, "strerror", None) or error
+            advice = setting and f"; choose another address with {setting}"
+            stop(f"cannot listen at {host}:{port} ({reason}){advice}")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Keep the dictionary store to one worker process, however the number was set."""
-    if new_value > 1 and _IS_IN_PROCESS:
+    if new_value > 1 and _STORE_IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
         )
         if old_value is None:
-            _stop(message)
+            stop(message)
         server.log.error(message)
         server.num_workers = old_value
 

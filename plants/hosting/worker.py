@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, WithMetrics, listeners
-from plants.hosting.page import page
+from plants.hosting.page import PAGE
 from plants.hosting.service import settings, store
 from plants.server.answer import Answer, make_answer
 from plants.server.connection import ANSWERING
@@ -25,7 +25,7 @@ from plants.stores.memory import MemoryStore
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 # Paths that never block: they do not use the store.
-_NEVER_WAIT = {"/livez", "/metrics", "/openapi.json", *page()}
+_NEVER_WAIT = {"/livez", "/metrics", "/openapi.json", *PAGE}
 # The settings that turn Gunicorn's access log on, as syslog does where it gets that log too.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
@@ -48,7 +48,8 @@ class Worker(ServerWorker):
     def load_wsgi(self) -> None:
         """Load the application, and set up the log and the metrics."""
         super().load_wsgi()
-        # What is loaded now stays. To look at it again and again made large JSON take three times as long.
+        # What is loaded now stays. Without this the garbage collector looks at it again and again, and large JSON takes
+        # three times as long.
         gc.freeze()
         cfg = self.cfg
         # If Gunicorn's own access log is set up, use that one.
@@ -98,7 +99,7 @@ class Worker(ServerWorker):
 
     def _write_gunicorns_log(self, environ: Environ, answer: Answer, seconds: float) -> None:
         environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | environ
-        # In no format is there a query or a token, nor a path that is decoded, and so may have a line feed.
+        # No format may show a query, a token, or a decoded path, which may have line feeds.
         environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
         environ["QUERY_STRING"] = ""
         environ.pop("HTTP_AUTHORIZATION", None)

@@ -89,12 +89,12 @@ def test_a_change_takes_effect_after_a_second(path: Path, clock: list[float], ca
     path.write_text("third\n")
     clock.append(clock[-1] + 0.9)
     assert tokens.accepts("second")
-    assert caplog.messages == ["the token file has changed: 1 tokens are valid"]
+    assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "it has no token"), (b"not a token\n", "line 1 is neither a token"), (None, "No such file")],
+    [(b"", "the file has no token"), (b"not a token\n", "line 1 is neither a token"), (None, "No such file")],
     ids=["empty", "bad line", "gone"],
 )
 def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
@@ -107,7 +107,7 @@ def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
         assert tokens.accepts("first")
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
-    assert message.startswith("the token file is not usable, so the tokens are those it had before: ")
+    assert message.startswith("the token file cannot be used, the old tokens stay valid: ")
     assert reason in message
     assert "not a token" not in caplog.text
     path.write_text("second\n")

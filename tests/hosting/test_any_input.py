@@ -13,7 +13,7 @@ from plants.hosting.settings import NAMES, Settings, SettingsError
 from plants.tokens import TokenFile
 from tests.support.examples import examples
 
-REFUSAL = re.compile(r"it has no token|line [0-9]+ is neither a token \(RFC 6750\) nor sha256: and 64 hex digits")
+REFUSAL = re.compile(r"the file has no token|line [0-9]+ is neither a token \(RFC 6750\) nor sha256: and 64 hex digits")
 SECRET = "s3cr3t-t0ken-of-ours"
 
 lines = st.one_of(

@@ -70,7 +70,7 @@ def test_an_unknown_command_is_named_in_one_line() -> None:
 @pytest.mark.parametrize("arguments", ["check a b", "check --fast", "config all", "token 2"])
 def test_what_a_command_does_not_take_is_refused_in_one_line(arguments: str) -> None:
     command = arguments.partition(" ")[0]
-    assert the_line(run(*arguments.split()), 2) == f"{command} does not take this; plants help says what it takes."
+    assert the_line(run(*arguments.split()), 2) == f"{command} does not take this argument; see plants help."
 
 
 @pytest.mark.parametrize("argument", ["--version", "-V", "version"])
@@ -375,7 +375,7 @@ def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that
             file.write_text(content)
             before = len(service.lines)
             service.process.send_signal(signal.SIGHUP)
-            service.wait_for(rf"the configuration cannot be used, .* stays: {problem}", after=before)
+            service.wait_for(rf"the new configuration cannot be used, the old one stays: {problem}", after=before)
             service.wait_for("worker two is here", after=before)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.stop() == 0

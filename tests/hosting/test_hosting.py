@@ -73,7 +73,7 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/nonexistent/tokens", "No such file or directory: '/nonexistent/tokens'"),
     ("PLANTS_TOKENS_FILE", "/", "Is a directory"),
-    ("PLANTS_TOKENS_FILE", os.devnull, "it has no token"),
+    ("PLANTS_TOKENS_FILE", os.devnull, "the file has no token"),
     ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),
     ("PLANTS_TOKENS_FILE", "", "No such file|Is a directory"),
     ("PLANTS_STORE", "", "a store's URL starts with"),
@@ -219,7 +219,7 @@ def test_a_token_that_was_taken_out_stays_out_when_the_file_is_bad_and_the_worke
         assert (error_of("first"), error_of("second")) == (41500, 41500)
         new.write_text("second\n")
         new.replace(tokens)
-        service.wait_for(rf'"pid": {service.process.pid}, .*the token file has changed: 1 tokens are valid')
+        service.wait_for(rf'"pid": {service.process.pid}, .*the token file has changed; valid tokens: 1')
         tokens.write_text("not a token\n")
         boots = len(service.lines)
         service.process.send_signal(signal.SIGHUP)

@@ -260,7 +260,7 @@ def test_hup_sets_another_level(tmp_path: Path) -> None:
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Booting worker")
         tokens.write_text("second\n")
-        service.wait_for("the token file has changed: 1 tokens are valid")
+        service.wait_for("the token file has changed; valid tokens: 1")
 
 
 # Where nobody reads
