@@ -68,8 +68,9 @@ class PlantStore(abc.ABC):
 
         A store that can keep the plants of several requests with one commit does it here. The calls run in this
         thread, one after the other, and use the store as they would alone. A call whose plants cannot be kept is run
-        again, and there ``add`` raises what it must; so a call does nothing outside the store but to return a value.
-        An exception that leaves a call leaves this too, and then nobody knows what of these calls' plants is kept.
+        again, and there ``add`` raises what it must; so a call does nothing outside the store but to return a value. A
+        call that is run again may read what later calls of its batch added. An exception that leaves a call leaves this
+        too, and then nobody knows what of these calls' plants is kept.
         """
         return [call() for call in calls]
 
@@ -86,7 +87,7 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Finish what waits, and give back what the store holds. A second call does nothing."""
+        """Finish what has begun, and give back what the store holds. A second call does nothing."""
 
 
 def open_store(url: str) -> PlantStore:

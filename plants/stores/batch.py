@@ -6,34 +6,44 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 from plants.stores.outage import Outage
 
-Fates = dict[int, Exception]  # Why the plants of these ids are not kept.
+_MOST_TEXT = 2_000_000  # characters a commit, so that one with the largest plants ends in time
 
-_Told = dict[Plant, Exception | None]
 _T = TypeVar("_T")
+
+
+class PlantRefused(Exception):
+    """A plant cannot be kept, while others may be; ``reason`` is what its caller is told."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+Fates = dict[int, PlantIdInUse | StoreUnavailable | PlantRefused]  # Why the plants of these ids are not kept.
 
 
 class Engine(abc.ABC):
     """What one process has of a store: its connections, and whether they can be used.
 
     Each method ends at its deadline, a ``time.monotonic()``, and raises StoreUnavailable if it cannot do its work.
-
-    :param was_made: the byte is 1 once the store has had its file or its table.
     """
 
-    def __init__(self, patience: float, was_made: mmap.mmap) -> None:
+    def __init__(self) -> None:
         self.outage = Outage()
-        self.patience = patience
-        self.was_made = was_made
-        self.closed = False
 
     @abc.abstractmethod
     def keep(self, plants: list[Plant], deadline: float) -> Fates:
-        """Keep plants of different ids; give why some are not. If this raises, it is not known which are kept."""
+        """Keep plants of different ids; give why some are not.
+
+        :raises StoreUnavailable: it is not known which are kept.
+        :raises PlantRefused: none is kept.
+        """
 
     @abc.abstractmethod
     def find(self, plant_id: int, deadline: float) -> Plant | None:
@@ -44,41 +54,37 @@ class Engine(abc.ABC):
         """Return if plants can be written now, and the table has the store's shape."""
 
     @abc.abstractmethod
-    def disconnect(self) -> None:
-        """Give back the connections; the next use makes new ones."""
-
     def close(self) -> None:
-        """Finish what waits, and give back the connections for good."""
-        self.closed = True
-        self.disconnect()
+        """Finish what has begun, and give back the connections for good."""
 
 
 class BatchStore(PlantStore):
     """A store that keeps the plants of many calls with one commit.
 
     The calls run as if every plant were kept whose id no other plant of the batch has. Then all these plants are
-    written at once. If all are kept, everything that the calls were told is true; else those calls run again that were
-    told otherwise, and now ``add`` says what became of their plants.
+    written at once. If all are kept, everything that the calls were told is true; else those calls run again that used
+    the id of one that is not, and now ``add`` says what became of their plants.
 
     No call takes longer than about ``patience``, in seconds. While the store is unavailable one caller each half second
     tries, and the others are told at once.
+
+    :param new_engine: gives what a process needs that uses the store for the first time; nothing is connected yet. It
+        takes a byte that all processes share, which is 1 once the store has had its file or its table.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, new_engine: Callable[[mmap.mmap], Engine], patience: float) -> None:
+        self._new_engine = new_engine
         self._patience = patience
         self._thread = _Thread()
         self._engines: dict[int, Engine] = {}
-        self._was_made = mmap.mmap(-1, 1)  # All processes that inherit this object share it.
-
-    @abc.abstractmethod
-    def _new_engine(self) -> Engine:
-        """Give what a process needs that uses the store for the first time; nothing is connected yet."""
+        self._was_made = mmap.mmap(-1, 1)
 
     def add(self, plant: Plant) -> None:
-        if batch := self._thread.batch:
-            batch.add(plant)
-        elif fates := self._keep([plant], time.monotonic() + self._patience):
-            raise self._engine().outage.counted(fates[plant.id])
+        batch = self._thread.batch
+        if not batch:
+            self.together([partial(self.add, plant)])
+        elif fate := batch.add(plant):
+            raise self._engine().outage.counted(fate.reason if isinstance(fate, PlantRefused) else fate)
 
     def get(self, plant_id: int) -> Plant | None:
         batch = self._thread.batch
@@ -92,48 +98,54 @@ class BatchStore(PlantStore):
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         if self._thread.batch:
             return super().together(calls)
-        deadline = time.monotonic() + self._patience
+        batch = self._thread.batch = _Batch(self._keep, time.monotonic() + self._patience)
         results: dict[int, _T] = {}
-        again: dict[int, _Told] = {number: {} for number in range(len(calls))}
-        while again:
-            batch = self._thread.batch = _Batch(self._engine().outage, again)
-            try:
-                for batch.call in again:
-                    results[batch.call] = calls[batch.call]()
-            finally:
-                self._thread.batch = None
-            fates = batch.new and self._keep(batch.new, deadline)
-            again = batch.wrongly_told(fates) if fates else {}
-        return [results[number] for number in range(len(calls))]
+        try:
+            for batch.call, call in enumerate(calls):
+                results[batch.call] = call()
+            told_wrongly = batch.keep()
+            for batch.call in told_wrongly:
+                results[batch.call] = calls[batch.call]()
+        finally:
+            self._thread.batch = None
+        return list(results.values())
 
     def prepare(self, *, make: bool = True) -> None:
         if not make:
             self._was_made[0] = 1
-        engine = self._engine()
+        engine = self._new_engine(self._was_made)
         try:
             engine.check(time.monotonic() + self._patience)
         finally:
-            engine.disconnect()
+            engine.close()
 
     def close(self) -> None:
         self._engine().close()
 
-    def _keep(self, plants: list[Plant], deadline: float) -> Fates:
-        try:
-            return self._use(lambda engine, deadline: engine.keep(plants, deadline), deadline)
-        except StoreUnavailable as error:
-            # Each has its own: an exception that is raised again and again collects its tracebacks.
-            return {plant.id: StoreUnavailable(str(error)) for plant in plants}
+    def _keep(self, plants: list[Plant]) -> Fates:
+        if len(plants) == 1 or sum(len(plant.name) + len(plant.tag or "") for plant in plants) < _MOST_TEXT:
+            try:
+                return self._use(lambda engine, deadline: engine.keep(plants, deadline))
+            except StoreUnavailable as error:
+                # Each has its own: an exception that is raised again and again collects its tracebacks.
+                return {plant.id: StoreUnavailable(str(error)) for plant in plants}
+            except PlantRefused as error:
+                if len(plants) == 1:
+                    return {plants[0].id: error}
+        middle = len(plants) // 2
+        return self._keep(plants[:middle]) | self._keep(plants[middle:])
 
     def _ask(self, work: Callable[[Engine, float], _T]) -> _T:
         try:
-            return self._use(work, time.monotonic() + self._patience)
+            return self._use(work)
         except StoreUnavailable as error:
             self._engine().outage.counted(error)
             raise
 
-    def _use(self, work: Callable[[Engine, float], _T], deadline: float) -> _T:
+    def _use(self, work: Callable[[Engine, float], _T]) -> _T:
         engine = self._engine()
+        batch = self._thread.batch
+        deadline = batch.deadline if batch else time.monotonic() + self._patience
         with engine.outage.attempt() as for_all:
             if time.monotonic() > deadline:
                 raise StoreUnavailable("no time left")
@@ -145,50 +157,46 @@ class BatchStore(PlantStore):
         # A parent's engine stays in the dictionary of its child, unused: its connections and its locks are the
         # parent's, and to close them here would be to close them there.
         pid = os.getpid()
-        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine())
+        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine(self._was_made))
 
 
 class _Batch:
-    """One run of calls: what they add, and what they are told."""
+    """What calls add together; then, while some of them run again, what became of that."""
 
-    def __init__(self, outage: Outage, told: dict[int, _Told]) -> None:
-        """Take what each call is told of the plants that it added in an earlier run: None if they are kept."""
+    def __init__(self, keep: Callable[[list[Plant]], Fates], deadline: float) -> None:
         self.call = 0
-        self.new: list[Plant] = []
-        self._outage = outage
-        self._told = told
-        self._plants: dict[int, Plant] = {}
-        self._uses: list[tuple[int, Plant, Literal["added", "in use", "read"]]] = []
+        self.deadline = deadline
+        self._keep = keep
+        self._added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
+        self._uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
+        self._fates: Fates | None = None
 
-    def add(self, plant: Plant) -> None:
-        told = self._told[self.call]
-        if plant.id in self._plants:
-            self._uses.append((self.call, plant, "in use"))
-            raise PlantIdInUse(plant.id)
-        if plant not in told:
-            self.new.append(plant)
-            self._uses.append((self.call, plant, "added"))
-        elif fate := told[plant]:
-            raise self._outage.counted(fate)
-        self._plants[plant.id] = plant
+    def add(self, plant: Plant) -> PlantIdInUse | StoreUnavailable | PlantRefused | None:
+        """Give why the plant is not kept."""
+        if self._fates is None:
+            self._uses.append((self.call, plant.id))
+            if plant.id in self._added:
+                return PlantIdInUse(plant.id)
+            self._added[plant.id] = self.call, plant
+            return None
+        fate = self._fates.get(plant.id)
+        if self._added.get(plant.id) == (self.call, plant):
+            del self._added[plant.id]  # Its call is told once; if it adds it again, the id is in use.
+        elif not fate or isinstance(fate, PlantRefused):
+            fate = self._keep([plant]).get(plant.id)
+        return fate
 
     def get(self, plant_id: int) -> Plant | None:
-        plant = self._plants.get(plant_id)
-        if plant:
-            self._uses.append((self.call, plant, "read"))
-        return plant
+        """Give the plant that a call of this batch has added, as long as it seems to be kept."""
+        if self._fates is None and plant_id in self._added:
+            self._uses.append((self.call, plant_id))
+            return self._added[plant_id][1]
+        return None
 
-    def wrongly_told(self, fates: Fates) -> dict[int, _Told]:
-        """Give the calls that were told what is not true, and what each is to be told of its plants."""
-        again: dict[int, _Told] = {}
-        for call, plant, use in self._uses:
-            if plant.id in fates and not (use == "in use" and isinstance(fates[plant.id], PlantIdInUse)):
-                again[call] = self._told[call]
-        for call, plant, use in self._uses:
-            fate = fates.get(plant.id)
-            if call in again and (use == "added" or (use == "in use" and type(fate) is StoreUnavailable)):
-                again[call][plant] = fate
-        return again
+    def keep(self) -> list[int]:
+        """Keep what the calls added; give those that were told something of a plant that is not kept."""
+        fates = self._fates = self._keep([plant for _, plant in self._added.values()]) if self._added else {}
+        return sorted({call for call, plant_id in self._uses if plant_id in fates})
 
 
 class _Thread(threading.local):

@@ -20,10 +20,6 @@ class StoreUnusable(StoreUnavailable):
     """What is there is not what the store has made, or it is gone: only an operator can mend it."""
 
 
-class PlantRefused(StoreUnavailable):
-    """The table has a constraint that is not the store's own: it does not take this plant, but may take others."""
-
-
 class Outage:
     """Whether a store can be used, as one process sees it."""
 

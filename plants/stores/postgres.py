@@ -6,8 +6,10 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from typing import Any, LiteralString, Self, TypeVar
 
@@ -18,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore, Engine, Fates
-from plants.stores.outage import MEND, PlantRefused, StoreUnusable, one_line
+from plants.stores.batch import BatchStore, Engine, Fates, PlantRefused
+from plants.stores.outage import MEND, StoreUnusable, one_line
 
 _DEFAULTS = conninfo_to_dict(
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -43,16 +45,13 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {MEND}"
 
-_MOST_TEXT = 2_000_000  # characters a statement, so that one with the largest plants ends in time
-
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
 # The server itself says that it kept nothing, and that the next attempt may go well.
 _KEPT_NOTHING = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
-# The server, or the driver, refuses a statement for the sake of one plant in it.
-_CANNOT_HOLD = (psycopg.DataError, UnicodeEncodeError)
-_FOR_ONE_PLANT = (*_CANNOT_HOLD, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
+# A constraint that is not the store's own refuses one plant of a statement, and may take others.
+_CONSTRAINTS = (psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
 
 
 class PostgresStore(BatchStore):
@@ -66,12 +65,8 @@ class PostgresStore(BatchStore):
     """
 
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
-        super().__init__(patience)
-        given = conninfo_to_dict(conninfo)
-        self._conninfo = make_conninfo(
-            conninfo, **{name: value for name, value in _DEFAULTS.items() if name not in given}
-        )
-        self._max_connections = max_connections
+        conninfo = make_conninfo("", **_DEFAULTS | conninfo_to_dict(conninfo))
+        super().__init__(partial(_Pool, conninfo, patience, max_connections), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -87,142 +82,130 @@ class PostgresStore(BatchStore):
                 "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
             ) from None
 
-    def _new_engine(self) -> Engine:
-        return _Pool(self._conninfo, self._max_connections, self._patience, self._was_made)
-
 
 class _Pool(Engine):
     """The connections of one process; each is one caller's at a time."""
 
-    def __init__(self, conninfo: str, max_connections: int, patience: float, was_made: mmap.mmap) -> None:
-        super().__init__(patience, was_made)
+    def __init__(self, conninfo: str, patience: float, max_connections: int, was_made: mmap.mmap) -> None:
+        super().__init__()
         self._conninfo = conninfo
-        self._idle: list[_Connection] = []
-        self._places = threading.Semaphore(max_connections)
+        self._patience = patience
+        self._was_made = was_made
+        self._closed = False
+        # The connections that nobody uses, and None for each that may still be made.
+        self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
+        for _ in range(max_connections):
+            self._idle.put(None)
 
     def keep(self, plants: list[Plant], deadline: float) -> Fates:
         # In the order of their ids: two batches of the same ids wait for each other, but never in a circle.
-        plants = sorted(plants)
-        if len(plants) > 1 and sum(len(plant.name) + len(plant.tag or "") for plant in plants) > _MOST_TEXT:
-            return self._keep_halves(plants, deadline)
-        try:
-            rows = self._execute(_INSERT, [list(column) for column in zip(*plants, strict=True)], deadline)
-        except _FOR_ONE_PLANT as error:
-            if len(plants) == 1:
-                return {plants[0].id: error if isinstance(error, _CANNOT_HOLD) else PlantRefused(_told(error))}
-            return self._keep_halves(plants, deadline)
+        columns = [list(column) for column in zip(*sorted(plants), strict=True)]
+        rows = self._run(lambda connection: connection.run(_INSERT, columns), deadline)
         kept = {plant_id for (plant_id,) in rows}
         return {plant.id: PlantIdInUse(plant.id) for plant in plants if plant.id not in kept}
 
-    def _keep_halves(self, plants: list[Plant], deadline: float) -> Fates:
-        fates: Fates = {}
-        middle = len(plants) // 2
-        for half in (plants[:middle], plants[middle:]):
-            try:
-                fates |= self.keep(half, deadline)
-            except StoreUnavailable as error:  # The other half may be kept.
-                fates |= {plant.id: StoreUnavailable(str(error)) for plant in half}
-        return fates
-
     def find(self, plant_id: int, deadline: float) -> Plant | None:
-        rows = self._execute(_SELECT, [plant_id], deadline)
+        rows = self._run(lambda connection: connection.run(_SELECT, [plant_id]), deadline)
         return Plant(plant_id, *rows[0]) if rows else None
 
     def check(self, deadline: float) -> None:
-        self._check_table(lambda query: self._execute(query, [], deadline))
-        self._execute(_INSERT_NOTHING, [], deadline)
+        self._run(self._check, deadline)
 
-    def disconnect(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+    def close(self) -> None:
+        self._closed = True
+        with suppress(queue.Empty):
+            while True:
+                if connection := self._idle.get_nowait():
+                    connection.close()
 
-    def _execute(self, query: LiteralString | bytes, parameters: list[Any], deadline: float) -> list[_Row]:
-        if not self._places.acquire(timeout=max(0, deadline - time.monotonic())):
-            raise StoreUnavailable("all connections are busy")
+    def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
+        """Give what the work gives; try it again while the server says that it kept nothing."""
         pause = 0.005
         try:
             while True:
                 connection = self._take(deadline)
                 try:
-                    return connection.run(query, parameters, deadline)
+                    return work(connection)
                 except _KEPT_NOTHING:
                     if time.monotonic() + pause > deadline:
                         raise
                 finally:
-                    if connection.pgconn.transaction_status == TransactionStatus.IDLE and not self.closed:
-                        self._idle.append(connection)
-                    else:
-                        connection.close()
+                    self._give_back(connection)
                 time.sleep(pause)
                 pause *= 2
-        except _FOR_ONE_PLANT:
-            raise
+        except (psycopg.DataError, UnicodeEncodeError) as error:
+            raise PlantRefused(error) from None
+        except _CONSTRAINTS as error:
+            raise PlantRefused(StoreUnavailable(_told(error))) from None
         except errors.UndefinedTable:
             raise StoreUnusable(_GONE) from None
         except psycopg.Error as error:
             raise StoreUnavailable(_told(error)) from error
-        finally:
-            self._places.release()
 
     def _take(self, deadline: float) -> "_Connection":
-        while not self.closed:
+        while not self._closed:
             try:
-                connection = self._idle.pop()
-            except IndexError:
+                connection = self._idle.get(timeout=max(0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise StoreUnavailable("all connections are busy") from None
+            if not connection:
                 self._connect_within(deadline)
-                continue
             # What an idle connection has to read is almost always its end: better seen now than after the statement
             # was sent, when it would leave the outcome unknown.
-            if not select.select([connection], [], [], 0)[0]:
+            elif select.select([connection], [], [], 0)[0]:
+                connection.close()
+                self._idle.put(None)
+            else:
+                connection.deadline = deadline
                 return connection
-            connection.close()
         raise StoreUnavailable("the store is closed")
+
+    def _give_back(self, connection: "_Connection") -> None:
+        is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._closed
+        if not is_usable:
+            connection.close()
+        self._idle.put(connection if is_usable else None)
 
     def _connect_within(self, deadline: float) -> None:
         # In a thread: to look up a host's name, and to try one host after the other, takes as long as it takes. A
         # connection that comes late serves those who come later.
-        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        outcome: Future[None] = Future()
         threading.Thread(target=self._connect, args=(outcome,), name="plants-postgresql", daemon=True).start()
         try:
-            error = outcome.get(timeout=max(0, deadline - time.monotonic()))
-        except queue.Empty:
+            outcome.result(timeout=max(0, deadline - time.monotonic()))
+        except TimeoutError:
             raise StoreUnavailable("no connection could be made in time") from None
-        if error:
-            raise error
 
-    def _connect(self, outcome: "queue.SimpleQueue[Exception | None]") -> None:
+    def _connect(self, outcome: Future[None]) -> None:
+        connection = None
         try:
             connection = _Connection.connect(self._conninfo, autocommit=True)
-            try:
-                self._set_up(connection)
-            except Exception:
-                connection.close()
-                raise
-            self._idle.append(connection)
-            outcome.put(None)
+            connection.deadline = time.monotonic() + self._patience
+            connection.add_notice_handler(connection.note)
+            # In milliseconds, and sooner than the caller leaves: a statement that the server gave up keeps nothing.
+            connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
+            self._check(connection)
         except Exception as error:
-            outcome.put(error)
+            if connection:
+                connection.close()
+            self._idle.put(None)
+            outcome.set_exception(error)
+        else:
+            self._give_back(connection)
+            outcome.set_result(None)
 
-    def _set_up(self, connection: "_Connection") -> None:
-        connection.deadline = time.monotonic() + self.patience
-        connection.add_notice_handler(connection.note)
-        # In milliseconds, and sooner than the caller leaves: a statement that the server gave up keeps nothing.
-        connection.execute(_SET_UP, [f"{self.patience * 750:.0f}"])
-        if connection.info.parameter_status("server_encoding") != "UTF8":
-            raise StoreUnusable("the database's encoding is not UTF8")
-        self._check_table(lambda query: connection.run(query, [], connection.deadline))
-
-    def _check_table(self, run: Callable[[LiteralString | bytes], list[_Row]]) -> None:
-        faults = run(_FAULTS)
-        if faults[:1] == [("is gone",)] and not self.was_made[0]:
+    def _check(self, connection: "_Connection") -> None:
+        faults = connection.run(_FAULTS)
+        if faults[:1] == [("is gone",)] and not self._was_made[0]:
             # Processes that make the table at once may meet in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
-                run(_TABLE)
+                connection.run(_TABLE)
         # Looked at again: the first look may have been older than a table that another process has just made.
-        faults = faults and run(_FAULTS)
+        faults = faults and connection.run(_FAULTS)
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
-        self.was_made[0] = 1
+        self._was_made[0] = 1
+        connection.run(_INSERT_NOTHING)
 
 
 class _Connection(psycopg.Connection[_Row]):
@@ -231,8 +214,7 @@ class _Connection(psycopg.Connection[_Row]):
     deadline = math.inf
     replication_cancelled = False
 
-    def run(self, query: LiteralString | bytes, parameters: list[Any], deadline: float) -> list[_Row]:
-        self.deadline = deadline
+    def run(self, query: LiteralString | bytes, parameters: Sequence[object] = ()) -> list[_Row]:
         try:
             cursor = self.execute(query, parameters)
         except errors.ReadOnlySqlTransaction:

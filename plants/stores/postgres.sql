@@ -1,7 +1,8 @@
 -- What there is to say against the table plants, the first thing first: it could refuse a plant, or lose one.
 WITH t AS (SELECT to_regclass('plants')::oid AS t), own AS (SELECT a.*, attname IN ('id', 'name', 'tag') AS is_ours
     FROM pg_attribute a, t WHERE attrelid = t AND attnum > 0 AND NOT attisdropped)
-SELECT 'is gone' FROM t WHERE t IS NULL
+SELECT 'is in a database whose encoding is not UTF8' WHERE current_setting('server_encoding') <> 'UTF8'
+UNION ALL SELECT 'is gone' FROM t WHERE t IS NULL
 UNION ALL SELECT 'is UNLOGGED, has row security, or is no table' FROM pg_class, t WHERE (oid = t OR oid IN
     (SELECT inhrelid FROM pg_inherits WHERE inhparent = t))
     AND (relpersistence <> 'p' OR relrowsecurity OR relkind NOT IN ('r', 'p'))

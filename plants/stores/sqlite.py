@@ -9,15 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore, Engine, Fates
-from plants.stores.outage import MEND, PlantRefused, StoreUnusable
+from plants.stores.batch import BatchStore, Engine, Fates, PlantRefused
+from plants.stores.outage import MEND, StoreUnusable
 
 _LOCK_POLL = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 
@@ -40,7 +40,8 @@ _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 _LOG_IS_LOST = 2
 _LOST = "SQLite's log was removed or replaced: the store is back when every process has closed the file"
 
-_Work = Callable[[sqlite3.Connection], Any]
+_T = TypeVar("_T")
+_Job = tuple[Callable[[sqlite3.Connection], Any], Future[Any]]
 
 
 class SQLiteStore(BatchStore):
@@ -48,16 +49,14 @@ class SQLiteStore(BatchStore):
 
     All that waits at one moment is one transaction, so that the price of making it durable is paid once (group
     commit). Nobody is answered before the commit, and nothing is tried again after a commit that failed: what became
-    of it is not known, and StoreUnavailable says so. Only the caller whose commit the disk holds up waits for the disk.
+    of it is not known, and StoreUnavailable says so.
 
-    The directory is never made. A file or a table that disappears is not made again, because ids that were in use
-    would be free: the store is unavailable until the file is back. Fork before the first use: SQLite does not carry a
-    connection across a fork.
+    The directory is never made. A file that is gone is not made again: the store is unavailable until it is back.
+    Fork before the first use: SQLite does not carry a connection across a fork.
     """
 
     def __init__(self, path: str, patience: float = 2.5) -> None:
-        super().__init__(patience)
-        self._path = str(Path(path).absolute())
+        super().__init__(partial(_File, str(Path(path).absolute()), patience), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -72,8 +71,152 @@ class SQLiteStore(BatchStore):
             raise ValueError(f"a SQLite store needs SQLite 3.35, and this Python has {sqlite3.sqlite_version}")
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
-    def _new_engine(self) -> Engine:
-        return _File(self._path, self._patience, self._was_made)
+
+class _File(Engine):
+    """The connection of one process. Whoever has the lock does the work of all who wait for it."""
+
+    def __init__(self, path: str, patience: float, was_made: mmap.mmap) -> None:
+        super().__init__()
+        self._path = path
+        self._patience = patience
+        self._was_made = was_made
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiting: deque[_Job] = deque()
+        self._connection: sqlite3.Connection | None = None
+        self._files: tuple[str, ...] = ()
+        self._identities: list[tuple[int, ...] | None] = []
+
+    def keep(self, plants: list[Plant], deadline: float) -> Fates:
+        return self._run(partial(_insert, plants), deadline)
+
+    def find(self, plant_id: int, deadline: float) -> Plant | None:
+        row = self._run(lambda connection: connection.execute(_SELECT, (plant_id,)).fetchone(), deadline)
+        return None if row is None else Plant(plant_id, *row)
+
+    def check(self, deadline: float) -> None:
+        self._run(_check, deadline)
+
+    def close(self) -> None:
+        # The last one of all processes leaves the file complete, without a log beside it.
+        deadline = time.monotonic() + self._patience
+        if self._lock.acquire(timeout=self._patience):
+            if self._waiting:
+                self._commit(deadline)
+            self._disconnect()
+            self._lock.release()
+        self._closed = True
+
+    def _disconnect(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _run(self, work: Callable[[sqlite3.Connection], _T], deadline: float) -> _T:
+        """Give what the work gives, once it is committed."""
+        outcome: Future[_T] = Future()
+        self._waiting.append((work, outcome))
+        if not self._lock.acquire(timeout=max(0, deadline - time.monotonic())):
+            outcome.cancel()
+            raise StoreUnavailable(f"{self._path}: no answer in time")
+        try:
+            if not outcome.done():
+                self._commit(deadline)
+        finally:
+            self._lock.release()
+        return outcome.result()
+
+    def _commit(self, deadline: float) -> None:
+        jobs: list[_Job] = []
+        try:
+            connection, polled = self._begin(deadline)
+            began = time.monotonic()
+            # Gathered only now: who came while another process had the lock goes with this commit.
+            jobs = self._gather()
+            results = [work(connection) for work, _ in jobs]
+            connection.execute("COMMIT")
+            # A commit into a file that was removed or replaced keeps nothing.
+            self._look()
+            for (_, outcome), result in zip(jobs, results, strict=True):
+                outcome.set_result(result)
+            if polled:
+                # Others wait for the file, too: leave it long enough for one of them to notice.
+                time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL))
+        except Exception as error:
+            self._disconnect()
+            kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
+            for _, outcome in jobs or self._gather():
+                outcome.set_exception(kind(f"{self._path}: {error}"))
+
+    def _gather(self) -> list[_Job]:
+        """Give what waits, without what is waited for no longer."""
+        jobs = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        return [job for job in jobs if job[1].set_running_or_notify_cancel()]
+
+    def _begin(self, deadline: float) -> tuple[sqlite3.Connection, bool]:
+        """Give the connection when it may write, and whether that was not at once."""
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        polled = False
+        while True:
+            try:
+                connection = self._connection or self._connect()
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOCK_POLL)
+            polled = True
+        # Before anything is written, too: with a lock file of its own, this process would write over what another
+        # one has in the log.
+        self._look()
+        return connection, polled
+
+    def _connect(self) -> sqlite3.Connection:
+        may_make = not self._was_made[0]
+        # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
+        path = os.path.realpath(self._path)
+        if not may_make and not Path(path).exists():
+            raise StoreUnusable(f"the file is gone; {MEND}")
+        uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if may_make else 'rw'}"
+        connect = partial(sqlite3.connect, uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+        if self._was_made[0] == _LOG_IS_LOST:
+            with closing(connect()) as connection:
+                # This fails while another connection is open, whose log is the one that was lost.
+                for statement in ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE", "ROLLBACK"):
+                    connection.execute(statement)
+        connection = connect()
+        try:
+            for statement in (*_SET_UP, _TABLE) if may_make else _SET_UP:
+                connection.execute(statement)
+            _check_table(connection)
+            self._files = (self._path, f"{path}-wal", f"{path}-shm")
+            self._identities = [_identity(file) for file in self._files]
+        except Exception:
+            connection.close()
+            raise
+        self._connection = connection
+        self._was_made[0] = 1
+        return connection
+
+    def _look(self) -> None:
+        """Tell the database file, its write-ahead log and its lock file from any others of the same names."""
+        found = [_identity(file) for file in self._files]
+        if found == self._identities and all(found):
+            return
+        if found[0] == self._identities[0] and found[1] != self._identities[1]:
+            # What is in the log is in the file once the last connection of all processes has been closed. A new one
+            # would begin a new log before that, without it.
+            self._was_made[0] = _LOG_IS_LOST
+            raise StoreUnusable(_LOST)
+        raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {MEND}")
+
+
+def _identity(file: str) -> tuple[int, ...] | None:
+    with suppress(OSError):
+        return os.stat(file)[1:3]  # noqa: PTH116  # Path.stat takes twice as long, and this is six times a commit
+    return None
 
 
 def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
@@ -84,9 +227,9 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
             if not cursor.execute(_INSERT, plant).rowcount:
                 fates[plant.id] = PlantIdInUse(plant.id)
         except sqlite3.IntegrityError as error:
-            fates[plant.id] = PlantRefused(str(error))
+            fates[plant.id] = PlantRefused(StoreUnavailable(str(error)))
         except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant
-            fates[plant.id] = error
+            fates[plant.id] = PlantRefused(error)
     return fates
 
 
@@ -105,156 +248,3 @@ def _check_table(connection: sqlite3.Connection) -> None:
         text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
         if text != _CONDENSED_TABLE and not text.startswith("createindex"):
             raise StoreUnusable(f"the {kind} on plants is not the store's own and might refuse plants")
-
-
-class _File(Engine):
-    """The connection of one process. Whoever has the turn does the work of all who wait for it."""
-
-    def __init__(self, path: str, patience: float, was_made: mmap.mmap) -> None:
-        super().__init__(patience, was_made)
-        self._path = path
-        self._turn = threading.Lock()
-        self._waiting: deque[tuple[_Work, Future[Any]]] = deque()
-        self._connection: sqlite3.Connection | None = None
-        self._files: tuple[str, ...] = ()
-        self._identities: list[tuple[int, int]] = []
-        self._began = 0.0
-        self._polled = False
-
-    def keep(self, plants: list[Plant], deadline: float) -> Fates:
-        fates: Fates = self._run(partial(_insert, plants), deadline)
-        return fates
-
-    def find(self, plant_id: int, deadline: float) -> Plant | None:
-        row = self._run(lambda connection: connection.execute(_SELECT, (plant_id,)).fetchone(), deadline)
-        return None if row is None else Plant(plant_id, *row)
-
-    def check(self, deadline: float) -> None:
-        self._run(_check, deadline)
-
-    def disconnect(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
-
-    def close(self) -> None:
-        # The last one of all processes leaves the file complete, without a log beside it.
-        deadline = time.monotonic() + self.patience
-        if self._turn.acquire(timeout=self.patience):
-            if self._waiting:
-                self._commit(deadline)
-            super().close()
-            self._turn.release()
-        self.closed = True
-
-    def _run(self, work: _Work, deadline: float) -> Any:
-        """Give what the work gives, once it is committed."""
-        job = work, Future[Any]()
-        self._waiting.append(job)
-        if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
-            with suppress(ValueError):  # Whoever has the turn has begun with it.
-                self._waiting.remove(job)
-            raise StoreUnavailable(f"{self._path}: no answer in time")
-        try:
-            if not job[1].done():
-                self._commit(deadline)
-        finally:
-            self._turn.release()
-        return job[1].result()
-
-    def _commit(self, deadline: float) -> None:
-        jobs: list[tuple[_Work, Future[Any]]] = []
-        try:
-            connection = self._begin(deadline)
-            # Gathered only now: who came while another process had the lock goes with this commit.
-            self._take_all(jobs)
-            results = [work(connection) for work, _ in jobs]
-            connection.execute("COMMIT")
-            # A commit into a file that was removed or replaced keeps nothing.
-            self._look()
-            for (_, outcome), result in zip(jobs, results, strict=True):
-                outcome.set_result(result)
-        except Exception as error:
-            self.disconnect()
-            self._take_all(jobs)
-            kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
-            for _, outcome in jobs:
-                outcome.set_exception(kind(f"{self._path}: {error}"))
-        if self._polled:
-            # Others wait for the file, too: leave it long enough for one of them to notice.
-            time.sleep(min(time.monotonic() - self._began, 2 * _LOCK_POLL))
-
-    def _take_all(self, jobs: list[tuple[_Work, Future[Any]]]) -> None:
-        with suppress(IndexError):
-            while True:
-                jobs.append(self._waiting.popleft())
-
-    def _begin(self, deadline: float) -> sqlite3.Connection:
-        if self.closed:
-            raise StoreUnavailable("the store is closed")
-        self._polled = False
-        while True:
-            try:
-                connection = self._connection or self._connect()
-                connection.execute("BEGIN IMMEDIATE")
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOCK_POLL)
-                self._polled = True
-        self._began = time.monotonic()
-        # Before anything is written, too: with a lock file of its own, this process would write over what another
-        # one has in the log.
-        self._look()
-        return connection
-
-    def _connect(self) -> sqlite3.Connection:
-        may_make = not self.was_made[0]
-        # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
-        path = os.path.realpath(self._path)
-        if not may_make and not Path(path).exists():
-            raise StoreUnusable(f"the file is gone; {MEND}")
-        uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if may_make else 'rw'}"
-        self._connection = connection = sqlite3.connect(
-            uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False
-        )
-        try:
-            if self.was_made[0] == _LOG_IS_LOST:
-                # This fails while another connection is open, whose log is the one that was lost.
-                for statement in ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE", "ROLLBACK"):
-                    connection.execute(statement)
-                self.disconnect()
-                self.was_made[0] = 1
-                return self._connect()
-            for statement in (*_SET_UP, _TABLE) if may_make else _SET_UP:
-                connection.execute(statement)
-            _check_table(connection)
-            self._files = (self._path, f"{path}-wal", f"{path}-shm")
-            self._identities = _identities(self._files)
-        except Exception:
-            self.disconnect()
-            raise
-        self.was_made[0] = 1
-        return connection
-
-    def _look(self) -> None:
-        """Tell the database file, its write-ahead log and its lock file from any others of the same names."""
-        with suppress(OSError):
-            if _identities(self._files) == self._identities:
-                return
-        if self._is_there(0) and not self._is_there(1):
-            # What is in the log is in the file once the last connection of all processes has been closed. A new one
-            # would begin a new log before that, without it.
-            self.was_made[0] = _LOG_IS_LOST
-            raise StoreUnusable(_LOST)
-        raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {MEND}")
-
-    def _is_there(self, file: int) -> bool:
-        with suppress(OSError):
-            return _identities(self._files[file : file + 1]) == self._identities[file : file + 1]
-        return False
-
-
-def _identities(files: tuple[str, ...]) -> list[tuple[int, int]]:
-    return [(status.st_dev, status.st_ino) for status in map(os.stat, files)]

@@ -333,7 +333,8 @@ def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin:
 def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer, configured: str, used: str) -> None:
     with closing(PostgresStore.from_url(f"{server.url}?options=-c%20synchronous_commit%3D{configured}")) as store:
         store.check()
-        assert pool_of(store)._execute("SHOW synchronous_commit", [], time.monotonic() + 5) == [(used,)]
+        shown = pool_of(store)._run(lambda connection: connection.run("SHOW synchronous_commit"), time.monotonic() + 5)
+        assert shown == [(used,)]
 
 
 def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
@@ -415,8 +416,8 @@ def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
 
 def test_who_gets_no_connection_in_time_is_told(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
-        engine = pool_of(store)
-        with engine._places, pytest.raises(StoreUnavailable, match="busy"):
+        assert pool_of(store)._idle.get() is None
+        with pytest.raises(StoreUnavailable, match="busy"):
             store.add(Plant(1, "oak"))
 
 
