@@ -150,9 +150,7 @@ class _Pool(Engine):
                 raise StoreUnavailable("all connections are busy") from None
             if not connection:
                 self._connect_within(deadline)
-            # What an idle connection has to read is almost always its end: better seen now than after the statement
-            # was sent, when it would leave the outcome unknown.
-            elif select.select([connection], [], [], 0)[0]:
+            elif connection.has_news():
                 connection.close()
                 self._idle.put(None)
             else:
@@ -213,6 +211,13 @@ class _Connection(psycopg.Connection[_Row]):
 
     deadline = math.inf
     replication_cancelled = False
+
+    def has_news(self) -> bool:
+        # What an idle connection has to read is almost always its end: better seen now than after the statement was
+        # sent, when it would leave the outcome unknown. Not select(), which takes no descriptor above 1023.
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(0))
 
     def run(self, query: LiteralString | bytes, parameters: Sequence[object] = ()) -> list[_Row]:
         try:

@@ -2,13 +2,14 @@
 
 import os
 import random
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -115,6 +116,18 @@ def test_an_add_whose_connection_is_lost_is_not_tried_again(
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
         assert isinstance(add.exception(), StoreUnavailable)
     assert store.get(1) is None
+
+
+def test_a_process_with_a_thousand_open_files_has_connections(store: PostgresStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        # select() takes no descriptor above 1023.
+        while files.enter_context(Path(os.devnull).open()).fileno() < 1024:
+            pass
+        store.add(Plant(1, "oak"))
+        assert store.get(1) == Plant(1, "oak")
 
 
 def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server: PostgresServer) -> None:
