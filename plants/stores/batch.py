@@ -103,8 +103,8 @@ class BatchStore(PlantStore):
         try:
             for batch.call, call in enumerate(calls):
                 results[batch.call] = call()
-            told_wrongly = batch.keep()
-            for batch.call in told_wrongly:
+            again = batch.keep()
+            for batch.call in again:
                 results[batch.call] = calls[batch.call]()
         finally:
             self._thread.batch = None

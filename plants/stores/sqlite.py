@@ -98,14 +98,15 @@ class _File(Engine):
         self._run(_check, deadline)
 
     def close(self) -> None:
-        # The last one of all processes leaves the file complete, without a log beside it.
         deadline = time.monotonic() + self._patience
-        if self._lock.acquire(timeout=self._patience):
-            if self._waiting:
-                self._commit(deadline)
+        has_lock = self._lock.acquire(timeout=self._patience)
+        if has_lock and self._waiting:
+            self._commit(deadline)
+        self._closed = True
+        if has_lock:
+            # The last one of all processes leaves the file complete, without a log beside it.
             self._disconnect()
             self._lock.release()
-        self._closed = True
 
     def _disconnect(self) -> None:
         if self._connection:
