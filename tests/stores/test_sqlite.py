@@ -233,9 +233,13 @@ def test_what_waits_is_done_before_the_store_is_closed(store: SQLiteStore) -> No
     assert outcome.exception() is None
 
 
-def test_calls_together_that_took_too_long_are_not_kept(hasty: SQLiteStore) -> None:
-    calls: list[Callable[[], object]] = [partial(threading.Event().wait, 0.6), caller(hasty, Plant(1, "oak"))]
-    assert hasty.together(calls) == [False, "StoreUnavailable"]
+def test_calls_together_that_took_too_long_have_no_store_and_are_not_kept(hasty: SQLiteStore) -> None:
+    calls: list[Callable[[], object]] = [
+        partial(threading.Event().wait, 0.6),
+        caller(hasty, Plant(1, "oak")),
+        partial(is_available, hasty),
+    ]
+    assert hasty.together(calls) == [False, "StoreUnavailable", False]
     wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
