@@ -2,12 +2,14 @@
 
 import http.client
 import os
+import resource
 import shutil
 import signal
 import sqlite3
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,41 @@ def test_while_another_process_holds_the_file_all_are_answered_in_time_and_the_p
         eventually(lambda: create(service, 100).status == 200)
 
 
+def worker_pids(service: Service) -> list[int]:
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+@contextmanager
+def disk_full(service: Service) -> Iterator[None]:
+    """Let the service's processes write no more into any file."""
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in worker_pids(service)}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
+    yield
+    for pid, limit in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+
+
+def test_while_the_disk_is_full_creates_are_refused_in_time_and_kept_again_once_there_is_room(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
+        assert {create(service, number).status for number in range(10)} == {200}
+        with disk_full(service):
+            before = time.monotonic()
+            refused = list(pool.map(lambda number: create(service, number), range(10, 50)))
+            assert time.monotonic() - before < PROMISED_SECONDS
+            assert {answer.error for answer in refused} == {50300}
+            assert all(answer.headers["retry-after"] for answer in refused)
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+            assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
+        eventually(lambda: create(service, 50).status == 200)
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert {create(service, number).error for number in range(10)} == {40003}
+        again = {number for number in range(10, 50) if create(service, number).status == 200}
+    assert ids_in(file) >= {*range(10), *again, 50}
+
+
 def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Path) -> None:
     file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -75,11 +112,6 @@ def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
         assert service.stop() == 0
     shutil.copy(file, tmp_path / "copy.db")
     assert ids_in(tmp_path / "copy.db") == set(range(200))
-
-
-def worker_pids(service: Service) -> list[int]:
-    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
-    return [int(pid) for pid in children.read_text().split()]
 
 
 def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_anew(tmp_path: Path) -> None:
