@@ -9,7 +9,8 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -159,31 +160,58 @@ def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, na
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
 
 
+def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
+    """Create a plant on a connection that stays; give the status, and the worker that answered."""
+    client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
+    response = client.getresponse()
+    response.read()
+    return response.status, response.headers["X-Request-ID"].partition("-")[0]
+
+
+@contextmanager
+def two_workers(file: Path) -> Iterator[list[http.client.HTTPConnection]]:
+    """Serve with two workers, each of which has the file open; give a connection to each."""
+    with serving("--workers=2", "--keep-alive=60", PLANTS_STORE=f"sqlite:///{file}") as service, ExitStack() as stack:
+        of_worker: dict[str, http.client.HTTPConnection] = {}
+        ids = count(1)
+        while len(of_worker) < 2:
+            client = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", service.port)))
+            status, worker = add(client, next(ids))
+            assert status == 200
+            of_worker.setdefault(worker, client)
+        yield list(of_worker.values())
+
+
 def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
-    with serving("--workers=2", "--keep-alive=60", PLANTS_STORE=f"sqlite:///{file}") as service:
-        of_worker: dict[str, http.client.HTTPConnection] = {}
-
-        def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
-            client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
-            response = client.getresponse()
-            response.read()
-            return response.status, response.headers["X-Request-ID"].partition("-")[0]
-
-        clients = []
-        while len(of_worker) < 2:
-            clients.append(http.client.HTTPConnection("127.0.0.1", service.port))
-            status, worker = add(clients[-1], len(clients))
-            assert status == 200
-            of_worker.setdefault(worker, clients[-1])
+    with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
-        one, other = of_worker.values()
         # The one notices, and tries again after a while, before the other has noticed.
         give_up = time.monotonic() + 1.5
         while time.monotonic() < give_up:
             assert add(one, 1)[0] != 200
         eventually(lambda: add(other, 1)[0] == 400)
         eventually(lambda: add(one, 1)[0] == 400)
-        for client in clients:
-            client.close()
-    assert ids_in(file) == set(range(1, len(clients) + 1))
+    assert ids_in(file) >= {1, 2}
+
+
+def test_what_is_kept_after_the_lock_file_was_removed_survives_a_crash(tmp_path: Path) -> None:
+    file, crashed = tmp_path / "plants.db", tmp_path / "crashed"
+    crashed.mkdir()
+    ids = count(1000)
+
+    def adds(client: http.client.HTTPConnection) -> list[int]:
+        return [plant_id for plant_id in islice(ids, 20) if add(client, plant_id)[0] == 200]
+
+    with two_workers(file) as (one, other):
+        Path(f"{file}-shm").unlink()
+        # The one notices, goes on with a lock file of its own, and keeps plants before the other has noticed.
+        eventually(lambda: add(one, next(ids))[0] == 200)
+        kept = adds(one)
+        assert kept
+        kept += adds(other)
+        eventually(lambda: add(other, next(ids))[0] == 200)
+        kept += adds(one) + adds(other)
+        for path in (file, Path(f"{file}-wal")):
+            shutil.copy(path, crashed)
+    assert ids_in(crashed / file.name) >= set(kept)
