@@ -43,7 +43,10 @@ class Service:
             if self._master is None or self._master.poll() is not None:
                 # As systemd does: what a master left behind is ended before there is a new one.
                 self.kill()
-                self._master = subprocess.Popen(self._command, env=self._environ, start_new_session=True)
+                # Its log of requests is left out: in an outage it has a line for each.
+                self._master = subprocess.Popen(
+                    self._command, env=self._environ, stdout=subprocess.DEVNULL, start_new_session=True
+                )
             time.sleep(0.05)
 
     def workers(self) -> list[int]:

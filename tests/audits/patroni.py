@@ -1,0 +1,190 @@
+"""Kill the node of a Patroni cluster's primary under load, three times; then audit what was acknowledged.
+
+    python -m tests.audits.patroni
+
+Three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with the URL of all nodes.
+Needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is tests.audits.kills' own.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.audits.clients import children
+from tests.audits.deployment import Service
+from tests.audits.kills import Load, report
+from tests.audits.outages import running, statuses
+from tests.support.postgres_server import USER, free_port
+from tests.support.process import comes_true
+
+# Patroni of Debian 12 knows no newer PostgreSQL than the system's.
+BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
+# A third of the TTL for the others is Patroni's own proportion.
+SETTINGS = """
+scope: plants
+name: %(name)s
+etcd3: {host: "127.0.0.1:%(etcd)d"}
+restapi: {listen: "%(api)s", connect_address: "%(api)s"}
+bootstrap:
+  dcs:
+    ttl: %(ttl)d
+    loop_wait: %(third)d
+    retry_timeout: %(third)d
+    synchronous_mode: true
+    synchronous_mode_strict: true
+    postgresql: {use_pg_rewind: true}
+  initdb: [data-checksums, encoding: UTF8, locale: C]
+postgresql:
+  listen: 127.0.0.1:%(port)d
+  connect_address: 127.0.0.1:%(port)d
+  data_dir: %(directory)s/data
+  bin_dir: %(binaries)s
+  pgpass: %(directory)s/pgpass
+  parameters: {unix_socket_directories: %(directory)s}
+  authentication:
+    superuser: {username: postgres, password: audit}
+    replication: {username: replicator, password: audit}
+  pg_hba: [host all all 127.0.0.1/32 scram-sha-256, host replication all 127.0.0.1/32 scram-sha-256]
+"""
+
+
+def make_own(directory: Path) -> None:
+    directory.mkdir(0o700)
+    shutil.chown(directory, USER or os.geteuid())
+
+
+class Node:
+    """Patroni and the PostgreSQL that it runs, with their data in a directory of their own."""
+
+    def __init__(self, parent: Path, name: str, etcd: int, ttl: int) -> None:
+        self.name, self.port = name, free_port()
+        self._api, self._directory = f"127.0.0.1:{free_port()}", parent / name
+        make_own(self._directory)
+        self._settings = self._directory / "patroni.yml"
+        values = {"name": name, "port": self.port, "api": self._api, "directory": self._directory}
+        values |= {"etcd": etcd, "ttl": ttl, "third": ttl // 3, "binaries": BINARIES}
+        self._settings.write_text(SETTINGS % values)
+
+    def start(self) -> None:
+        with (self._directory / "log").open("ab") as log:
+            command = ["patroni", str(self._settings)]
+            self._patroni = subprocess.Popen(command, user=USER, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self) -> None:
+        """End all processes of the node at once."""
+        processes = [self._patroni.pid]
+        with contextlib.suppress(OSError):
+            postgres = int((self._directory / "data/postmaster.pid").read_text().split()[0])
+            processes += [postgres, *children(postgres)]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._patroni.wait()
+
+    def cluster(self) -> dict[str, dict[str, Any]]:
+        """Give what this node says of each."""
+        try:
+            with urllib.request.urlopen(f"http://{self._api}/cluster", timeout=5) as answer:
+                return {member["name"]: member for member in json.load(answer)["members"]}
+        except (OSError, ValueError):
+            return {}
+
+
+def primary(nodes: list[Node]) -> Node | None:
+    """Give the primary, once each other node follows it and one of them is its synchronous standby."""
+    members = nodes[0].cluster()
+    roles = [members[node.name]["role"] for node in nodes if node.name in members]
+    healthy = [member for member in members.values() if member["state"] in {"running", "streaming"}]
+    lines = {member.get("timeline") for member in healthy}
+    if len(healthy) < len(nodes) or len(lines) > 1 or "leader" not in roles or "sync_standby" not in roles:
+        return None
+    return nodes[roles.index("leader")]
+
+
+def wait_for_primary(nodes: list[Node]) -> Node:
+    give_up = time.monotonic() + 120
+    while not (node := primary(nodes)):
+        assert time.monotonic() < give_up, nodes[0].cluster()
+        time.sleep(0.1)
+    return node
+
+
+def fail_over(nodes: list[Node], load: Load) -> float:
+    """Kill the primary's node, and start it again when another one takes plants. Give the time of the kill."""
+    node = wait_for_primary(nodes)
+    other = next(other for other in nodes if other is not node)
+    node.kill()
+    killed = time.monotonic()
+    # The others call it the leader until its key expires.
+    assert comes_true(lambda: other.cluster().get(node.name, {}).get("role") != "leader", 120)
+    before = sum(load.acknowledged)
+    assert comes_true(lambda: sum(load.acknowledged) > before, 60)
+    node.start()
+    wait_for_primary(nodes)
+    return killed
+
+
+def audit(nodes: list[Node], kills: int, clients: int) -> int:
+    hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+    url = f"postgresql://postgres:audit@{hosts}/postgres?target_session_attrs=read-write"
+    killed: list[float] = []
+    wait_for_primary(nodes)
+    with running(Service(url)) as service, Load(service, clients) as load:
+        for _ in range(kills):
+            time.sleep(2)
+            killed.append(fail_over(nodes, load))
+        time.sleep(2)
+    journal = [entry for part in load.journal for attempts in part.values() for entry in attempts]
+    answers = [answer for _, answer in journal]
+    for number, at in enumerate(killed, 1):
+        first = min(answer.ended for answer in answers if answer.status == 200 and answer.began > at)
+        print(f"kill {number}: first 200 after {first - at:.1f} s, until then {statuses(answers, at, first)}")
+    with psycopg.connect(url) as connection:
+        ids = [plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")]
+    acknowledged = {plant.id for plant, answer in journal if answer.status == 200}
+    lost, twice = len(acknowledged.difference(ids)), len(ids) - len(set(ids))
+    print(f"acknowledged: {len(acknowledged):,}, lost: {lost}, twice on the primary: {twice}")
+    return report(url, load) or int(lost + twice > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ttl", type=int, default=30, help="of the leader's key, in seconds; Patroni's (%(default)s)")
+    parser.add_argument("--kills", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--clients", type=int, default=4, help="(%(default)s)")
+    options = parser.parse_args()
+    version = subprocess.check_output(["patroni", "--version"], text=True).strip()
+    postgres = subprocess.check_output([f"{BINARIES}/postgres", "--version"], text=True).strip()
+    print(f"{version}, {postgres}, TTL {options.ttl} s, {options.clients} clients", flush=True)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        directory.chmod(0o755)
+        make_own(directory / "etcd")
+        port, peers = free_port(), f"http://127.0.0.1:{free_port()}"
+        command = ["etcd", f"--data-dir={name}/etcd", "--logger=zap", "--log-level=error"]
+        command += [f"--{option}-client-urls=http://127.0.0.1:{port}" for option in ("listen", "advertise")]
+        command += [f"--{option}-peer-urls={peers}" for option in ("listen", "initial-advertise")]
+        etcd = subprocess.Popen([*command, f"--initial-cluster=default={peers}"], user=USER)
+        stack.callback(etcd.wait)
+        stack.callback(etcd.kill)
+        nodes = [Node(directory, f"node{number}", port, options.ttl) for number in range(1, 4)]
+        for node in nodes:
+            node.start()
+            stack.callback(node.kill)
+        return audit(nodes, options.kills, options.clients)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
