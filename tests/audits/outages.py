@@ -3,15 +3,11 @@
 python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
 python -m tests.audits.outages fail-over   a primary is killed under load, its synchronous standby promoted
 python -m tests.audits.outages race        64 clients add the same plants over two worker processes
-python -m tests.audits.outages stalls      256 clients while the table is locked, the file held, the server stopped
 """
 
 import argparse
 import contextlib
 import itertools
-import os
-import signal
-import sqlite3
 import tempfile
 import threading
 import time
@@ -20,8 +16,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-
-import psycopg
 
 from plants import Plant, open_store
 from tests.audits.clients import Answer
@@ -128,52 +122,9 @@ def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
     print(f"the others were told {dict(others)} ({ID_IN_USE} is: in use)")
 
 
-def stalls(directory: Path, server: PostgresServer, seconds: float) -> None:
-    @contextmanager
-    def table_locked() -> Iterator[None]:
-        with psycopg.connect(server.url) as other:
-            other.execute("LOCK TABLE plants")
-            yield
-
-    @contextmanager
-    def file_held() -> Iterator[None]:
-        with closing(sqlite3.connect(directory / "plants.db", isolation_level=None, timeout=10)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            yield
-
-    @contextmanager
-    def server_stopped() -> Iterator[None]:
-        pids = server.processes()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    server.create()
-    server.start()
-    stores = {table_locked: server.url, file_held: f"sqlite:///{directory}/plants.db", server_stopped: server.url}
-    for stall, url in stores.items():
-        service = Service(url)
-        with running(service), polled(service, "/livez") as live, Load(service, 256) as load:
-            time.sleep(3)
-            began = time.monotonic()
-            with stall():
-                time.sleep(seconds)
-            ended = time.monotonic()
-            time.sleep(3)
-        answers = [answer for part in load.journal for attempts in part.values() for _, answer in attempts]
-        first = min(answer.ended for answer in answers if answer.status == 200 and answer.began > ended)
-        print(f"{stall.__name__}: {statuses(answers, began, ended)}, first 200 after {first - ended:.2f} s")
-        print(f"slowest answer {max(answer.ended - answer.began for answer in answers):.2f} s")
-        print(f"slowest /livez {max(answer.ended - answer.began for answer in live):.3f} s")
-        report(url, load)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", choices=["outage", "fail-over", "race", "stalls"])
+    parser.add_argument("scenario", choices=["outage", "fail-over", "race"])
     parser.add_argument("--seconds", type=float, default=20, help="how long the outage is")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -186,8 +137,6 @@ def main() -> None:
             outage(servers[0], options.seconds)
         elif options.scenario == "fail-over":
             fail_over(*servers)
-        elif options.scenario == "stalls":
-            stalls(directory, servers[0], options.seconds)
         else:
             race(f"sqlite:///{directory}/plants.db")
             servers[0].create()

@@ -1,0 +1,264 @@
+"""Stall a store under 256 clients, and tell how long they and a probe wait for an answer.
+
+    python -m tests.audits.stalls
+    python -m tests.audits.stalls --only sqlite:file_held --seconds 30
+
+A stall is: the table is locked, a disk is full, another process holds the file, the server's processes are stopped.
+Beside the service runs one that has nothing else to do, and the same probe asks both: what it waits there, the machine
+makes it wait. A stall holds if each client was answered within 5 s, no acknowledged plant is lost, and the probe was
+answered within 0.1 s, the machine's part left out. To fill a disk, a small one is mounted, which needs root.
+"""
+
+import argparse
+import contextlib
+import heapq
+import itertools
+import os
+import random
+import selectors
+import signal
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psycopg
+
+from plants import open_store
+from tests.audits.clients import Verdict, plant, report
+from tests.audits.deployment import TOKEN, Client, Service
+from tests.audits.outages import running
+from tests.support.postgres_server import PostgresServer
+
+ANSWER_SECONDS = 5.0  # what the service promises
+PROBE_SECONDS = 0.1
+WARM_UP_SECONDS = 3.0
+DISK_MIB = 100  # as much as an empty PostgreSQL takes, and some room
+_REQUEST = (
+    b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
+)
+
+
+class Told(NamedTuple):
+    """What a client was told, and when; the status is 0 if the connection was closed, or there was no answer."""
+
+    plant_id: int
+    status: int
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]:
+    """Create plants on as many connections; each pauses between an answer and its next request.
+
+    One process, which gives way to every other, so that it takes no time from what it measures.
+    """
+    os.nice(19)
+    until = time.monotonic() + seconds
+    ids = itertools.count(random.getrandbits(62))
+    told: list[Told] = []
+    asked: dict[socket.socket, tuple[int, float]] = {}
+    idle: list[tuple[float, int, socket.socket]] = []  # until when
+    selector = selectors.DefaultSelector()
+
+    def connect() -> None:
+        host, _, port = netloc.rpartition(":")
+        sock = socket.create_connection((host, int(port)))
+        selector.register(sock, selectors.EVENT_READ)
+        heapq.heappush(idle, (time.monotonic() + random.random() * pause, id(sock), sock))
+
+    for _ in range(clients):
+        connect()
+    while (now := time.monotonic()) < until or (asked and now < until + 2 * ANSWER_SECONDS):
+        while idle and idle[0][0] < now < until:
+            sock = heapq.heappop(idle)[2]
+            if sock.fileno() < 0:  # The service has closed it.
+                continue
+            asked[sock] = next(ids), time.monotonic()
+            body = plant(asked[sock][0])
+            with contextlib.suppress(OSError):  # seen below
+                sock.sendall(_REQUEST % (TOKEN.encode(), len(body), body))
+        for key, _ in selector.select(0.01):
+            sock = key.fileobj  # type: ignore[assignment]
+            data = b""
+            with contextlib.suppress(OSError):
+                data = sock.recv(65536)  # An answer is small, and sent whole.
+            if sock in asked:
+                told.append(Told(asked[sock][0], int(data[9:12] or 0), asked.pop(sock)[1], time.monotonic()))
+            if data:
+                heapq.heappush(idle, (time.monotonic() + pause, id(sock), sock))
+            else:
+                selector.unregister(sock)
+                sock.close()
+                connect()
+    return told + [Told(plant_id, 0, began, time.monotonic()) for plant_id, began in asked.values()]
+
+
+def probe(urls: list[str], seconds: float) -> list[list[Told]]:
+    """Ask each service in turn, fifty times a second, each time on a new connection, as an orchestrator does."""
+    clients = [Client(url, TOKEN) for url in urls]
+    told: list[list[Told]] = [[] for _ in urls]
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for client, answers in zip(clients, told, strict=True):
+            answer = client.request("GET", "/livez")
+            answers.append(Told(0, answer.status, answer.began, answer.ended))
+            client.close()
+        time.sleep(0.02)
+    return told
+
+
+def waits(told: list[Told]) -> str:
+    seconds = [answer.seconds for answer in told]
+    p99 = statistics.quantiles(seconds, n=100)[98]
+    return f"slowest {max(seconds) * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms"
+
+
+def stand(stall: AbstractContextManager[None], url: str, seconds: float, clients: int, pause: float) -> Verdict:
+    lasts = WARM_UP_SECONDS + seconds + 3
+    with (
+        running(Service(url)) as service,
+        running(Service("memory:")) as bored,
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
+    ):
+        probed = pool.submit(probe, [service.url, bored.url], lasts)
+        crowded = pool.submit(crowd, urlsplit(service.url).netloc, clients, pause, lasts)
+        time.sleep(WARM_UP_SECONDS)
+        began = time.monotonic()
+        with stall:
+            time.sleep(seconds)
+        ended = time.monotonic()
+        told = crowded.result()
+        live, idle = ([answer for answer in part if answer.began > began] for part in probed.result())
+    with closing(open_store(url)) as store:
+        lost = [answer.plant_id for answer in told if answer.status == 200 and not store.get(answer.plant_id)]
+    meanwhile = [answer for answer in told if answer.ended > began and answer.began < ended]
+    statuses = dict(Counter(answer.status for answer in meanwhile))
+    back = min((answer.ended for answer in told if answer.status == 200 and answer.began > ended), default=float("inf"))
+    slowest_probe, slowest_idle = (max(answer.seconds for answer in part) for part in (live, idle))
+    holds = (
+        not lost
+        and statuses.keys() <= {200, 503}
+        and max(answer.seconds for answer in told) < ANSWER_SECONDS
+        and back < ended + ANSWER_SECONDS
+        and {answer.status for answer in live} == {200}
+        and slowest_probe < PROBE_SECONDS + slowest_idle
+    )
+    acknowledged = sum(answer.status == 200 for answer in told)
+    return Verdict(
+        holds,
+        f"{statuses} in {seconds:.0f} s, first 200 after {back - ended:.2f} s\n"
+        f"      creates: {waits(meanwhile)}; acknowledged {acknowledged:,}, lost {len(lost)}\n"
+        f"      /livez: {waits(live)}; of an idle service: {waits(idle)}",
+    )
+
+
+class Place(NamedTuple):
+    """Where the store is: the SQLite file is in the directory, beside the server's own one."""
+
+    directory: Path
+    server: PostgresServer
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "plants.db"
+
+
+@contextmanager
+def table_locked(place: Place) -> Iterator[None]:
+    with psycopg.connect(place.server.url) as other:
+        other.execute("LOCK TABLE plants")
+        yield
+
+
+@contextmanager
+def server_stopped(place: Place) -> Iterator[None]:
+    pids = place.server.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def file_held(place: Place) -> Iterator[None]:
+    with closing(sqlite3.connect(place.file, isolation_level=None, timeout=10)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def disk_full(place: Place) -> Iterator[None]:
+    filler = place.directory / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+    yield
+    filler.unlink()
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "tmpfs", directory], check=True)
+    yield
+    subprocess.run(["umount", directory], check=True)
+
+
+Stall = Callable[[Place], AbstractContextManager[None]]
+OF_SERVER: tuple[Stall, ...] = (table_locked, server_stopped, disk_full)
+OF_FILE: tuple[Stall, ...] = (file_held, disk_full)
+STALLS = {
+    f"{kind}:{stall.__name__}": (kind, stall)
+    for kind, stalls in {"postgresql": OF_SERVER, "sqlite": OF_FILE}.items()
+    for stall in stalls
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=STALLS, action="append")
+    parser.add_argument("--seconds", type=float, default=10, help="how long each lasts (%(default)s)")
+    parser.add_argument("--clients", type=int, default=256, help="(%(default)s)")
+    parser.add_argument("--pause", type=float, default=0.1, help="of a client between two requests (%(default)s)")
+    options = parser.parse_args()
+    holds = []
+    for name in options.only or STALLS:
+        kind, stall = STALLS[name]
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            directory = Path(folder)
+            directory.chmod(0o755)
+            if stall is disk_full:
+                stack.enter_context(small_disk(directory))
+            place = Place(directory, PostgresServer(directory / "postgres"))
+            stack.callback(place.server.kill)
+            if kind == "postgresql":
+                place.server.create()
+                place.server.start()
+            url = place.server.url if kind == "postgresql" else f"sqlite:///{place.file}"
+            verdict = stand(stall(place), url, options.seconds, options.clients, options.pause)
+            holds.append(report(name, verdict))
+    return int(not all(holds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
