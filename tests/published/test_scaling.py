@@ -1,0 +1,80 @@
+"""What docs/scaling.md and docs/operating.md count with is so: bytes a plant, plants a year, connections a process."""
+
+import inspect
+import random
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from plants import open_store
+from plants.stores.postgres import PostgresStore
+from tests.support.hosted import CHECKOUT
+from tests.support.postgres_server import PostgresServer
+
+SCALING, OPERATING = ((CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("scaling", "operating"))
+PLANTS = 50_000
+SECONDS_A_YEAR = 31_536_000
+
+
+def words(page: str) -> str:
+    return " ".join(page.split())
+
+
+def bytes_a_plant() -> list[int]:
+    """Give what the page says: of SQLite and PostgreSQL, of PostgreSQL's table and index, and with random ids again."""
+    pattern = (
+        r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
+        r"where ids come in order; where they are random, (\d+) and (\d+)\."
+    )
+    said = re.search(pattern, words(SCALING))
+    assert said
+    return [int(number) for number in said.groups()]
+
+
+@pytest.mark.parametrize("order", ["in order", "random"])
+def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path, server: PostgresServer) -> None:
+    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, random_in_postgresql = bytes_a_plant()
+    assert in_postgresql == in_table + in_index
+    ids: Sequence[int] = range(PLANTS)
+    if order == "random":
+        in_sqlite, in_index = random_in_sqlite, random_in_postgresql - in_table
+        ids = random.Random(1).sample(range(2**62), PLANTS)
+    plants = [(plant_id, f"plant {number:06}", "tree") for number, plant_id in enumerate(ids)]
+    file = tmp_path / "plants.db"
+    for url in (f"sqlite:///{file}", server.url):
+        with closing(open_store(url)) as store:
+            store.prepare()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executemany("INSERT INTO plants VALUES (?, ?, ?)", plants)
+        connection.commit()
+    assert file.stat().st_size / PLANTS == pytest.approx(in_sqlite, abs=2)
+    with psycopg.connect(server.url) as connection:
+        connection.cursor().executemany("INSERT INTO plants VALUES (%s, %s, %s)", plants)
+        sizes = connection.execute("SELECT pg_relation_size('plants'), pg_relation_size('plants_pkey')").fetchone()
+    assert sizes
+    assert [size / PLANTS for size in sizes] == pytest.approx([in_table, in_index], abs=2)
+
+
+def test_the_table_of_a_year_is_the_product() -> None:
+    in_sqlite, in_postgresql, *_ = bytes_a_plant()
+    rows = re.findall(
+        r"^\| (\d+,000) \| ([\d.]+) (b|tr)illion \| (?:([\d.]+) TB)? ?\| (\d[\d.]*) TB", SCALING, re.MULTILINE
+    )
+    assert len(rows) == 3
+    for rate, number, unit, sqlite_tb, postgresql_tb in rows:
+        plants = int(rate.replace(",", "")) * SECONDS_A_YEAR
+        assert float(number) * {"b": 1e9, "tr": 1e12}[unit] == pytest.approx(plants, rel=0.01)
+        assert float(sqlite_tb or plants * in_sqlite / 1e12) == pytest.approx(plants * in_sqlite / 1e12, rel=0.03)
+        assert float(postgresql_tb) == pytest.approx(plants * in_postgresql / 1e12, rel=0.03)
+
+
+def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
+    most = inspect.signature(PostgresStore).parameters["max_connections"].default
+    assert f"as many connections as threads that use the store, {most} at most:" in words(SCALING)
+    assert f"| connections to PostgreSQL | {most} at most for each process |" in OPERATING
+    assert f"compare `max_connections` with {most} times the processes" in words(OPERATING)
