@@ -1,6 +1,7 @@
-"""What docs/scaling.md and docs/operating.md count with is so: bytes a plant, plants a year, connections a process."""
+"""What docs/scaling.md and docs/operating.md say is so: what they count with, the log, the metrics, the hooks."""
 
 import inspect
+import json
 import random
 import re
 import sqlite3
@@ -12,8 +13,10 @@ import psycopg
 import pytest
 
 from plants import open_store
+from plants.hosting import cli, gunicorn_conf, metrics
 from plants.stores.postgres import PostgresStore
-from tests.support.hosted import CHECKOUT
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.support.hosted import CHECKOUT, serving
 from tests.support.postgres_server import PostgresServer
 
 SCALING, OPERATING = ((CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("scaling", "operating"))
@@ -78,3 +81,35 @@ def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
     assert f"as many connections as threads that use the store, {most} at most:" in words(SCALING)
     assert f"| connections to PostgreSQL | {most} at most for each process |" in OPERATING
     assert f"compare `max_connections` with {most} times the processes" in words(OPERATING)
+
+
+def column(page: str, first: str) -> set[str]:
+    """Give the names in the first column of a table."""
+    table = page.partition(f"| {first} |")[2].partition("\n\n")[0]
+    return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_the_line_of_the_log_is_one_that_the_service_writes() -> None:
+    (example,) = (json.loads(line) for line in OPERATING.splitlines() if line.startswith('{"ts"'))
+    with serving() as service:
+        for request_id in ("first", example["request_id"]):
+            service.send(new_plant(id=17), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
+        line = service.line_of(example["request_id"])
+    assert list(line) == list(example)
+    differ = {name for name, value in line.items() if value != example[name]}
+    assert differ <= {"ts", "duration"}
+
+
+def test_the_table_of_the_metrics_is_the_codes_own() -> None:
+    named = {name.removesuffix("_total") for name in column(OPERATING, "name")}  # which a counter has when it is read
+    assert named == set(re.findall(r'"((?:plants|http_server)_\w+)"', inspect.getsource(metrics)))
+
+
+def test_the_table_of_the_hooks_is_the_packaged_configuration_s_own() -> None:
+    assert column(OPERATING, "hook") == {
+        name for name, value in vars(gunicorn_conf).items() if inspect.isfunction(value)
+    }
+
+
+def test_a_check_waits_as_long_as_the_page_says() -> None:
+    assert f"*no answer within {cli._CHECK_SECONDS} seconds*" in OPERATING
