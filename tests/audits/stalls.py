@@ -192,9 +192,10 @@ def server_stopped(place: Place) -> Iterator[None]:
     pids = place.server.processes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    yield
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
 
 

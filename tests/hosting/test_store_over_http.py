@@ -7,16 +7,15 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
 
-import psycopg
 import pytest
 
+from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_locked
 from tests.contract import AUTH, JSON_TYPE, Answer, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
@@ -35,49 +34,16 @@ def ids_in(file: Path) -> set[int]:
         return {plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")}
 
 
-class Place(NamedTuple):
-    """Where a store is: a file, or a server."""
-
-    file: Path
-    server: PostgresServer
-
-
-@contextmanager
-def file_held(place: Place) -> Iterator[None]:
-    with closing(sqlite3.connect(place.file)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-
-
-@contextmanager
-def table_locked(place: Place) -> Iterator[None]:
-    with psycopg.connect(place.server.url) as other:
-        other.execute("LOCK TABLE plants")
-        yield
-
-
-@contextmanager
-def server_stopped(place: Place) -> Iterator[None]:
-    pids = place.server.processes()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in reversed(pids):
-            os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
 def test_while_the_store_waits_all_are_answered_in_time_and_the_probe_at_once(
-    stall: Callable[[Place], AbstractContextManager[None]], tmp_path: Path, server: PostgresServer
+    stall: Stall, tmp_path: Path, server: PostgresServer
 ) -> None:
     def seconds_of_a_refusal(plant_id: int) -> float:
         asked = time.monotonic()
         assert create(service, plant_id).error == 50300
         return time.monotonic() - asked
 
-    place = Place(tmp_path / "plants.db", server)
+    place = Place(tmp_path, server)
     url = f"sqlite:///{place.file}" if stall is file_held else server.url
     with serving(PLANTS_STORE=url) as service, ThreadPoolExecutor(64) as pool:
         assert create(service, 0).status == 200
