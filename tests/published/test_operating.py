@@ -32,7 +32,7 @@ def bytes_a_plant() -> list[int]:
     """Give what the page says: of SQLite and PostgreSQL, of PostgreSQL's table and index, and with random ids again."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
-        r"where ids come in order; where they are random, (\d+) and (\d+)\."
+        r"where ids come in order; where they are random, (\d+) and up to (\d+)\."
     )
     said = re.search(pattern, words(SCALING))
     assert said
@@ -41,11 +41,11 @@ def bytes_a_plant() -> list[int]:
 
 @pytest.mark.parametrize("order", ["in order", "random"])
 def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path, server: PostgresServer) -> None:
-    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, random_in_postgresql = bytes_a_plant()
+    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, most_in_postgresql = bytes_a_plant()
     assert in_postgresql == in_table + in_index
     ids: Sequence[int] = range(PLANTS)
     if order == "random":
-        in_sqlite, in_index = random_in_sqlite, random_in_postgresql - in_table
+        in_sqlite = random_in_sqlite
         ids = random.Random(1).sample(range(2**62), PLANTS)
     plants = [(plant_id, f"plant {number:06}", "tree") for number, plant_id in enumerate(ids)]
     file = tmp_path / "plants.db"
@@ -55,12 +55,15 @@ def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path
     with closing(sqlite3.connect(file)) as connection:
         connection.executemany("INSERT INTO plants VALUES (?, ?, ?)", plants)
         connection.commit()
-    assert file.stat().st_size / PLANTS == pytest.approx(in_sqlite, abs=2)
+    assert file.stat().st_size / PLANTS == pytest.approx(in_sqlite, abs=1)
     with psycopg.connect(server.url) as connection:
         connection.cursor().executemany("INSERT INTO plants VALUES (%s, %s, %s)", plants)
         sizes = connection.execute("SELECT pg_relation_size('plants'), pg_relation_size('plants_pkey')").fetchone()
     assert sizes
-    assert [size / PLANTS for size in sizes] == pytest.approx([in_table, in_index], abs=2)
+    of_table, of_index = (size / PLANTS for size in sizes)
+    assert of_table == pytest.approx(in_table, abs=1)
+    # How full the pages of an index of random ids are depends on how many there are.
+    assert in_index - 1 < of_index < (most_in_postgresql - in_table if order == "random" else in_index + 1)
 
 
 def test_the_table_of_a_year_is_the_product() -> None:
