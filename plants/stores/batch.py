@@ -35,7 +35,7 @@ class Engine(abc.ABC):
     """
 
     def __init__(self) -> None:
-        self.outage = Outage()
+        self.outage: Outage = Outage()
 
     @abc.abstractmethod
     def keep(self, plants: list[Plant], deadline: float) -> Fates:
@@ -99,6 +99,8 @@ class BatchStore(PlantStore):
         if self._thread.batch:
             return super().together(calls)
         batch = self._thread.batch = _Batch(self._keep, time.monotonic() + self._patience)
+        if self._engine().outage.refuses():
+            batch.fates = {}  # Each call is refused at once, and none runs twice.
         results: dict[int, _T] = {}
         try:
             for batch.call, call in enumerate(calls):
@@ -169,17 +171,17 @@ class _Batch:
         self._keep = keep
         self._added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
         self._uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
-        self._fates: Fates | None = None
+        self.fates: Fates | None = None  # None while the calls run as if all were kept
 
     def add(self, plant: Plant) -> PlantIdInUse | StoreUnavailable | PlantRefused | None:
         """Give why the plant is not kept."""
-        if self._fates is None:
+        if self.fates is None:
             self._uses.append((self.call, plant.id))
             if plant.id in self._added:
                 return PlantIdInUse(plant.id)
             self._added[plant.id] = self.call, plant
             return None
-        fate = self._fates.get(plant.id)
+        fate = self.fates.get(plant.id)
         if self._added.get(plant.id) == (self.call, plant):
             del self._added[plant.id]  # Its call is told once; if it adds it again, the id is in use.
         elif not fate or isinstance(fate, PlantRefused):
@@ -188,14 +190,14 @@ class _Batch:
 
     def get(self, plant_id: int) -> Plant | None:
         """Give the plant that a call of this batch has added, as long as it seems to be kept."""
-        if self._fates is None and plant_id in self._added:
+        if self.fates is None and plant_id in self._added:
             self._uses.append((self.call, plant_id))
             return self._added[plant_id][1]
         return None
 
     def keep(self) -> list[int]:
         """Keep what the calls added; give those that were told something of a plant that is not kept."""
-        fates = self._fates = self._keep([plant for _, plant in self._added.values()]) if self._added else {}
+        fates = self.fates = self._keep([plant for _, plant in self._added.values()]) if self._added else {}
         return sorted({call for call, plant_id in self._uses if plant_id in fates})
 
 

@@ -39,7 +39,7 @@ class Outage:
         :raises StoreUnavailable: the store is unavailable and somebody else tries, or has tried just now.
         """
         reason = self._reason
-        if reason and (time.monotonic() < self._next_attempt or not self._trial.acquire(blocking=False)):
+        if reason and (self.refuses() or not self._trial.acquire(blocking=False)):
             raise StoreUnavailable(reason)
         try:
             yield bool(reason)
@@ -60,6 +60,10 @@ class Outage:
         finally:
             if reason:
                 self._trial.release()
+
+    def refuses(self) -> bool:
+        """Say whether a use would be refused at once."""
+        return bool(self._reason) and (time.monotonic() < self._next_attempt or self._trial.locked())
 
     def counted(self, error: Exception) -> Exception:
         """Give what a request is told; the first StoreUnavailable begins the outage in the log."""

@@ -104,9 +104,17 @@ class _File(Engine):
             self._commit(deadline)
         self._closed = True
         if has_lock:
-            # The last one of all processes leaves the file complete, without a log beside it.
+            with suppress(sqlite3.Error, StoreUnavailable):
+                self._copy_the_log(deadline)
             self._disconnect()
             self._lock.release()
+
+    def _copy_the_log(self, deadline: float) -> None:
+        # SQLite lets the last connection copy the log into the file. Two that close at once leave it to each other.
+        if self._connection:
+            self._look()
+            while self._connection.execute("PRAGMA wal_checkpoint").fetchone()[0] and time.monotonic() < deadline:
+                time.sleep(_LOCK_POLL)
 
     def _disconnect(self) -> None:
         if self._connection:

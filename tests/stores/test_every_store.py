@@ -336,6 +336,23 @@ class StoreContract:
         assert refused >= 20
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
+    def test_in_an_outage_no_call_runs_twice(self, lasting_url: str) -> None:
+        runs: list[int] = []
+
+        def call(number: int) -> str:
+            runs.append(number)
+            return adding(store, Plant(number, "Fern"))()
+
+        def runs_of_five() -> int:
+            runs.clear()
+            assert store.together([partial(call, number) for number in range(5)]) == ["unavailable"] * 5
+            return len(runs)
+
+        with contextlib.closing(open_store(lasting_url)) as store:
+            with pytest.raises(StoreUnavailable):
+                store.prepare(make=False)
+            until(lambda: runs_of_five() == 5)
+
     def test_a_store_may_be_closed_twice_and_unused(self, store: PlantStore) -> None:
         store.close()
         store.close()

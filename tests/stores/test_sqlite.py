@@ -271,6 +271,33 @@ def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: P
     assert [type(add.exception()) for add in adds] == [type(None), OverflowError, UnicodeEncodeError, type(None)]
 
 
+def is_busy(connection: sqlite3.Connection, checkpoint: str) -> bool:
+    return bool(connection.execute(checkpoint).fetchone()[0])
+
+
+def test_a_store_that_is_closed_while_another_copies_the_log_waits_for_it(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "Fern"))
+    with (
+        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as reader,
+        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as copier,
+        ThreadPoolExecutor() as threads,
+    ):
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM plants").fetchone() == (1,)
+        store.add(Plant(2, "Moss"))
+        # It waits for the reader.
+        copies = threads.submit(wait_until, lambda: not is_busy(copier, "PRAGMA wal_checkpoint(FULL)"))
+        with closing(sqlite3.connect(path)) as other:
+            wait_until(lambda: is_busy(other, "PRAGMA wal_checkpoint"))
+        threading.Timer(0.2, reader.rollback).start()
+        store.close()
+        copy = path.with_name("copy.db")
+        copy.write_bytes(path.read_bytes())
+        copies.result()
+    with closing(SQLiteStore(str(copy))) as of_the_file_alone:
+        assert of_the_file_alone.get(2) == Plant(2, "Moss")
+
+
 def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, path: Path) -> None:
     store.check()
     with ThreadPoolExecutor(1) as thread:
