@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 if not __package__:
-    # On USR2 Gunicorn runs sys.argv again, in which this file is a path. Its folder on sys.path would make top-level
-    # modules of the package's own.
+    # On USR2 Gunicorn runs this file by its path, and Python puts the package's own folder on sys.path. Then
+    # plants.errors could be imported as errors, too.
     sys.path[0] = str(Path(__file__).parents[1])
 
 from plants.hosting.cli import main

@@ -12,7 +12,7 @@ from marshmallow import ValidationError
 from plants.schemas import ErrorSchema
 from plants.stores import PlantIdInUse, StoreUnavailable
 
-# Every answer has these, a success too.
+# Every answer has these, a success too; only the page and the metrics have a Content-Type of their own.
 HEADERS = {
     "Content-Type": "application/json",
     "Cache-Control": "no-store",
@@ -43,7 +43,7 @@ class ErrorCode(IntEnum):
     REQUEST_TIMEOUT = 40800, "The request did not arrive in time."
     TOO_LARGE = 41300, "The body is too large."
     UNSUPPORTED_MEDIA_TYPE = 41500, "The body must be application/json in UTF-8, without a content coding."
-    INTERNAL = 50000, "The service has a fault; its log has the details."
+    INTERNAL = 50000, "The service failed; its log has the details."
     UNAVAILABLE = 50300, "The plant store cannot be reached now; try again later."
 
     def __new__(cls, code: int, message: str) -> Self:

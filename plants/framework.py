@@ -1,17 +1,11 @@
 """A Falcon application that keeps the contract where Falcon's defaults differ from it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import falcon
 from falcon.routing import map_http_methods, set_default_responders
 
 from plants.errors import HEADERS, add_error_handling
-
-if TYPE_CHECKING:
-    _FalconApp = falcon.App[falcon.Request, falcon.Response]
-else:
-    # Before 4.2 Falcon's class is not generic, and neither is a class that a monitoring tool puts in its place.
-    _FalconApp = falcon.App
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
@@ -24,8 +18,8 @@ def json_app(*middleware: Any) -> "_App":
     return app
 
 
-class _App(_FalconApp):
-    # Falcon answers 400 to these methods before any middleware runs.
+class _App(falcon.App):  # type: ignore[type-arg]  # It is not generic before 4.2, or in a monitoring tool's place.
+    # Falcon answers 400 to the methods in this set (WEBSOCKET) before any middleware runs.
     _META_METHODS = frozenset()
 
 
@@ -56,4 +50,4 @@ class _MethodMap(dict[str, Any]):
     """A resource's responders. Falcon answers 400 to a method that it does not know; here the answer is 405."""
 
     def __missing__(self, _method: str) -> Any:
-        return self["TRACE"]
+        return self["TRACE"]  # No resource has it, so this is the responder that answers 405.

@@ -15,6 +15,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
+_SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
 # The pattern never goes back, so the time is linear.
@@ -76,16 +77,17 @@ def parse_json(body: bytes) -> Any:
     """Parse strict JSON: RFC 8259 text in UTF-8 without a byte order mark, no name twice in one object (RFC 7493).
 
     At most 100 arrays and objects may be inside each other: the limit of Python's parser differs by version.
-    An integer literal with more digits than an int64 becomes an infinity, which no field takes for an integer.
+    An integer literal that is longer than any int64 becomes an infinity, which no field takes for an integer.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """
     try:
-        text = body.decode().strip(" \t\n\r")
+        text = body.decode().rstrip(_SPACE)
+        start = len(text) - len(text.lstrip(_SPACE))
         # Few bodies have so many brackets, and only those need the exact depth.
         if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are inside each other")
-        document, end = _decoder.raw_decode(text)
+        document, end = _decoder.raw_decode(text, start)
     except ValueError as error:
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
     if end < len(text):
@@ -94,7 +96,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    # This is right up to the first fault in the text, where the parser stops.
+    # After a fault in the text the depth may be wrong, but the parser stops there anyway.
     steps = _STRING.sub("", text).encode().translate(_STEPS, _NO_STEPS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 

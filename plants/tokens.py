@@ -70,7 +70,7 @@ class TokenFile:
         self._lock = threading.Lock()
 
     def accepts(self, token: str) -> bool:
-        """Say whether the token is in the file now, or was within the last second."""
+        """Say whether the token was in the file when it was last read, at most a second ago."""
         if time.monotonic() - self._read_at >= self._SECONDS_BETWEEN_READS and self._lock.acquire(blocking=False):
             try:
                 self._read_again()

@@ -111,7 +111,7 @@ def _metrics_bind(text: str | None) -> tuple[str, int] | None:
         raise SettingsError("PLANTS_METRICS_BIND is not usable: set an address and a port, such as 127.0.0.1:9100")
     if not find_spec("prometheus_client"):
         raise SettingsError(
-            "PLANTS_METRICS_BIND is not usable: it needs a package that is not there: pip install 'plants[metrics]'"
+            "PLANTS_METRICS_BIND is not usable: prometheus-client is not installed; run pip install 'plants[metrics]'"
         )
     return address[1] or address[2], int(address[3])
 

@@ -112,7 +112,7 @@ class Worker(ServerWorker):
         """Send the heartbeat, and update the gauges."""
         super().notify()
         if self._metrics:
-            waiting = sum(connection.state is ANSWERING for connection in self.connections)
+            waiting = sum(connection.state == ANSWERING for connection in self.connections)
             self._metrics.gauge(len(self.connections), waiting)
 
     def refusal(self, refused: Refused, request: Request) -> Answer:

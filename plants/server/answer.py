@@ -14,7 +14,7 @@ from plants.server.request import Environ, Request
 
 Headers = list[tuple[str, str]]
 WSGIApplication = Callable[[Environ, Callable[..., object]], Iterable[bytes]]
-# The annotations of a function in a function are evaluated at each call; a name costs nothing.
+# The annotations of a function in a function are evaluated at each call; a ready-made name is cheaper.
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | None
 _Write = Callable[[bytes], None]
 

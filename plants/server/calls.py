@@ -41,7 +41,9 @@ class Calls:
         self._is_woken = False
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
-        self._turns: queue.SimpleQueue[None] = queue.SimpleQueue()  # how often a thread has to look at what waits
+        self._turns: queue.SimpleQueue[None] = (
+            queue.SimpleQueue()
+        )  # one item for each look at what waits that a thread must take
         self._outcomes: deque[Outcome] = deque()
 
     def start(self, threads: int) -> None:

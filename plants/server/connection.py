@@ -3,7 +3,6 @@
 import contextlib
 import socket
 from collections import deque
-from enum import Enum, auto
 from selectors import EVENT_READ, EVENT_WRITE
 from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from typing import Final, Protocol
@@ -39,20 +38,14 @@ class _Worker(Protocol):
     def refusal(self, refused: Refused, request: Request) -> Answer: ...
 
 
-class State(Enum):
-    """What a connection waits for; after the semicolon, what happens at the deadline."""
-
-    OPEN = auto()  # the first byte; 408
-    RECEIVING = auto()  # the rest of a request; 408
-    ANSWERING = auto()  # the application; 503
-    WRITING = auto()  # the client, which reads the answer; the connection is closed
-    IDLE = auto()  # the next request; the connection is closed
-    CLOSING = auto()  # the client, which closes in its turn; the connection is closed
-    CLOSED = auto()  # nothing
-
-
-# Looking up an enum member through its class costs as much as a call.
-OPEN, RECEIVING, ANSWERING, WRITING, IDLE, CLOSING, CLOSED = State
+# What a connection waits for; after the semicolon, what happens at the deadline.
+OPEN: Final = "open"  # the first byte; 408
+RECEIVING: Final = "receiving"  # the rest of a request; 408
+ANSWERING: Final = "answering"  # the application; 503
+WRITING: Final = "writing"  # the client, which reads the answer; the connection is closed
+IDLE: Final = "idle"  # the next request; the connection is closed
+CLOSING: Final = "closing"  # the client, which closes in its turn; the connection is closed
+CLOSED: Final = "closed"  # nothing
 
 
 class Connection:
@@ -65,7 +58,7 @@ class Connection:
     def __init__(self, worker: _Worker, sock: socket.socket, base: Environ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
-        self.state: State = OPEN
+        self.state: str = OPEN
         self.deadline: float = worker.now + (worker.request_timeout if worker.alive else STOPPING_SECONDS)
         self.request: Request | None = None
         self.counted: int = 0
@@ -91,17 +84,17 @@ class Connection:
 
     def ready(self) -> None:
         """Continue: the socket is readable or writable."""
-        if self.state is WRITING:
+        if self.state == WRITING:
             self._send(self._output)
-        elif self.state is ANSWERING:
-            self.watch(0)  # Not sooner: most clients send nothing now, and are spared two system calls.
+        elif self.state == ANSWERING:
+            self.watch(0)  # Only now: most clients send nothing before the answer, and cost two system calls less.
         elif not self._has_more:
             self._receive()
 
     def parse_more(self) -> None:
         """Continue parsing received bytes that did not fit into one step."""
         self._has_more = False
-        if self.state is IDLE or self.state is RECEIVING:
+        if self.state in {IDLE, RECEIVING}:
             self._read_next()
 
     def answer(self, request: Request, answer: Answer) -> None:
@@ -124,16 +117,16 @@ class Connection:
 
     def expire(self) -> None:
         """Act on a missed deadline: 503, 408, or close."""
-        if self.state is ANSWERING:
+        if self.state == ANSWERING:
             self.refuse(Refused(503, "The request could not be answered in time."))
-        elif self.state is RECEIVING or (self.state is OPEN and self._worker.alive):
+        elif self.state == RECEIVING or (self.state == OPEN and self._worker.alive):
             self.refuse(Refused(408))
         else:
             self.close()
 
     def free_memory(self) -> None:
         """Free this connection's memory, because all connections together hold too much."""
-        if self.state is RECEIVING:
+        if self.state == RECEIVING:
             self.refuse(Refused(503, "The service is receiving as much as it can hold."))
         else:
             self.close()
@@ -147,7 +140,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection and free everything kept for it."""
-        if self.state is not CLOSED:
+        if self.state != CLOSED:
             self.state = CLOSED
             self._drop_request()
             self._input, self._output = b"", _NOTHING
@@ -164,10 +157,10 @@ class Connection:
         except (BlockingIOError, SSLWantReadError):
             return
         if data:
-            if self.state is not CLOSING:
+            if self.state != CLOSING:
                 self._input = self._input + data if self._input else data
                 self._read_next()
-        elif self.state is RECEIVING:
+        elif self.state == RECEIVING:
             self.refuse(Refused(400))
         else:
             self.close()
@@ -254,7 +247,7 @@ class Connection:
             sent = 0
         if sent < len(data):
             self._output = memoryview(data)[sent:]
-            if self.state is not WRITING:
+            if self.state != WRITING:
                 self.state = WRITING
                 self.deadline = worker.now + worker.request_timeout
             self.watch(EVENT_WRITE)

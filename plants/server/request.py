@@ -35,7 +35,7 @@ _QUOTED = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff]
 _EXTENSION = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
 # RFC 9110, section 6.5.1: fields for framing, routing, credentials and content are allowed in the head only.
-_NO_TRAILERS = {
+_NOT_IN_TRAILERS = {
     "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
@@ -70,7 +70,7 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` has the bytes received so far; ``size`` is the length as far as known; ``is_whole`` says
-    whether all of it has come; ``overlap`` is how many bytes of the head it begins with.
+    whether all of it has come; ``overlap`` is how many bytes at the end of the head it reads again.
     """
 
     overlap: int = 0
@@ -141,7 +141,7 @@ class ChunkedBody:
             _check_growing_fields(data, self._limits, lines=self._limits.fields)
             return data
         for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
-            if name.lower() in _NO_TRAILERS:
+            if name.lower() in _NOT_IN_TRAILERS:
                 raise Refused(400)
         self.is_whole = True
         return data[end + 4 :]
@@ -256,7 +256,7 @@ class Request:
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
-    """:raises Refused: this cannot be the start of a valid head, or it is already too large."""
+    """Check the start of a head. :raises Refused: no valid head starts like this, or it is already too large."""
     end = data.find(b"\n", 2)
     if (end if end >= 0 else len(data)) > limits.line + 1:
         raise Refused(414, "The request line is too long.")

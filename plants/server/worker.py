@@ -25,10 +25,10 @@ from plants.server.request import HEAD_BYTES, Environ, Limits, Refused, Request
 
 # Limits on the work per loop turn, so that a burst of clients delays nobody else.
 _ACCEPTED_A_TURN = 16
-_STEPS_A_STAGE = 64  # After a stage, as many connections are freed if too much is held: it grows no further.
+_STEPS_A_STAGE = 64  # After each stage up to this many connections are freed if too much memory is held.
 _LATER_A_TURN = 32
 _EXPIRED_A_TURN = 32
-_SWEEP_SECONDS = 0.1  # between two looks at all deadlines, and for the answers of a stage
+_SWEEP_SECONDS = 0.1  # between two checks of all deadlines; also the limit for the answers of one stage
 _BODIES_HELD = 64  # of the largest size: that many bytes are held for all connections together
 _OTHER_DESCRIPTORS = 100  # kept free for listeners, logs and the store
 
@@ -72,7 +72,7 @@ class Worker(base.Worker):
         return False
 
     def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-        """Run the calls and give their results in order. Each answers one request, never raises, can be repeated."""
+        """Run the calls and give their results in order. Each answers one request and may be repeated."""
         return [call() for call in calls]
 
     # What Gunicorn calls
@@ -227,7 +227,7 @@ class Worker(base.Worker):
             self._calls.put(jobs)
 
     def _free_memory(self) -> None:
-        others = [connection for connection in self.connections if connection.state is not ANSWERING]
+        others = [connection for connection in self.connections if connection.state != ANSWERING]
         for connection in nlargest(_STEPS_A_STAGE, others, key=attrgetter("counted")):
             if self._held > self._most_held and connection.counted:
                 self._step(connection, connection.free_memory)
