@@ -45,25 +45,24 @@ def test_a_digest_is_not_itself_a_token(path: Path) -> None:
     assert not TokenFile(path).accepts(digest_line("three").strip().removeprefix("sha256:"))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "no token"),
-        (b"# none\n\n", "no token"),
-        (b"good\nse cret\n", "line 2"),
-        (b"secret,other\n", "line 1"),
-        ("sécret\n".encode(), "line 1"),
-        (b"secret\xff\n", "line 1"),
-        (b"\xef\xbb\xbfsecret\n", "line 1"),
-        (b"sha256:secret\n", "line 1"),
-        (b"sha256:" + b"0" * 62, "line 1"),
-        (b"sha256:" + b"0" * 63, "line 1"),
-        (b"sha256:" + b"0" * 66, "line 1"),
-        (b"sha256: " + b"0" * 64, "line 1"),
-        (b"secret\0\n", "line 1"),
-    ],
-    ids=repr,
-)
+BAD_FILES = {
+    "empty": (b"", "no token"),
+    "comments alone": (b"# none\n\n", "no token"),
+    "a space inside": (b"good\nse cret\n", "line 2"),
+    "a comma": (b"secret,other\n", "line 1"),
+    "not ASCII": ("sécret\n".encode(), "line 1"),
+    "not UTF-8": (b"secret\xff\n", "line 1"),
+    "a byte order mark": (b"\xef\xbb\xbfsecret\n", "line 1"),
+    "no digest": (b"sha256:secret\n", "line 1"),
+    "62 digits": (b"sha256:" + b"0" * 62, "line 1"),
+    "63 digits": (b"sha256:" + b"0" * 63, "line 1"),
+    "66 digits": (b"sha256:" + b"0" * 66, "line 1"),
+    "a space before the digits": (b"sha256: " + b"0" * 64, "line 1"),
+    "NUL": (b"secret\0\n", "line 1"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
 def test_a_file_of_another_form_is_refused_without_showing_it(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
