@@ -166,8 +166,6 @@ class Worker(base.Worker):
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
-    # The loop
-
     def _turn(self) -> None:
         events = self._selector.select(0.0 if self.later or self._whole else self._sweep_at - time.monotonic())
         self.now = time.monotonic()
@@ -247,8 +245,6 @@ class Worker(base.Worker):
             self._step(connection, connection.expire)
         if len(expired) <= _EXPIRED_A_TURN:
             self._sweep_at = self.now + _SWEEP_SECONDS
-
-    # Connections come in
 
     def _listen(self, listens: bool) -> None:
         for listener in self.sockets if listens != self._listens else ():
