@@ -36,7 +36,7 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
         ``max_bytes``, is cut short, or is not JSON.
     """
     media_type = req.env.get("CONTENT_TYPE", "")
-    if not _MEDIA_TYPE.fullmatch(media_type):
+    if media_type != "application/json" and not _MEDIA_TYPE.fullmatch(media_type):
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
     if req.env.get("HTTP_CONTENT_ENCODING", "").lower() not in {"", "identity"}:
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)

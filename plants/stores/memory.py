@@ -27,13 +27,14 @@ class MemoryStore(PlantStore):
         return cls()
 
     def add(self, plant: Plant) -> None:
-        part = self._part_of(plant.id)
+        plant_id, name, tag = plant
+        part = self._part_of(plant_id)
         with self._lock:
-            if plant.id in part:
-                raise PlantIdInUse(plant.id)
+            if plant_id in part:
+                raise PlantIdInUse(plant_id)
             # One string, which no plant's text can have U+0000 in: the garbage collector never visits a dictionary of
             # strings, and the plant takes half the memory of a tuple.
-            part[plant.id] = plant.name if plant.tag is None else f"{plant.name}\0{plant.tag}"
+            part[plant_id] = name if tag is None else f"{name}\0{tag}"
 
     def get(self, plant_id: int) -> Plant | None:
         kept = self._part_of(plant_id).get(plant_id)
