@@ -159,6 +159,7 @@ class StoreContract:
             with pytest.raises(PlantIdInUse) as caught:
                 store.add(again)
             assert caught.value.plant_id == 1
+            assert str(caught.value) == "a plant with the id 1 is already in the store"
         assert store.get(1) == Plant(1, "oak", "tree")
 
     def test_of_concurrent_adds_of_one_id_exactly_one_wins(self, store: PlantStore) -> None:
@@ -319,7 +320,8 @@ class StoreContract:
                 store.check()
             with contextlib.closing(open_store(lasting_url)) as first:
                 first.prepare()
-            until(lambda: is_available(store))
+                first.check()
+                until(lambda: is_available(store))  # while the first one has it open
 
     def test_an_outage_is_two_lines_of_the_log(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
         with contextlib.closing(open_store(lasting_url)) as store:
@@ -429,8 +431,8 @@ BAD_URLS = {
     "empty": ("", "starts with memory:"),
     "another engine": ("mysql://user:secret@host/plants", "starts with memory:"),
     "a path alone": ("/var/lib/plants.db", "starts with memory:"),
-    "memory with a path": ("memory:plants", "memory:"),
-    "memory with slashes": ("memory://", "memory:"),
+    "memory with a path": ("memory:plants", "its URL is memory:$"),
+    "memory with slashes": ("memory://", "^the dictionary store takes no path"),
     "SQLite with no slashes": ("sqlite:plants.db", "sqlite:///relative/file"),
     "SQLite with two slashes": ("sqlite://plants.db", "sqlite:///relative/file"),
     "SQLite with a host": ("sqlite://user:secret@host/plants.db", "sqlite:///relative/file"),
@@ -440,6 +442,7 @@ BAD_URLS = {
     "SQLite with a fragment": ("sqlite:///plants#1.db", "sqlite:///relative/file"),
     "SQLite with U+0000": ("sqlite:///plants%00.db", "sqlite:///relative/file"),
     "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", "postgresql://user"),
+    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", "postgresql://user"),
     "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", "postgresql://user"),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", "postgresql://user"),
 }

@@ -271,6 +271,14 @@ def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: P
     assert [type(add.exception()) for add in adds] == [type(None), OverflowError, UnicodeEncodeError, type(None)]
 
 
+def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(SQLiteStore(f"{path}{'x' * 1000}")) as store, pytest.raises(StoreUnavailable):
+        store.check()
+    (message,) = caplog.messages
+    assert message.startswith(f"the store is unavailable: {path}xxx")
+    assert len(message) == len("the store is unavailable: ") + 500
+
+
 def is_busy(connection: sqlite3.Connection, checkpoint: str) -> bool:
     return bool(connection.execute(checkpoint).fetchone()[0])
 
