@@ -1,4 +1,4 @@
-"""The hosted service: its settings, what surrounds the interface, and how it starts."""
+"""How a hosted service starts, and where it logs."""
 
 import json
 import os
@@ -7,153 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
-from webtest import TestApp as WebTestApp
 
-import plants
-from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.hosting.probes import Hosted
-from plants.hosting.settings import Settings, SettingsError
-from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 from tests.support.worker_server import eventually
-
-DEFAULTS = {"PLANTS_TOKENS": "secret"}
-
-
-def test_the_defaults_are_those_of_the_contract() -> None:
-    settings = Settings.from_environ({**DEFAULTS})
-    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
-    assert settings.new_token is None
-
-
-def test_settings_are_taken_from_the_environment() -> None:
-    settings = Settings.from_environ(
-        {**DEFAULTS, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
-    )
-    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 5, 0.5)
-
-
-@pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)
-def test_tokens_are_separated_by_commas_or_white_space(text: str) -> None:
-    tokens = Settings.from_environ({"PLANTS_TOKENS": text}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
-
-
-def test_tokens_of_the_file_and_of_the_environment_are_valid_together(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text("two\n")
-    tokens = Settings.from_environ({"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
-    tokens = Settings.from_environ({"PLANTS_TOKENS_FILE": str(path)}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [False, True, False]
-
-
-def test_without_tokens_a_new_one_is_made_and_the_environment_left_alone() -> None:
-    environ: dict[str, str] = {}
-    first = Settings.from_environ(environ)
-    assert first.new_token
-    assert len(first.new_token) >= 43
-    assert first.tokens.accepts(first.new_token)
-    assert environ == {}
-    assert Settings.from_environ(environ).new_token != first.new_token
-
-
-BAD_SETTINGS = [
-    ("PLANTS_TOKEN", "secret", "PLANTS_TOKEN is not a setting"),
-    ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting"),
-    ("PLANTS_TOKENS", "", "there is no token"),
-    ("PLANTS_TOKENS", " , ", "there is no token"),
-    ("PLANTS_TOKENS", "sécret", "RFC 6750"),
-    ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
-    ("PLANTS_TOKENS_FILE", "/nonexistent/tokens", "No such file or directory: '/nonexistent/tokens'"),
-    ("PLANTS_TOKENS_FILE", "/", "Is a directory"),
-    ("PLANTS_TOKENS_FILE", os.devnull, "the file has no token"),
-    ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),
-    ("PLANTS_TOKENS_FILE", "", "No such file|Is a directory"),
-    ("PLANTS_STORE", "", "a store's URL starts with"),
-    ("PLANTS_STORE", "memory", "its URL is memory:"),
-    ("PLANTS_STORE", "memory://", "its URL is memory:"),
-    ("PLANTS_STORE", "redis://localhost", "a store's URL starts with"),
-    ("PLANTS_MAX_BODY_BYTES", "", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "0", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "-1", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "1M", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "1e6", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "1_000", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "9" * 5000, "set a number of bytes"),
-    ("PLANTS_REQUEST_TIMEOUT", "", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "0", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "-1", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "10s", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "inf", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
-    ("PLANTS_LOG_FORMAT", "", "set json or text"),
-    ("PLANTS_LOG_FORMAT", "JSON", "set json or text"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS, ids=lambda value: value[:30] or "empty")
-def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
-        Settings.from_environ({**DEFAULTS, name: value})
-    assert str(caught.value).startswith(name)
-    assert "\n" not in str(caught.value)
-    assert "secret" not in str(caught.value)
-
-
-def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    return WebTestApp(Hosted(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
-    app = hosted(MemoryStore())
-    assert app.get(path).json
-    assert app.head(path).headers["Content-Length"] == str(len(app.get(path).body))
-    assert app.get(path).headers["Cache-Control"] == "no-store"
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_has_no_other_method(path: str) -> None:
-    answer = hosted(MemoryStore()).post(path, expect_errors=True)
-    assert (answer.status_int, answer.json["error"], answer.headers["Allow"]) == (405, 40500, "GET, HEAD, OPTIONS")
-
-
-@pytest.mark.parametrize("path", ["/livez/", "//livez", "/healthz", "/", "/openapi.yaml"])
-def test_no_other_path_is_open(path: str) -> None:
-    assert hosted(MemoryStore()).get(path, expect_errors=True).json["error"] == 40100
-
-
-def test_the_service_is_live_and_not_ready_while_its_store_is_not() -> None:
-    store = FaultyStore()
-    store.fault = StoreUnavailable("stopped")
-    app = hosted(store)
-    assert app.get("/livez").status_int == 200
-    answer = app.get("/readyz", expect_errors=True)
-    assert (answer.status_int, answer.json["error"]) == (503, 50300)
-    assert answer.headers["Retry-After"]
-
-
-def test_the_service_is_not_ready_while_it_is_stopping() -> None:
-    answer = hosted(MemoryStore(), **{"server.stopping": True}).get("/readyz", expect_errors=True)
-    assert (answer.status_int, answer.json["message"]) == (503, "The service is stopping.")
-
-
-def test_the_interface_description_is_served_as_it_is_packaged() -> None:
-    assert hosted(MemoryStore()).get("/openapi.json").body == files("plants").joinpath("openapi.json").read_bytes()
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_an_embedded_app_has_no_probes(path: str) -> None:
-    app = WebTestApp(plants.create_app(tokens=[TOKEN]))
-    assert app.get(path, headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:

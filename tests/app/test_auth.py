@@ -1,0 +1,73 @@
+"""Which tokens are asked for, and accepted."""
+
+import pytest
+
+import plants
+from plants import MemoryStore
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.support.calls import Stream, call, sender
+
+
+def test_a_fault_of_the_token_check_lets_nobody_in() -> None:
+    class Broken:
+        def accepts(self, token: str) -> bool:
+            raise LookupError(token)
+
+    store = MemoryStore()
+    assert sender(plants.create_app(store, tokens=Broken()))(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert store.get(1) is None
+
+
+def test_any_object_with_accepts_checks_tokens() -> None:
+    class Odd:
+        def accepts(self, token: str) -> bool:
+            return len(token) % 2 == 1
+
+    send = sender(plants.create_app(tokens=Odd()))
+    assert send(new_plant(), headers=[("Authorization", "Bearer abc"), JSON_TYPE]).status == 200
+    assert send(new_plant(), headers=[("Authorization", "Bearer abcd"), JSON_TYPE]).error == 40101
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"],
+    ids=["a space", "a line feed", "a long s", "a Kelvin sign", "Latin-1"],
+)
+def test_the_token_check_is_asked_about_nothing_that_rfc_6750_does_not_allow(token: str) -> None:
+    asked = []
+
+    class Open:
+        def accepts(self, token: str) -> bool:
+            asked.append(token)
+            return True
+
+    app = plants.create_app(tokens=Open())
+    answers = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
+    assert [answer.error for answer in answers] == [40001, 40101]
+    assert asked == ["abc"]
+
+
+# The last has every kind of character that RFC 6750 allows.
+TOKENS = ["one", "two", "AZaz09-._~+/=="]
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_each_of_several_tokens_is_valid(token: str) -> None:
+    send = sender(plants.create_app(tokens=iter(TOKENS)))
+    assert send(new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE]).status == 200
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]],
+    ids=["none", "empty", "a space", "a comma", "not ASCII", "padding alone", "a line feed", "one of two"],
+)
+def test_a_token_that_no_client_could_send_is_refused_at_once(tokens: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^there is no token, so|^a token .* see RFC 6750$") as caught:
+        plants.create_app(tokens=tokens)
+    assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
+
+
+def test_one_string_is_not_taken_for_a_list_of_tokens() -> None:
+    with pytest.raises(TypeError, match=r"^tokens is an iterable of strings, not one string$"):
+        plants.create_app(tokens="secret")

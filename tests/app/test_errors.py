@@ -1,0 +1,45 @@
+"""What clients and the log are told of a fault."""
+
+import io
+import logging
+from typing import Any
+
+import pytest
+
+import plants
+from plants import Plant, PlantStore, StoreUnavailable
+from plants.testing import FaultyStore
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.calls import call, sender
+
+
+def test_the_message_names_the_id_that_is_in_use(app: Any, store: PlantStore) -> None:
+    store.add(Plant(1, "Fern"))
+    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).message == "The id 1 is in use."
+
+
+def faulty(fault: Exception) -> FaultyStore:
+    store = FaultyStore()
+    store.fault = fault
+    return store
+
+
+def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture) -> None:
+    answer = sender(plants.create_app(faulty(StoreUnavailable("no connection")), tokens=[TOKEN]))(
+        new_plant(), headers=[AUTH, JSON_TYPE]
+    )
+    assert answer.error == 50300
+    assert answer.headers["retry-after"] == "1"
+    assert "no connection" not in answer.message
+    assert caplog.messages == []
+
+
+def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    answer = sender(plants.create_app(faulty(ZeroDivisionError("of the pump")), tokens=[TOKEN]))(
+        new_plant(), headers=[AUTH, JSON_TYPE]
+    )
+    assert answer.error == 50000
+    assert "pump" not in answer.message
+    assert caplog.record_tuples == [("plants.errors", logging.ERROR, "a request failed")]
+    assert "of the pump" in caplog.text
+    assert TOKEN not in caplog.text

@@ -1,0 +1,61 @@
+"""The paths around the interface."""
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from webtest import TestApp as WebTestApp
+
+import plants
+from plants import MemoryStore, PlantStore, StoreUnavailable
+from plants.hosting.probes import Hosted
+from plants.testing import FaultyStore
+from tests.contract import AUTH, TOKEN
+
+
+def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
+    return WebTestApp(Hosted(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
+    app = hosted(MemoryStore())
+    assert app.get(path).json
+    assert app.head(path).headers["Content-Length"] == str(len(app.get(path).body))
+    assert app.get(path).headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_a_probe_has_no_other_method(path: str) -> None:
+    answer = hosted(MemoryStore()).post(path, expect_errors=True)
+    assert (answer.status_int, answer.json["error"], answer.headers["Allow"]) == (405, 40500, "GET, HEAD, OPTIONS")
+
+
+@pytest.mark.parametrize("path", ["/livez/", "//livez", "/healthz", "/", "/openapi.yaml"])
+def test_no_other_path_is_open(path: str) -> None:
+    assert hosted(MemoryStore()).get(path, expect_errors=True).json["error"] == 40100
+
+
+def test_the_service_is_live_and_not_ready_while_its_store_is_not() -> None:
+    store = FaultyStore()
+    store.fault = StoreUnavailable("stopped")
+    app = hosted(store)
+    assert app.get("/livez").status_int == 200
+    answer = app.get("/readyz", expect_errors=True)
+    assert (answer.status_int, answer.json["error"]) == (503, 50300)
+    assert answer.headers["Retry-After"]
+
+
+def test_the_service_is_not_ready_while_it_is_stopping() -> None:
+    answer = hosted(MemoryStore(), **{"server.stopping": True}).get("/readyz", expect_errors=True)
+    assert (answer.status_int, answer.json["message"]) == (503, "The service is stopping.")
+
+
+def test_the_interface_description_is_served_as_it_is_packaged() -> None:
+    assert hosted(MemoryStore()).get("/openapi.json").body == files("plants").joinpath("openapi.json").read_bytes()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
+def test_an_embedded_app_has_no_probes(path: str) -> None:
+    app = WebTestApp(plants.create_app(tokens=[TOKEN]))
+    assert app.get(path, headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
