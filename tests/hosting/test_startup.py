@@ -63,8 +63,9 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
     tokens.write_text("first\n")
     with serving(PLANTS_TOKENS_FILE=str(tokens)) as service:
         tokens.write_text("not a token\n")
-        while not any("the token file is not usable" in line for line in service.lines):
-            service.send(headers=[AUTH])
+        eventually(
+            lambda: service.send(headers=[AUTH]) and any("the token file cannot" in line for line in service.lines)
+        )
         assert json.loads(service.wait_for(".*the token file.*")[0])["level"] == "error"
 
 
@@ -107,7 +108,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
         (tmp_path / "tokens").unlink()
         while not (tmp_path / "log").read_text():
             service.send(headers=[AUTH])
-    assert "the token file is not usable" in (tmp_path / "log").read_text()
+    assert "the token file cannot be used" in (tmp_path / "log").read_text()
     assert not any("the token file" in line for line in service.lines)
 
 
