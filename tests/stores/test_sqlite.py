@@ -271,6 +271,15 @@ def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: P
     assert [type(add.exception()) for add in adds] == [type(None), OverflowError, UnicodeEncodeError, type(None)]
 
 
+def test_to_prepare_a_store_waits_for_the_file(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "Fern"))
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.2, other.rollback).start()
+        store.prepare()
+    assert store.get(1) == Plant(1, "Fern")
+
+
 def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(SQLiteStore(f"{path}{'x' * 1000}")) as store, pytest.raises(StoreUnavailable):
         store.check()
