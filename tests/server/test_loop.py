@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from gunicorn.config import Config
 
 from plants.server.answer import Answer
 from plants.server.calls import Calls
-from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, Connection
+from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, WRITING, Connection
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
@@ -77,7 +77,7 @@ def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
     monkeypatch.setattr(clients[1][1], "answer", lambda *_: 1 / 0)
     worker.turn()
     assert [client.recv(1000)[:12] for client, _ in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
-    assert clients[1][1].state is CLOSED
+    assert clients[1][1].state == CLOSED
     assert "a connection failed and is closed" in caplog.text
     for client, _ in clients:
         client.close()
@@ -105,7 +105,7 @@ def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: 
         connection.sock.close()
         worker.turn()
         worker._step(connection, connection.expire)
-        assert connection.state is CLOSED
+        assert connection.state == CLOSED
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -149,7 +149,7 @@ def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: Turn
         hoarder.sendall(GET.replace(b"/late", b"/large"))
         worker.turn()
         worker.turn()
-        assert connection.state is CLOSED
+        assert connection.state == CLOSED
         small.sendall(GET)
         worker.turn()
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
@@ -273,6 +273,22 @@ class Forgetful(WithThreads):
         return [call() for call in calls[1:]]
 
 
+def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        filled = 0
+        with suppress(BlockingIOError):
+            while True:
+                filled += connection.sock.send(b"x" * 1000)
+        client.sendall(GET)
+        worker.turn()
+        assert connection.state == WRITING
+        with client.makefile("rb") as received:
+            assert received.read(filled) == b"x" * filled
+            worker.turn()
+            assert received.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
 @pytest.mark.parametrize(
     ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 answers to 1 requests")]
 )
@@ -283,7 +299,7 @@ def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
     client, connection = worker.connect()
     with client:
         client.sendall(GET)
-        while connection.state is not CLOSING:
+        while connection.state != CLOSING:
             worker.turn()
         assert client.recv(1000).startswith(b"HTTP/1.1 500")
     assert logged in caplog.text
@@ -305,7 +321,7 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
         client.sendall(GET)
         worker.turn()
         connection.deadline = worker.now
-        while connection.state is ANSWERING:
+        while connection.state == ANSWERING:
             worker.turn()
         gate.set()
         os.read(worker.PIPE[0], 1)
