@@ -222,7 +222,7 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
 def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         hasty.close()
-    with pytest.raises(StoreUnavailable, match="closed"):
+    with pytest.raises(StoreUnavailable, match=": the store is closed$"):
         hasty.add(Plant(1, "oak"))
 
 
@@ -278,6 +278,14 @@ def test_to_prepare_a_store_waits_for_the_file(store: SQLiteStore, path: Path) -
         threading.Timer(0.2, other.rollback).start()
         store.prepare()
     assert store.get(1) == Plant(1, "Fern")
+
+
+def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "Fern"))
+    path.unlink()
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        store.add(Plant(2, "Moss"))
+    assert engine_of(store).outage.refuses()
 
 
 def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
