@@ -222,7 +222,7 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
 def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         hasty.close()
-    with pytest.raises(StoreUnavailable, match=": the store is closed$"):
+    with pytest.raises(StoreUnavailable, match=r": the store is closed$"):
         hasty.add(Plant(1, "oak"))
 
 
