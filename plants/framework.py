@@ -18,7 +18,7 @@ def json_app(*middleware: Any) -> "_App":
     return app
 
 
-class _App(falcon.App):  # type: ignore[type-arg]  # It is not generic before 4.2, or in a monitoring tool's place.
+class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor is a monitoring tool's.
     # Falcon answers 400 to the methods in this set (WEBSOCKET) before any middleware runs.
     _META_METHODS = frozenset()
 

@@ -31,7 +31,6 @@ from tests.audits.clients import (
     Crowd,
     Service,
     Verdict,
-    children,
     new_id,
     plant,
     report,
@@ -39,7 +38,7 @@ from tests.audits.clients import (
     serving,
 )
 from tests.contract import TOKEN
-from tests.support.process import comes_true
+from tests.support.process import children, comes_true
 
 # An answer takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
 # after a request was not on its way when the request was sent.

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from tests.contract import TOKEN
 from tests.support import hosted
-from tests.support.process import PATIENCE_SECONDS, comes_true
+from tests.support.process import PATIENCE_SECONDS, children, comes_true, resident_bytes
 
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -109,7 +109,7 @@ class Service:
 
     def memory(self) -> int:
         """Give the resident bytes of the worker that has most."""
-        return max((_resident(worker) for worker in self.workers()), default=0)
+        return max((resident_bytes(worker) for worker in self.workers()), default=0)
 
     def descriptors(self) -> int:
         """Give the number of open files of all workers."""
@@ -277,21 +277,6 @@ def new_id() -> int:
 
 def reset_on_close(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-
-
-def children(process: int) -> list[int]:
-    """Give the processes that a process has started, without those that have ended."""
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in found if _resident(int(child))]
-
-
-def _resident(process: int) -> int:
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(resident[1]) * 1024 if resident else 0
 
 
 @contextlib.contextmanager

@@ -9,17 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from plants import Plant
 from tests.audits.clients import Answer, exchange
 from tests.support.postgres_server import free_port
+from tests.support.process import children
 
 TOKEN = "audit"
 SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
-
-
 ID_IN_USE = 40003
 
 
@@ -51,10 +49,7 @@ class Service:
 
     def workers(self) -> list[int]:
         """Give the processes of a master that runs."""
-        if self._master is None or self._master.poll() is not None:
-            return []
-        pid = self._master.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [] if self._master is None or self._master.poll() is not None else children(self._master.pid)
 
     def kill_master(self) -> None:
         assert self._master is not None

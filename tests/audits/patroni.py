@@ -22,12 +22,11 @@ from typing import Any
 
 import psycopg
 
-from tests.audits.clients import children
 from tests.audits.deployment import Service
 from tests.audits.kills import Load, report
 from tests.audits.outages import running, statuses
 from tests.support.postgres_server import USER, free_port
-from tests.support.process import comes_true
+from tests.support.process import children, comes_true
 
 # Patroni of Debian 12 knows no newer PostgreSQL than the system's.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
@@ -114,10 +113,8 @@ def primary(nodes: list[Node]) -> Node | None:
 
 
 def wait_for_primary(nodes: list[Node]) -> Node:
-    give_up = time.monotonic() + 120
-    while not (node := primary(nodes)):
-        assert time.monotonic() < give_up, nodes[0].cluster()
-        time.sleep(0.1)
+    node = comes_true(lambda: primary(nodes), 120)
+    assert node, nodes[0].cluster()
     return node
 
 

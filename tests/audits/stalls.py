@@ -80,7 +80,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]
     def connect() -> None:
         host, _, port = netloc.rpartition(":")
         sock = socket.create_connection((host, int(port)))
-        selector.register(sock, selectors.EVENT_READ)
+        selector.register(sock, selectors.EVENT_READ, sock)
         heapq.heappush(idle, (time.monotonic() + random.random() * pause, id(sock), sock))
 
     for _ in range(clients):
@@ -95,7 +95,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]
             with contextlib.suppress(OSError):  # seen below
                 sock.sendall(_REQUEST % (TOKEN.encode(), len(body), body))
         for key, _ in selector.select(0.01):
-            sock = key.fileobj  # type: ignore[assignment]
+            sock = key.data
             data = b""
             with contextlib.suppress(OSError):
                 data = sock.recv(65536)  # An answer is small, and sent whole.

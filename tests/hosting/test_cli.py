@@ -19,6 +19,7 @@ from plants.hosting import settings
 from plants.hosting.settings import Settings
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, environment, send_to, serving
+from tests.support.process import children
 
 PLANTS = [sys.executable, "-m", "plants"]
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -332,10 +333,6 @@ def test_another_application_may_be_named(tmp_path: Path) -> None:
     )
     with serving(command=[*SERVE, "wrapped:app"], cwd=tmp_path) as service:
         assert service.send(method="GET", path="/anything", headers=[]).body == b'{"status": "live"}'
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("command", [SERVE, [*SCRIPT, "serve"]], ids=["python -m plants", "plants"])

@@ -18,6 +18,7 @@ from plants.hosting.logs import AccessLog
 from plants.server.answer import make_answer
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.process import children
 from tests.support.worker_server import Client, eventually
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
@@ -255,7 +256,7 @@ def test_hup_sets_another_level(tmp_path: Path) -> None:
     # A level in the arguments would be the stronger one.
     env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS_FILE": str(tokens)}
     with Service([*SERVE, "--bind=127.0.0.1:0", "-c", str(conf)], CHECKOUT, env) as service:
-        eventually(lambda: Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text())
+        eventually(lambda: children(service.process.pid))
         conf.write_text("loglevel = 'info'")
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Booting worker")

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from plants.hosting.metrics import remove_folder
 from plants.hosting.settings import Settings, SettingsError
-from tests.audits.clients import children
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.process import children
 from tests.support.worker_server import Client, eventually
 
 COUNT = "http_server_request_duration_seconds_count"

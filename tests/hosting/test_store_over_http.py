@@ -19,6 +19,7 @@ from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_l
 from tests.contract import AUTH, JSON_TYPE, Answer, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
+from tests.support.process import children
 from tests.support.worker_server import eventually
 
 # A request that has arrived whole is answered within this time, whatever the store does.
@@ -57,15 +58,10 @@ def test_while_the_store_waits_all_are_answered_in_time_and_the_probe_at_once(
         eventually(lambda: create(service, 100).status == 200)
 
 
-def worker_pids(service: Service) -> list[int]:
-    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
-    return [int(pid) for pid in children.read_text().split()]
-
-
 @contextmanager
 def disk_full(service: Service) -> Iterator[None]:
     """Let the service's processes write no more into any file."""
-    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in worker_pids(service)}
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in children(service.process.pid)}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
     yield
@@ -127,10 +123,10 @@ def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_a
         assert create(service, 1).status == 200
         for path in tmp_path.glob("plants.db*"):
             path.unlink()
-        old = worker_pids(service)
+        old = children(service.process.pid)
         for pid in old:
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: len(worker_pids(service)) == 2 and not {*old} & {*worker_pids(service)})
+        eventually(lambda: len(children(service.process.pid)) == 2 and not {*old} & {*children(service.process.pid)})
         for _ in range(20):
             assert create(service, 1).error == 50300
         assert not file.exists()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.process import resident_bytes
 from tests.support.worker_server import Server, eventually, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -61,12 +62,12 @@ def test_a_connection_without_a_request_is_closed_after_gunicorns_keepalive(impa
 
 
 def test_a_client_that_does_not_read_is_cut_off(impatient: Server) -> None:
-    before = _resident_bytes(impatient)
+    before = resident_bytes(_worker_pid(impatient))
     with impatient.client() as client:
         client.send(get("/large") * 10)
         client.sock.recv(1)
         eventually(lambda: _connections(impatient) == 0)
-        assert _resident_bytes(impatient) - before < 40_000_000
+        assert resident_bytes(_worker_pid(impatient)) - before < 40_000_000
 
 
 def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(impatient: Server) -> None:
@@ -88,11 +89,6 @@ def _connections(server: Server) -> int:
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     # A socket that no process has any more has no inode; 0A is the one that listens.
     return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
-
-
-def _resident_bytes(server: Server) -> int:
-    pages = int(Path(f"/proc/{_worker_pid(server)}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_many_requests_are_answered_together(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psycopg
 
+from tests.support.process import children
+
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 
@@ -79,7 +81,7 @@ class PostgresServer:
     def processes(self) -> list[int]:
         """Give the server's processes, the one that started the others first."""
         (pid,) = (process.pid for process in self._running)
-        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        return [pid, *children(pid)]
 
     def stop(self) -> None:
         """Stop in an orderly way, at once ("fast"), if the server runs."""

@@ -6,19 +6,38 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 PATIENCE_SECONDS = 30
 # The last line, once the process has closed the file.
 END = "(end)"
 
 
-def comes_true(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Wait until a condition holds; say whether it did."""
+_T = TypeVar("_T")
+
+
+def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
+    """Wait until a condition holds; give what it gave last."""
     give_up = time.monotonic() + seconds
-    while not (is_true := condition()) and time.monotonic() < give_up:
+    while not (found := condition()) and time.monotonic() < give_up:
         time.sleep(0.01)
-    return bool(is_true)
+    return found
+
+
+def children(process: int) -> list[int]:
+    """Give the processes that a process has started, without those that have ended."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found if resident_bytes(int(child))]
+
+
+def resident_bytes(process: int) -> int:
+    """Give how much memory a process has; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(resident[1]) * 1024 if resident else 0
 
 
 class Process:
