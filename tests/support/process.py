@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
@@ -32,10 +33,9 @@ def children(process: int) -> list[int]:
 
 def resident_bytes(process: int) -> int:
     """Give how much memory a process has; 0 if it has ended."""
-    try:
+    status = ""
+    with suppress(OSError):
         status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
     resident = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(resident[1]) * 1024 if resident else 0
 
