@@ -13,6 +13,8 @@ from plants.server.answer import Answer, WSGIApplication, call_application
 from plants.server.connection import Connection
 from plants.server.request import Refused, Request
 
+_GATHER_SECONDS = 0.005  # A request waits no longer for others.
+
 Job = tuple[Connection, Request]
 Outcome = tuple[Connection, Request, Answer]
 
@@ -40,6 +42,8 @@ class Calls:
         self._wake_fd = wake_fd
         self._is_woken = False
         self._lock = threading.Lock()
+        self.gathered: list[Job] = []  # requests for the threads, which may become one batch
+        self._seen = 0  # so many of them were there at the last look
         self._waiting: deque[Job] = deque()
         self._turns: queue.SimpleQueue[None] = (
             queue.SimpleQueue()
@@ -63,8 +67,13 @@ class Calls:
         request.keep_alive = False
         return self._worker.refusal(Refused(500), request)
 
-    def put(self, jobs: list[Job]) -> None:
-        """Pass requests to the threads."""
+    def pass_on(self, now: float) -> None:
+        """Pass the gathered requests to the threads, once no more come right after them."""
+        jobs, seen = self.gathered, self._seen
+        self._seen = len(jobs)
+        if not jobs or (seen < len(jobs) and now < jobs[0][1].started + _GATHER_SECONDS):
+            return
+        self.gathered, self._seen = [], 0
         with self._lock:
             # Forget requests that were refused because they waited too long: the oldest come first.
             while self._waiting and not is_awaited(self._waiting[0]):

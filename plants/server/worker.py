@@ -94,7 +94,6 @@ class Worker(base.Worker):
         self._held = 0
         self.later: deque[Connection] = deque()  # go on when the others have had their turn
         self._whole: deque[Job] = deque()  # requests that are answered in the loop
-        self._waiting: list[Job] = []  # requests that are answered in threads
         self._has_threads = cfg.threads > 1
         self._calls = Calls(self, self.PIPE[1])
         self._calls.start(cfg.threads if self._has_threads else 0)
@@ -160,14 +159,16 @@ class Worker(base.Worker):
         if self.never_waits(request):
             self._whole.appendleft((connection, request))
         else:
-            (self._waiting if self._has_threads else self._whole).append((connection, request))
+            (self._calls.gathered if self._has_threads else self._whole).append((connection, request))
         self.nr += 1
         if self.nr == self.max_requests:
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
     def _turn(self) -> None:
-        events = self._selector.select(0.0 if self.later or self._whole else self._sweep_at - time.monotonic())
+        events = self._selector.select(
+            0.0 if self.later or self._whole or self._calls.gathered else self._sweep_at - time.monotonic()
+        )
         self.now = time.monotonic()
         for start in range(0, max(1, len(events)), _STEPS_A_STAGE):
             for key, _ in events[start : start + _STEPS_A_STAGE]:
@@ -185,6 +186,7 @@ class Worker(base.Worker):
         if self._has_threads:
             for connection, request, answer in self._calls.outcomes():
                 self._step(connection, connection.answer, request, answer)
+            self._calls.pass_on(self.now)
         if self.now >= self._sweep_at:
             self._sweep()
         self.turned()
@@ -220,9 +222,6 @@ class Worker(base.Worker):
                     self._fail(job[0])
             for connection, request, answer in outcomes:
                 self._step(connection, connection.answer, request, answer)
-        if self._waiting:
-            jobs, self._waiting = self._waiting, []
-            self._calls.put(jobs)
 
     def _free_memory(self) -> None:
         others = [connection for connection in self.connections if connection.state != ANSWERING]

@@ -308,6 +308,47 @@ def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
     worker.end()
 
 
+class Batching(WithThreads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
+    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        self.batches.append(len(calls))
+        return super().together(calls)
+
+
+def test_requests_that_come_one_right_after_the_other_are_one_batch() -> None:
+    worker = Batching()
+    clients = [worker.connect() for _ in range(3)]
+    for client, _ in clients:
+        client.sendall(GET)
+        worker.turn()
+    for client, connection in clients:
+        with client:
+            while connection.state == ANSWERING:
+                worker.turn()
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    assert worker.batches == [3]
+    worker.end()
+
+
+def test_a_request_does_not_wait_for_a_batch_while_ever_more_come() -> None:
+    worker = Batching()
+    (first, connection), later = worker.connect(), []
+    first.sendall(GET)
+    worker.turn()
+    while connection.state == ANSWERING:
+        later.append(worker.connect()[0])
+        later[-1].sendall(GET)
+        worker.turn()
+        assert len(later) < 10_000
+    assert first.recv(1000).startswith(b"HTTP/1.1 200")
+    for client in (first, *later):
+        client.close()
+    worker.end()
+
+
 def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dropped() -> None:
     gate = threading.Event()
 
@@ -348,6 +389,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
         with client:
             client.sendall(GET)
             worker.turn()
+            worker.turn()  # Nothing more has come, so the request goes to a thread.
             if number < worker.threads:
                 assert stuck.acquire(timeout=10)
             else:
@@ -372,7 +414,8 @@ def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None
     request = kept.request = Request({"PATH_INFO": "/kept"}, 0)
     worker.most_together = 10
     calls = Calls(worker, worker.PIPE[1])
-    calls.put([(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)])
+    calls.gathered += [(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)]
+    calls.pass_on(worker.now)
     calls.start(1)
     os.read(worker.PIPE[0], 1)  # until a thread has an answer
     outcomes = list(calls.outcomes())
