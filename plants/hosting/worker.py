@@ -74,7 +74,7 @@ class Worker(ServerWorker):
             trace = parent and _TRACEPARENT.fullmatch(parent)
             request_id = trace[1] if trace else next(self._new_ids)
         environ["plants.request_id"] = request_id
-        request.extra_fields = b"X-Request-ID: %b\r\n" % request_id.encode()
+        request.extra_fields = f"X-Request-ID: {request_id}\r\n".encode()
 
     def answered(self, request: Request, answer: Answer) -> None:
         """Count an answer before it is sent, so that none is missing if the process is killed; keep it for the log."""

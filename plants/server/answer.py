@@ -28,13 +28,14 @@ class Answer(NamedTuple):
     """A whole answer.
 
     ``status`` includes the phrase. ``head`` is the status line and the fields in bytes, without those that depend on
-    the moment and the connection; ``length`` is the length of the body, which the answer to HEAD leaves out.
+    the moment and the connection; ``length`` is the length of the body, which the answer to HEAD leaves out, or None if
+    the status allows no body.
     """
 
     status: str
     headers: Headers
     head: bytes
-    length: int
+    length: int | None
     body: bytes
 
 
@@ -43,12 +44,12 @@ def make_answer(status: str, headers: Headers, body: bytes, *, is_head: bool) ->
 
     :raises ValueError: the status or a header field is malformed, or the announced length is wrong.
     """
-    head, length = _head(status, tuple(headers))
+    head, length, has_body = _head(status, tuple(headers))
     if length is None:
         length = len(body)
     elif length != len(body) and not is_head:
         raise ValueError(f"the application announced {length} bytes and gave {len(body)}")
-    return Answer(status, headers, head, length, b"" if is_head or status.startswith(_NO_CONTENT) else body)
+    return Answer(status, headers, head, length if has_body else None, body if has_body and not is_head else b"")
 
 
 def call_application(app: WSGIApplication, request: Request) -> Answer:
@@ -79,7 +80,7 @@ def call_application(app: WSGIApplication, request: Request) -> Answer:
 def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
     """Give the bytes of an answer; if ``closes``, the connection is closed after it."""
     parts = [answer.head, _date(int(time.time())), request.extra_fields]
-    if not answer.status.startswith(_NO_CONTENT):
+    if answer.length is not None:
         parts.append(b"Content-Length: %d\r\n" % answer.length)
     if closes:
         parts.append(b"Connection: close\r\n")
@@ -91,7 +92,7 @@ def to_bytes(answer: Answer, request: Request, *, closes: bool) -> bytes:
 
 # Most answers have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
+def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None, bool]:
     if not _FINAL_STATUS.fullmatch(status):
         raise ValueError("a status is three digits, a space and a phrase")
     lines = [f"HTTP/1.1 {status}\r\n"]
@@ -103,7 +104,7 @@ def _head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int
             length = int(value)
         elif not is_hop_by_hop(name):
             lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode("latin-1"), length
+    return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
 
 
 @lru_cache(maxsize=1)
