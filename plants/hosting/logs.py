@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import lru_cache
 from select import PIPE_BUF
 from typing import Any
@@ -17,15 +16,14 @@ from gunicorn import glogging
 
 from plants.hosting.service import settings
 from plants.server.answer import Answer
+from plants.server.calls import current
 from plants.server.request import Environ
-
-# The id of the request that this thread answers; its lines of the log have it.
-current_request: ContextVar[str] = ContextVar("current_request", default="")
 
 _STDOUT = 1
 # With the longest message and every character escaped, a line is shorter than PIPE_BUF.
 _PATH_CHARACTERS = 200
-_SERVER_ERROR, _CLIENT_ERROR = "5", "4"
+_LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
+_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # of a probe or the page; of a create
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -72,8 +70,8 @@ class _TextFormatter(logging.Formatter):
 
 
 def _request_id(record: logging.LogRecord) -> str:
-    environ: Environ = getattr(record, "environ", {})
-    request_id: str = environ.get("plants.request_id") or current_request.get()
+    environ: Environ = getattr(record, "environ", None) or (current.request.environ if current.request else {})
+    request_id: str = environ.get("plants.request_id", "")
     return request_id
 
 
@@ -91,14 +89,7 @@ class AccessLog:
 
     def write(self, environ: Environ, answer: Answer, seconds: float) -> None:
         """Write the line of a request that took so many seconds, to be read after ``flush``."""
-        status = answer.status
-        level, name = logging.INFO, "info"
-        if status.startswith(_SERVER_ERROR):
-            level, name = logging.ERROR, "error"
-        elif status.startswith(_CLIENT_ERROR):
-            level, name = logging.WARNING, "warning"
-        elif environ.get("PATH_INFO") != "/plants":
-            level, name = logging.DEBUG, "debug"  # a probe, or the page
+        level, name = _LEVELS.get(answer.status[0]) or _LEVELS_OF_SUCCESS[environ.get("PATH_INFO") == "/plants"]
         if level >= self._level:
             line = self._line(environ, answer, seconds, name)
             data = line.encode(errors="backslashreplace")

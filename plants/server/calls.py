@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from plants.server.answer import Answer, WSGIApplication, call_application
 from plants.server.connection import Connection
@@ -31,6 +31,14 @@ class _Worker(Protocol):
 
     def refusal(self, refused: Refused, request: Request) -> Answer: ...
     def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]: ...
+
+
+class _Current(threading.local):
+    request: Request | None = None
+
+
+# The request that this thread answers.
+current: Final = _Current()
 
 
 class Calls:
@@ -57,11 +65,14 @@ class Calls:
 
     def call(self, request: Request) -> Answer:
         """Give the answer to one request."""
+        current.request = request
         try:
             return call_application(self._worker.wsgi, request)
         except (Exception, SystemExit):
             self._worker.log.exception("the application failed", extra={"environ": request.environ})
             return self._failed(request)
+        finally:
+            current.request = None
 
     def _failed(self, request: Request) -> Answer:
         request.keep_alive = False

@@ -16,7 +16,8 @@ from webtest import TestApp as WebTestApp
 import plants
 from plants import MemoryStore
 from plants.errors import ErrorCode
-from plants.hosting.probes import Hosted
+from plants.hosting.page import PAGE
+from plants.probes import WithoutToken, probes
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import Service, serving
@@ -24,9 +25,9 @@ from tests.support.hosted import Service, serving
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
 
-def hosted() -> Hosted:
+def hosted() -> WithoutToken:
     store = MemoryStore()
-    return Hosted(plants.create_app(store, tokens=[TOKEN]), store)
+    return WithoutToken(plants.create_app(store, tokens=[TOKEN]), probes(store) | PAGE)
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

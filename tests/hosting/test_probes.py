@@ -8,13 +8,15 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.hosting.probes import Hosted
+from plants.hosting.page import PAGE
+from plants.probes import WithoutToken, probes
 from plants.testing import FaultyStore
 from tests.contract import AUTH, TOKEN
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    return WebTestApp(Hosted(plants.create_app(store, tokens=[TOKEN]), store), extra_environ=environ, lint=True)
+    app = WithoutToken(plants.create_app(store, tokens=[TOKEN]), probes(store) | PAGE)
+    return WebTestApp(app, extra_environ=environ, lint=True)
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
