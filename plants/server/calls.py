@@ -49,17 +49,15 @@ class Calls:
         self._worker = worker
         self._wake_fd = wake_fd
         self._is_woken = False
-        self._lock = threading.Lock()
-        self.gathered: list[Job] = []  # requests for the threads, which may become one batch
-        self._seen = 0  # so many of them were there at the last look
-        self._waiting: deque[Job] = deque()
-        self._turns: queue.SimpleQueue[None] = (
-            queue.SimpleQueue()
-        )  # one item for each look at what waits that a thread must take
-        self._outcomes: deque[Outcome] = deque()
+        self.waiting: deque[Job] = deque()  # for a thread
+        self._seen = 0  # so many waited at the last look
+        self._free = 0  # so many threads have nothing to do
+        self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
+        self._outcomes: deque[list[Outcome]] = deque()
 
     def start(self, threads: int) -> None:
         """Start so many threads."""
+        self._free = threads
         for _ in range(threads):
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
 
@@ -78,37 +76,35 @@ class Calls:
         request.keep_alive = False
         return self._worker.refusal(Refused(500), request)
 
-    def pass_on(self, now: float) -> None:
-        """Pass the gathered requests to the threads, once no more come right after them."""
-        jobs, seen = self.gathered, self._seen
-        self._seen = len(jobs)
-        if not jobs or (seen < len(jobs) and now < jobs[0][1].started + _GATHER_SECONDS):
-            return
-        self.gathered, self._seen = [], 0
-        with self._lock:
-            # Forget requests that were refused because they waited too long: the oldest come first.
-            while self._waiting and not is_awaited(self._waiting[0]):
-                self._waiting.popleft()
-            self._waiting.extend(jobs)
-        for _ in range(0, len(jobs), self._worker.most_together):
-            self._turns.put(None)
+    def can_start(self) -> bool:
+        """Say whether requests wait, and a thread is free."""
+        return bool(self.waiting and self._free)
+
+    def start_batches(self, now: float) -> None:
+        """Pass the requests that wait to the threads that are free, once no more come right after them."""
+        waiting = self.waiting
+        # Forget requests that were refused because they waited too long: the oldest come first.
+        while waiting and not is_awaited(waiting[0]):
+            waiting.popleft()
+        more_come = len(waiting) > self._seen and now < waiting[0][1].started + _GATHER_SECONDS
+        while waiting and self._free and not more_come:
+            self._free -= 1
+            jobs = [waiting.popleft() for _ in range(min(len(waiting), self._worker.most_together))]
+            self._batches.put([job for job in jobs if is_awaited(job)])
+        self._seen = len(waiting)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Give the answers that the threads have finished."""
         self._is_woken = False  # Reset first, so that a later answer wakes the worker again.
         while self._outcomes:
-            yield self._outcomes.popleft()
+            self._free += 1
+            yield from self._outcomes.popleft()
 
     def _work(self) -> None:
         while True:
-            self._turns.get()
-            with self._lock:
-                count = min(len(self._waiting), self._worker.most_together)
-                jobs = [job for job in (self._waiting.popleft() for _ in range(count)) if is_awaited(job)]
-            if not jobs:
-                continue
+            jobs = self._batches.get()
             answers = self._call_together([request for _, request in jobs])
-            self._outcomes.extend((*job, answer) for job, answer in zip(jobs, answers, strict=True))
+            self._outcomes.append([(*job, answer) for job, answer in zip(jobs, answers, strict=True)])
             del jobs, answers  # Do not keep the last requests in memory while waiting.
             if not self._is_woken:
                 self._is_woken = True

@@ -159,16 +159,15 @@ class Worker(base.Worker):
         if self.never_waits(request):
             self._whole.appendleft((connection, request))
         else:
-            (self._calls.gathered if self._has_threads else self._whole).append((connection, request))
+            (self._calls.waiting if self._has_threads else self._whole).append((connection, request))
         self.nr += 1
         if self.nr == self.max_requests:
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
     def _turn(self) -> None:
-        events = self._selector.select(
-            0.0 if self.later or self._whole or self._calls.gathered else self._sweep_at - time.monotonic()
-        )
+        has_more = self.later or self._whole or self._calls.can_start()
+        events = self._selector.select(0.0 if has_more else self._sweep_at - time.monotonic())
         self.now = time.monotonic()
         for start in range(0, max(1, len(events)), _STEPS_A_STAGE):
             for key, _ in events[start : start + _STEPS_A_STAGE]:
@@ -186,7 +185,7 @@ class Worker(base.Worker):
         if self._has_threads:
             for connection, request, answer in self._calls.outcomes():
                 self._step(connection, connection.answer, request, answer)
-            self._calls.pass_on(self.now)
+            self._calls.start_batches(self.now)
         if self.now >= self._sweep_at:
             self._sweep()
         self.turned()

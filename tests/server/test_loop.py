@@ -20,7 +20,6 @@ from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, WRITING, 
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
-from tests.support.worker_server import eventually
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -394,10 +393,11 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
                 assert stuck.acquire(timeout=10)
             else:
                 worker._step(connection, connection.refuse, Refused(503))
-    assert len(worker._calls._waiting) <= 1
+    assert len(worker._calls.waiting) <= 1
     gate.set()
-    os.read(worker.PIPE[0], 1)
-    eventually(lambda: not worker._calls._waiting)
+    while worker._calls._free < worker.threads:
+        worker.turn()
+    assert not worker._calls.waiting
     worker.end()
 
 
@@ -414,9 +414,9 @@ def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None
     request = kept.request = Request({"PATH_INFO": "/kept"}, 0)
     worker.most_together = 10
     calls = Calls(worker, worker.PIPE[1])
-    calls.gathered += [(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)]
-    calls.pass_on(worker.now)
+    calls.waiting.extend([(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)])
     calls.start(1)
+    calls.start_batches(worker.now)
     os.read(worker.PIPE[0], 1)  # until a thread has an answer
     outcomes = list(calls.outcomes())
     assert called == ["/kept"]
