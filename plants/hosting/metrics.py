@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
+from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
@@ -18,8 +19,6 @@ from plants.server.answer import Answer
 from plants.server.request import Environ
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication
-
     from prometheus_client.core import Metric
 
 # Where the metrics are served: one socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has made it.
@@ -143,18 +142,18 @@ class Exposition:
 
 
 class WithMetrics:
-    """A WSGI application that answers ``/metrics``, and nothing else, where a request came to one of the listeners."""
+    """A WSGI application that answers ``/metrics``, and nothing else, where a request came to the listener."""
 
-    def __init__(self, app: "WSGIApplication") -> None:
+    def __init__(self, app: WSGIApplication) -> None:
         self._app = app
         self._metrics = json_app()
         self._metrics.add_route("/metrics", Exposition())
         # A name, such as localhost, has become an address here.
-        self._addresses = [listener.getsockname()[:2] for listener in listeners]
+        host, port, *_ = listeners[0].getsockname()
+        self._host, self._port = None if host in _ANY_HOST else host, str(port)
 
-    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
-        for host, port in self._addresses:
-            if environ["SERVER_PORT"] == str(port) and (host in _ANY_HOST or environ["SERVER_NAME"] == host):
-                return self._metrics(environ, start_response)
-        return self._app(environ, start_response)
+        # A unix socket has neither a client's address nor one of its own: its SERVER_NAME and SERVER_PORT say nothing.
+        is_here = environ["SERVER_PORT"] == self._port and self._host in {None, environ["SERVER_NAME"]}
+        return (self._metrics if is_here and environ["REMOTE_ADDR"] else self._app)(environ, start_response)
