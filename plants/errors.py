@@ -1,7 +1,6 @@
 """The one table of errors, and the only place that turns anything into an Error body."""
 
 import logging
-from collections.abc import Mapping
 from enum import IntEnum
 from http import HTTPStatus
 from typing import Any, NoReturn, Self
@@ -57,11 +56,9 @@ class ErrorCode(IntEnum):
 _MESSAGES = {int(code): code.message for code in ErrorCode}
 
 
-def http_error(
-    code: ErrorCode, message: str | None = None, headers: Mapping[str, str] | None = None
-) -> falcon.HTTPError:
+def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
     """Give an exception that is answered with this code, and with this message or the table's."""
-    return falcon.HTTPError(code // 100, description=message or code.message, headers=dict(headers or {}), code=code)
+    return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
 def error_body(code: int, message: str | None = None) -> bytes:
@@ -75,10 +72,7 @@ def error_body(code: int, message: str | None = None) -> bytes:
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     """Answer every exception with an Error body."""
     app.set_error_serializer(_serialize)
-    app.add_error_handler(Exception, _internal)
-    app.add_error_handler(ValidationError, _not_a_new_plant)
-    app.add_error_handler(PlantIdInUse, _id_in_use)
-    app.add_error_handler(StoreUnavailable, _unavailable)
+    app.add_error_handler(Exception, _raise_http_error)
 
 
 def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
@@ -86,24 +80,16 @@ def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
     resp.data = error_body(error.code or error.status_code * 100, error.description)
 
 
-def _internal(_req: falcon.Request, _resp: falcon.Response, error: Exception, _params: dict[str, Any]) -> NoReturn:
-    _log.error("a request failed", exc_info=error)
-    raise http_error(ErrorCode.INTERNAL)
-
-
-def _not_a_new_plant(
-    _req: falcon.Request, _resp: falcon.Response, error: ValidationError, _params: dict[str, Any]
-) -> NoReturn:
-    faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
-    raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
-
-
-def _id_in_use(_req: falcon.Request, _resp: falcon.Response, error: PlantIdInUse, _params: dict[str, Any]) -> NoReturn:
-    raise http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
-
-
-def _unavailable(
-    _req: falcon.Request, _resp: falcon.Response, _error: StoreUnavailable, _params: dict[str, Any]
-) -> NoReturn:
-    # Not logged here: the store itself logs the begin and the end of an outage, not each request.
-    raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+def _raise_http_error(_req: object, _resp: object, error: Exception, _params: object) -> NoReturn:
+    match error:
+        case ValidationError():
+            faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
+            raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
+        case PlantIdInUse():
+            raise http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
+        case StoreUnavailable():
+            # Not logged here: the store itself logs the begin and the end of an outage, not each request.
+            raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+        case _:
+            _log.error("a request failed", exc_info=error)
+            raise http_error(ErrorCode.INTERNAL)
