@@ -2,26 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
 from plants.errors import ErrorCode, http_error
 from plants.framework import json_app
 from plants.stores import PlantStore
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication
-
-
-class Liveness:
-    """``/livez``: the process answers. It never asks the store, so an outage of the store restarts no process."""
-
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer 200."""
-        resp.text = '{"status": "live"}'
-
-    on_head = on_get
 
 
 class Readiness:
@@ -40,16 +28,15 @@ class Readiness:
     on_head = on_get
 
 
-class File:
-    """A file of a package, with the header fields of its answer."""
+class Constant:
+    """An answer that is always the same."""
 
-    def __init__(self, package: str, name: str, **headers: str) -> None:
-        """Read the file; in the names of header fields, ``_`` stands for ``-``."""
-        self._content = files(package).joinpath(name).read_bytes()
-        self._headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    def __init__(self, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self._content = content
+        self._headers = headers or {}
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer with the file."""
+        """Answer 200."""
         resp.data = self._content
         resp.set_headers(self._headers)
 
@@ -58,20 +45,25 @@ class File:
 
 def probes(store: PlantStore) -> dict[str, object]:
     """Give the resources that every service has, by their paths."""
-    return {"/livez": Liveness(), "/readyz": Readiness(store), "/openapi.json": File("plants", "openapi.json")}
+    return {
+        # It never asks the store, so an outage of the store restarts no process.
+        "/livez": Constant(b'{"status": "live"}'),
+        "/readyz": Readiness(store),
+        "/openapi.json": Constant(files("plants").joinpath("openapi.json").read_bytes()),
+    }
 
 
 class WithoutToken:
     """A WSGI application that answers the paths of some resources, and passes all other requests to ``app``."""
 
-    def __init__(self, app: "WSGIApplication", resources: Mapping[str, object]) -> None:
+    def __init__(self, app: WSGIApplication, resources: Mapping[str, object]) -> None:
         self._app = app
         self._resources = json_app()
         for path, resource in resources.items():
             self._resources.add_route(path, resource)
         self._paths = frozenset(resources)
 
-    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
         app = self._resources if environ["PATH_INFO"] in self._paths else self._app
         return app(environ, start_response)
