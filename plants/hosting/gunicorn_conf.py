@@ -2,15 +2,11 @@
 
 import os
 
-from plants.hosting.startup import (
-    THREADS,
-    child_exit,
-    nworkers_changed,
-    on_reload,
-    on_starting,
-    pre_exec,
-    when_ready,
-)
+# First, because it stops the start with one line if a setting is not usable.
+from plants.hosting.startup import child_exit, nworkers_changed, on_reload, on_starting, pre_exec, when_ready
+
+# isort: split
+from plants.hosting.service import THREADS
 
 wsgi_app = "plants.wsgi:app"
 logger_class = "plants.hosting.logs.Logger"

@@ -6,24 +6,18 @@ import logging
 import os
 import signal
 import socket
-from typing import Any, Final
+from typing import Any
 
 from plants.hosting.cli import stop
 from plants.hosting.settings import SettingsError
 from plants.stores import StoreUnavailable
-from plants.stores.memory import MemoryStore
 
 # Report bad settings once, in one line, before any fork.
 try:
     from plants.hosting.metrics import forget_worker, listen
-    from plants.hosting.service import announce_new_token, settings, store
+    from plants.hosting.service import IS_IN_PROCESS, announce_new_token, settings, store
 except SettingsError as _error:
     stop(_error)
-
-_STORE_IS_IN_PROCESS = isinstance(store, MemoryStore)
-
-# A dictionary never waits. With SQLite, one thread answers while the other commits; PostgreSQL commits several batches.
-THREADS: Final = 1 if _STORE_IS_IN_PROCESS else 2 if settings.store.startswith("sqlite:") else 4
 
 
 def on_starting(server: Any) -> None:
@@ -84,7 +78,7 @@ def try_to_bind(host: str, port: int, setting: str = "", *, may_be_in_use: bool 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Keep the dictionary store to one worker process, however the number was set."""
-    if new_value > 1 and _STORE_IS_IN_PROCESS:
+    if new_value > 1 and IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"

@@ -15,12 +15,11 @@ from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, WithMetrics, listeners
 from plants.hosting.page import PAGE
-from plants.hosting.service import settings, store
+from plants.hosting.service import REQUESTS_A_BATCH, settings, store
 from plants.server.answer import Answer, make_answer
 from plants.server.connection import ANSWERING
 from plants.server.request import Environ, Refused, Request
 from plants.server.worker import Worker as ServerWorker
-from plants.stores.memory import MemoryStore
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -39,7 +38,7 @@ class Worker(ServerWorker):
     request_timeout: float = settings.request_timeout
     # Below the 5 s in which a request that has arrived whole is answered, whatever the store does.
     answer_timeout: float = 4.5
-    most_together: int = 1 if isinstance(store, MemoryStore) else 256
+    most_together: int = REQUESTS_A_BATCH
 
     # Gunicorn sets these, and has no types.
     sockets: list[Any]
