@@ -9,6 +9,8 @@ from threading import Thread
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
+from plants.hosting import LAST_PORT
+
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
        plants check [URL]                ask whether a service is ready, by default the one that serve would start
@@ -65,25 +67,29 @@ def _serve() -> None:
 
 def _check_numbers() -> None:
     # Gunicorn reads these two when it is imported. A bad value would end it with a traceback.
-    for name, lowest, highest in (("PORT", 0, 65535), ("WEB_CONCURRENCY", 1, 9999)):
+    for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
             stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
 
 
 def _own_url() -> str:
-    _check_numbers()
-    address = f"127.0.0.1:{os.environ.get('PORT', '8000')}"
+    address = f":{os.environ.get('PORT', '8000')}"
     if options := os.environ.get("GUNICORN_CMD_ARGS"):
         import shlex
-        from argparse import ArgumentParser
+        from argparse import ArgumentError, ArgumentParser
 
-        parser = ArgumentParser(add_help=False)
+        parser = ArgumentParser(add_help=False, exit_on_error=False)
         parser.add_argument("-b", "--bind", action="append", default=[])
-        address = [*parser.parse_known_args(shlex.split(options))[0].bind, address][0].removeprefix("tcp://")
+        try:
+            address = [*parser.parse_known_args(shlex.split(options))[0].bind, address][0].removeprefix("tcp://")
+        except (ArgumentError, ValueError) as error:
+            stop(f"GUNICORN_CMD_ARGS is not usable: {error}")
     if address.startswith(("unix:", "fd:")):
         stop(f"the service listens at {address}; plants check URL needs an http or https address")
-    return f"http://{address}"
+    if not re.search(r":[^]]*$", address):
+        address += ":8000"  # as Gunicorn does
+    return f"http://127.0.0.1{address}" if address.startswith(":") else f"http://{address}"
 
 
 def _check(url: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -11,7 +12,6 @@ from gunicorn.sock import ssl_context
 
 from plants.hosting.cli import stop
 
-_LAST_PORT = 65535
 _PACKAGED = "python:plants.hosting.gunicorn_conf"
 
 _log = logging.getLogger("gunicorn.error")
@@ -39,12 +39,9 @@ class Serve(WSGIApplication):
         """
         try:
             super().load_config()
-            addresses = self.cfg.address
+            self._addresses = self.cfg.address
         except Exception as error:  # whatever Gunicorn's settings and the user's file raise
             stop(error)
-        for host, port in _ports(addresses):
-            if not 0 <= port <= _LAST_PORT:
-                stop(f"cannot listen at {host}:{port}; a port is a number from 0 to {_LAST_PORT}")
 
     def reload(self) -> None:
         """Reload the configuration (``HUP``); if it is not usable, the old one stays."""
@@ -53,32 +50,32 @@ class Serve(WSGIApplication):
         try:
             with redirect_stderr(printed):
                 super().reload()
+            self._check({*self._addresses} - {*before["_addresses"]})
         except SystemExit as error:
             vars(self).update(before)
-            problem = printed.getvalue().strip() or error
+            problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
             _log.error("the new configuration cannot be used, the old one stays: %s", problem)
 
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
         if self.cfg.check_config:
-            self._check()
+            # Gunicorn's own check only loads the application. This checks what else could stop a start.
+            self._check(self._addresses)
         super().run()
 
-    def _check(self) -> None:
-        # Gunicorn's own check only loads the application. This checks what else could stop a start.
+    def _check(self, addresses: Iterable[object]) -> None:
+        # Not sooner: these read the environment.
+        from plants.hosting.service import settings
+        from plants.hosting.startup import try_to_bind
+
         try:
             Arbiter(self)
             if self.cfg.is_ssl:
                 ssl_context(self.cfg)
         except Exception as error:
             stop(error)
-        from plants.hosting.service import settings  # not sooner: these read the environment
-        from plants.hosting.startup import try_to_bind
-
-        for address in (*_ports(self.cfg.address), settings.metrics_bind):
-            if address:
-                try_to_bind(*address, may_be_in_use=True)  # by the service itself
-
-
-def _ports(addresses: list[Any]) -> list[tuple[str, int]]:
-    return [address for address in addresses if isinstance(address, tuple)]
+        # An address may be in use by the service itself.
+        for address in addresses:
+            try_to_bind(address, "--bind HOST:PORT", may_be_in_use=True)
+        if self.cfg.check_config:
+            try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND", may_be_in_use=True)

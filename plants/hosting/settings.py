@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from gunicorn.errors import AppImportError
 
+from plants.hosting import LAST_PORT
 from plants.stores import open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
@@ -21,7 +22,6 @@ NAMES = (
     "PLANTS_LOG_FORMAT",
     "PLANTS_METRICS_BIND",
 )
-_LAST_PORT = 65535
 
 
 class SettingsError(AppImportError):
@@ -107,7 +107,7 @@ def _metrics_bind(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
-    if not address or not 0 < int(address[3]) <= _LAST_PORT:
+    if not address or not 0 < int(address[3]) <= LAST_PORT:
         raise SettingsError("PLANTS_METRICS_BIND is not usable: set an address and a port, such as 127.0.0.1:9100")
     if not find_spec("prometheus_client"):
         raise SettingsError(

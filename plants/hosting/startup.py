@@ -24,8 +24,8 @@ def on_starting(server: Any) -> None:
     """Set up the log, the metrics and the store. Check the addresses now: Gunicorn retries a bad one for 5 seconds."""
     _log_where_gunicorn_does(server.log)
     takes_over = "GUNICORN_PID" in os.environ
-    if settings.metrics_bind and not takes_over:
-        try_to_bind(*settings.metrics_bind, "PLANTS_METRICS_BIND")
+    if not takes_over:
+        try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND")
     try:
         listen(server.cfg.uid, server.cfg.gid)
     except OSError as error:
@@ -33,9 +33,7 @@ def on_starting(server: Any) -> None:
     inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
     if not inherited and not server.cfg.reuse_port:
         for address in server.cfg.address:
-            if isinstance(address, tuple):
-                host, port = address
-                try_to_bind(host, port, "--bind HOST:PORT")
+            try_to_bind(address, "--bind HOST:PORT")
     announce_new_token()
     try:
         # After USR2 the store is already in use, and nothing is made.
@@ -63,8 +61,11 @@ def pre_exec(server: Any) -> None:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
 
-def try_to_bind(host: str, port: int, setting: str = "", *, may_be_in_use: bool = False) -> None:
-    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
+def try_to_bind(address: object, setting: str, *, may_be_in_use: bool = False) -> None:
+    """Stop with one line if nothing can listen at a host and port; the line names the setting that could change it."""
+    if not isinstance(address, tuple):  # There is none, or it is one of a unix socket.
+        return
+    host, port = address
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,8 +73,7 @@ def try_to_bind(host: str, port: int, setting: str = "", *, may_be_in_use: bool 
     except (OSError, OverflowError) as error:
         if not (may_be_in_use and getattr(error, "errno", None) == errno.EADDRINUSE):
             reason = getattr(error, "strerror", None) or error
-            advice = setting and f"; choose another address with {setting}"
-            stop(f"cannot listen at {host}:{port} ({reason}){advice}")
+            stop(f"cannot listen at {host}:{port} ({reason}); choose another address with {setting}")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:

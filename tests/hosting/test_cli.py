@@ -18,7 +18,7 @@ import pytest
 from plants.hosting import settings
 from plants.hosting.settings import Settings
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, environment, send_to, serving
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import children
 
 PLANTS = [sys.executable, "-m", "plants"]
@@ -192,15 +192,22 @@ def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() ->
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
         assert run("check", PORT=str(service.port)).stdout == ready
-        for options in (f"-w 1 --bind 127.0.0.1:{service.port} -b x", f"-btcp://127.0.0.1:{service.port}"):
+        bind = f"127.0.0.1:{service.port}"
+        for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
             assert run("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
         result = run("check", f"http://127.0.0.1:{service.port}/")
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
 def test_by_default_the_service_is_looked_for_where_gunicorn_listens_by_default() -> None:
-    result = run("check")
-    assert "http://127.0.0.1:8000/readyz: " in result.stdout + result.stderr
+    for options, host in [
+        ("", "127.0.0.1"),
+        ("-b localhost", "localhost"),
+        ("-b [::1]", "[::1]"),
+        ("-b=", "127.0.0.1"),
+    ]:
+        result = run("check", GUNICORN_CMD_ARGS=options)
+        assert f"http://{host}:8000/readyz: " in result.stdout + result.stderr
 
 
 def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
@@ -250,6 +257,15 @@ def test_plants_check_cannot_ask_what_is_no_port(address: str) -> None:
     assert line == f"the service listens at {address}; plants check URL needs an http or https address."
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [("-b '", "No closing quotation."), ("-b", "argument -b/--bind: expected one argument.")],
+    ids=["quotation", "value"],
+)
+def test_plants_check_says_that_gunicorns_options_are_malformed(options: str, problem: str) -> None:
+    assert the_line(run("check", GUNICORN_CMD_ARGS=options)) == f"GUNICORN_CMD_ARGS is not usable: {problem}"
+
+
 def test_plants_check_imports_no_framework() -> None:
     code = (
         "import sys, json, plants.hosting.cli as cli; sys.argv = ['plants', 'check', 'ftp:']\n"
@@ -270,9 +286,8 @@ def test_plants_check_imports_no_framework() -> None:
         ("", {"PORT": ""}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
         ("", {"WEB_CONCURRENCY": "two"}, "WEB_CONCURRENCY is not usable: set a number from 1 to 9999, or unset it."),
         ("", {"WEB_CONCURRENCY": "0"}, "WEB_CONCURRENCY is not usable: set a number from 1 to 9999, or unset it."),
-        ("-b 127.0.0.1:99999", {}, "cannot listen at 127.0.0.1:99999; a port is a number from 0 to 65535."),
         ("-b 127.0.0.1:http", {}, "'http' is not a valid port number."),
-        ("", {"GUNICORN_CMD_ARGS": "-b a:-1"}, "cannot listen at a:-1; a port is a number from 0 to 65535."),
+        ("", {"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
     ],
     ids=lambda value: str(value)[:30],
@@ -287,7 +302,8 @@ def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
         (["-w", "2"], {}, "cannot be shared by 2 worker processes"),
         ([], {"WEB_CONCURRENCY": "2"}, "cannot be shared by 2 worker processes"),
         ([], {"PLANTS_STORE": "x:"}, "PLANTS_STORE is not usable"),
-        (["-b", "192.0.2.1:80"], {}, "cannot listen at 192.0.2.1:80 (Cannot assign requested address)."),
+        (["-b", "192.0.2.1:80"], {}, "cannot listen at 192.0.2.1:80 (Cannot assign requested address); "),
+        (["-b", "127.0.0.1:99999"], {}, "cannot listen at 127.0.0.1:99999 (bind(): port must be 0-65535.); "),
         (["-b", "nonexistent.invalid:80"], {}, "cannot listen at nonexistent.invalid:80 ("),
         (["--certfile", "/nonexistent"], {}, "No such file or directory"),
         (["-k", "nonexistent"], {}, "nonexistent"),
@@ -375,6 +391,28 @@ def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that
             service.wait_for(rf"the new configuration cannot be used, the old one stays: {problem}", after=before)
             service.wait_for("worker two is here", after=before)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        assert service.stop() == 0
+
+
+def test_hup_keeps_the_configuration_if_the_new_one_could_not_serve(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    good = "bind = '127.0.0.1:0'\n"
+    file.write_text(good)
+    with Service([*SERVE, "-c", str(file)], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
+        service.wait_until_it_serves()
+        for content, problem in [
+            ("bind = '192.0.2.1:80'\n", "cannot listen at 192.0.2.1:80"),
+            ("bind = '127.0.0.1:99999'\n", "cannot listen at 127.0.0.1:99999 "),
+            (good + "worker_class = 'nonexistent'\n", ".*nonexistent"),
+            (good + "certfile = '/nonexistent'\n", ".*No such file or directory"),
+            (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
+        ]:
+            file.write_text(content)
+            before = len(service.lines)
+            service.process.send_signal(signal.SIGHUP)
+            service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
+            service.wait_for("Worker exiting", after=before)
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.stop() == 0
 
 

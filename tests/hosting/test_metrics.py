@@ -274,8 +274,8 @@ def test_a_configuration_is_checked_beside_the_service_that_it_is_for(port: int)
     command = [*SERVE, "--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
         assert run(command, f"127.0.0.1:{port}").stderr == ""
-    line = "plants: cannot listen at 192.0.2.1:9100 (Cannot assign requested address).\n"
-    assert run(command, "192.0.2.1:9100").stderr == line
+    line = "plants: cannot listen at 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
+    assert run(command, "192.0.2.1:9100").stderr == f"{line}PLANTS_METRICS_BIND.\n"
 
 
 def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:
