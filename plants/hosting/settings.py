@@ -4,6 +4,7 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple, Self
 
@@ -22,6 +23,7 @@ NAMES = (
     "PLANTS_LOG_FORMAT",
     "PLANTS_METRICS_BIND",
 )
+_SECONDS = r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?"
 
 
 class SettingsError(AppImportError):
@@ -63,15 +65,28 @@ class Settings(NamedTuple):
         if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
             new_token = secrets.token_urlsafe(32)
             environ = {**environ, "PLANTS_TOKENS": new_token}
+        is_terminal = sys.stderr and sys.stderr.isatty()  # It is None where standard error was closed at the start.
+        text = partial(_text, environ)
         return cls(
             store=_store(environ.get("PLANTS_STORE", "memory:")),
             tokens=_tokens(environ),
-            max_body_bytes=_max_body_bytes(environ.get("PLANTS_MAX_BODY_BYTES", "1048576")),
-            request_timeout=_request_timeout(environ.get("PLANTS_REQUEST_TIMEOUT", "10")),
-            log_format=_log_format(environ.get("PLANTS_LOG_FORMAT")),
+            max_body_bytes=int(
+                text("PLANTS_MAX_BODY_BYTES", "1048576", "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
+            ),
+            request_timeout=float(
+                text("PLANTS_REQUEST_TIMEOUT", "10", _SECONDS, "a number of seconds above 0, such as 10")
+            ),
+            log_format=text("PLANTS_LOG_FORMAT", "text" if is_terminal else "json", "json|text", "json or text"),
             metrics_bind=_metrics_bind(environ.get("PLANTS_METRICS_BIND")),
             new_token=new_token,
         )
+
+
+def _text(environ: Mapping[str, str], name: str, default: str, pattern: str, advice: str) -> str:
+    text = environ.get(name, default)
+    if not re.fullmatch(pattern, text):
+        raise SettingsError(f"{name} is not usable: set {advice}")
+    return text
 
 
 def _store(url: str) -> str:
@@ -80,27 +95,6 @@ def _store(url: str) -> str:
     except ValueError as error:
         raise SettingsError(f"PLANTS_STORE is not usable: {error}") from None
     return url
-
-
-def _max_body_bytes(text: str) -> int:
-    if not re.fullmatch("[1-9][0-9]{0,17}", text):
-        raise SettingsError("PLANTS_MAX_BODY_BYTES is not usable: set a number of bytes, such as 1048576")
-    return int(text)
-
-
-def _request_timeout(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) or not float(text):
-        raise SettingsError("PLANTS_REQUEST_TIMEOUT is not usable: set a number of seconds above 0, such as 10")
-    return float(text)
-
-
-def _log_format(text: str | None) -> str:
-    if text is None:
-        # It is None where the process was started with a standard error that is closed.
-        return "text" if sys.stderr and sys.stderr.isatty() else "json"
-    if text not in {"json", "text"}:
-        raise SettingsError("PLANTS_LOG_FORMAT is not usable: set json or text")
-    return text
 
 
 def _metrics_bind(text: str | None) -> tuple[str, int] | None:

@@ -74,6 +74,7 @@ BAD_SETTINGS = [
     ("PLANTS_REQUEST_TIMEOUT", "", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "0", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),
+    ("PLANTS_REQUEST_TIMEOUT", f"0.{'0' * 400}1", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "-1", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "10s", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "inf", "set a number of seconds"),
