@@ -4,15 +4,11 @@ from typing import Any
 
 from webtest import TestApp
 
-from plants.testing import Deployment, FaultyStore
+from plants.testing import Deployment
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
     """A WebTest client of a new deployment, in the process; it sends ``token``, which was valid at first."""
-
-    deployment: Deployment
-    store: FaultyStore
-    token: str
 
     def __init__(self) -> None:
         self.deployment = Deployment()

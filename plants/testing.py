@@ -1,12 +1,6 @@
 """The service in the tests of those who call it or embed it: in the process, or on a real port.
 
-Needs the extra ``testing``. Use it in tests only. For tests in other languages:
-
-    python -m plants.testing [--port N] [--token T]
-
-prints ``{"url": ..., "token": ...}`` and serves until its standard input ends, or it is told to stop. Each line of its
-input is a command, and each answer one line of JSON: ``fail 503``, ``fail 500``, ``fail 503 TIMES``, ``delay SECONDS``,
-``rotate``, ``reset`` (the answer is the first line again, with the token that is valid now) and ``requests`` (a list).
+Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` serves tests in other languages.
 """
 
 import argparse
@@ -20,7 +14,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+from wsgiref.types import StartResponse
 
 from waitress import create_server, wasyncore
 
@@ -29,9 +24,6 @@ from plants.probes import WithoutToken, probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import Tokens
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse
 
 # How many requests can be delayed at the same time.
 _THREADS = 16
@@ -48,11 +40,9 @@ class FaultyStore(PlantStore):
 
     def __init__(self, store: PlantStore | None = None) -> None:
         self._given = store
-        self._store = store or MemoryStore()
-        self._fault: Exception | None = None
-        self._times = math.inf
         self._ends_of_delays = 0
         self._changed = threading.Condition()
+        self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute that exists; any other would do nothing, silently."""
@@ -78,7 +68,7 @@ class FaultyStore(PlantStore):
         with self._changed:
             self.fault = None
             self.delay = 0.0
-            self._store = self._given or MemoryStore()
+            self._store: PlantStore = self._given or MemoryStore()
         self.end_delays()
 
     def end_delays(self) -> None:
@@ -145,7 +135,7 @@ class Deployment:
     ``store`` is a ``FaultyStore``, ``token`` the one token that is valid, and ``requests`` are those that it got.
     """
 
-    __slots__ = ("_app", "_token", "_tokens", "requests", "store", "token")
+    __slots__ = ("_app", "_first_token", "_tokens", "requests", "store", "token")
 
     store: FaultyStore
     requests: list[Received]
@@ -153,9 +143,8 @@ class Deployment:
 
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self.store = FaultyStore(store)
-        self.requests = []
-        self._token = token or secrets.token_urlsafe()
-        self._take(self._token)
+        self._first_token = token or secrets.token_urlsafe()
+        self.reset()
         self._app = WithoutToken(create_app(self.store, tokens=self), probes(self.store))
 
     def rotate_token(self) -> str:
@@ -164,7 +153,7 @@ class Deployment:
 
     def reset(self) -> None:
         """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
-        self._take(self._token)
+        self._take(self._first_token)
         self.store.reset()
         self.requests = []
 
@@ -172,9 +161,9 @@ class Deployment:
         """Tell whether this is the valid token."""
         return self._tokens.accepts(token)
 
-    def __call__(self, environ: dict[str, Any], start_response: "StartResponse") -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
-        requests = self.requests
+        requests = self.requests  # A reset makes a new list.
         body = environ["wsgi.input"].read()
         environ["wsgi.input"] = io.BytesIO(body)
         statuses = []
@@ -184,9 +173,10 @@ class Deployment:
             return start_response(status, headers, *exc_info)
 
         answer = self._app(environ, start)
-        names = {key: key.removeprefix("HTTP_").replace("_", "-").lower() for key in environ}
         headers = {
-            names[key]: value for key, value in environ.items() if key.startswith(("HTTP_", "CONTENT_")) and value
+            key.removeprefix("HTTP_").replace("_", "-").lower(): value
+            for key, value in environ.items()
+            if key.startswith(("HTTP_", "CONTENT_")) and value
         }
         method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
         requests.append(Received(method, path, query, headers, body, statuses[-1]))
@@ -221,24 +211,16 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            wasyncore.loop(use_poll=True, map=sockets, count=1)
-
-    thread = threading.Thread(target=run, name="plants.testing")
+    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, asyncore_use_poll=True)
+    thread = threading.Thread(target=http.run, name="plants.testing")
     thread.start()
     try:
         yield server
     finally:
         server.store.end_delays()
-        ended.set()
-        http.trigger.pull_trigger()
-        thread.join()
         http.task_dispatcher.shutdown()
-        wasyncore.close_all(sockets)
+        http.trigger.pull_trigger(lambda: wasyncore.close_all(sockets))  # Without sockets the loop ends.
+        thread.join()
 
 
 def _obey(server: Server, command: str) -> object:
