@@ -106,8 +106,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
         "--log-config-json", str(tmp_path / "logging.json"), PLANTS_TOKENS_FILE=str(tmp_path / "tokens")
     ) as service:
         (tmp_path / "tokens").unlink()
-        while not (tmp_path / "log").read_text():
-            service.send(headers=[AUTH])
+        eventually(lambda: service.send(headers=[AUTH]) and (tmp_path / "log").read_text())
     assert "the token file cannot be used" in (tmp_path / "log").read_text()
     assert not any("the token file" in line for line in service.lines)
 

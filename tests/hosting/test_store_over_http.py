@@ -89,20 +89,21 @@ def test_while_the_disk_is_full_creates_are_refused_in_time_and_kept_again_once_
 
 
 def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Path) -> None:
+    def lines_of_the_store() -> list[str]:
+        return [line for line in service.lines if "plants.stores" in line]
+
     file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert create(service, 0).status == 200
         file.rename(elsewhere)
-        refused = 0
-        while refused < 100 or not any("plants.stores" in line for line in service.lines):
-            refused += create(service, 1).status == 503
+        eventually(lambda: create(service, 1).status == 503)
+        assert {create(service, 1).status for _ in range(100)} == {503}
+        service.wait_for("plants.stores")
         elsewhere.rename(file)
-        eventually(lambda: create(service, 2).status == 200)
-        number = 3
-        while sum("plants.stores" in line for line in service.lines) < 2:
-            assert create(service, number).status == 200
-            number += 1
-    lines = [line for line in service.lines if "plants.stores" in line]
+        ids = count(2)
+        eventually(lambda: create(service, next(ids)).status == 200)
+        eventually(lambda: create(service, next(ids)).status == 200 and len(lines_of_the_store()) > 1)
+    lines = lines_of_the_store()
     assert len(lines) == 2
     assert str(file) in lines[0]
 

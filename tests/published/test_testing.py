@@ -323,6 +323,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         assert told(process, "delay 0.001") == first
         assert post(server).status == 200
         assert "error" in told(process, "fail 404")
+        assert "error" in told(process, "fail 503 1 2")
         assert "error" in told(process, "delay long")
         process.stdin.close() if process.stdin else None
         assert process.wait(10) == 0
