@@ -225,7 +225,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
 
 def _obey(server: Server, command: str) -> object:
     match command.split():
-        case ["fail", "503" | "500" as status, *times] if len(times) < 2:
+        case ["fail", "503" | "500" as status, *times] if not times[1:]:
             fault = StoreUnavailable("on demand") if status == "503" else RuntimeError("on demand")
             server.store.fail(fault, times=int(*times) if times else math.inf)
         case ["delay", seconds]:

@@ -22,7 +22,7 @@ except SettingsError as _error:
 
 def on_starting(server: Any) -> None:
     """Set up the log, the metrics and the store. Check the addresses now: Gunicorn retries a bad one for 5 seconds."""
-    _log_where_gunicorn_does(server.log)
+    on_reload(server)
     takes_over = "GUNICORN_PID" in os.environ
     if not takes_over:
         try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND")
@@ -90,18 +90,14 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def on_reload(server: Any) -> None:
-    """Let the service log where, and from which level on, Gunicorn does now (``HUP``)."""
-    _log_where_gunicorn_does(server.log)
+    """Let the service log where, and from which level on, Gunicorn does now: at the start, and after ``HUP``."""
+    handlers = server.log.error_log.handlers
+    log = logging.getLogger("plants")
+    if log.handlers is handlers or not log.hasHandlers():  # A logging configuration that names it is left alone.
+        log.handlers = handlers
+        log.setLevel(server.log.loglevel)
 
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Remove the gauges of a worker that has ended."""
     forget_worker(worker.pid)
-
-
-def _log_where_gunicorn_does(gunicorn_log: Any) -> None:
-    handlers = gunicorn_log.error_log.handlers
-    log = logging.getLogger("plants")
-    if log.handlers is handlers or not log.hasHandlers():  # A logging configuration that names it is left alone.
-        log.handlers = handlers
-        log.setLevel(gunicorn_log.loglevel)

@@ -95,6 +95,7 @@ def create(service: Service, first: int, count: int) -> None:
 
 def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_ended(port: int, store: str) -> None:
     with serving("--workers=2", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        eventually(lambda: len(children(service.process.pid)) == 2)
         before = counted(port)
         create(service, 0, 20)
         for _ in range(3):
