@@ -27,7 +27,7 @@ class TokenCheck(Protocol):
 
 
 class Tokens:
-    """A fixed set of valid tokens. Only their SHA-256 digests are kept."""
+    """Valid tokens, of which only the SHA-256 digests are kept."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         """Take the valid tokens.
@@ -43,10 +43,14 @@ class Tokens:
 
     def accepts(self, token: str) -> bool:
         """Say whether the token is one of these."""
-        return _is_among(token, self._digests)
+        presented = hashlib.sha256(token.encode()).digest()
+        found = False
+        for digest in self._digests:  # All are compared, so the time does not show which one it was.
+            found |= hmac.compare_digest(presented, digest)
+        return found
 
 
-class TokenFile:
+class TokenFile(Tokens):
     """The valid tokens in a file, which is read again when it has changed.
 
     One token a line, or ``sha256:`` and the hexadecimal SHA-256 digest of one; an empty line, or one that starts with
@@ -76,7 +80,7 @@ class TokenFile:
                 self._read_again()
             finally:
                 self._lock.release()
-        return _is_among(token, self._digests)
+        return super().accepts(token)
 
     def _read_again(self) -> None:
         self._read_at = time.monotonic()
@@ -118,11 +122,3 @@ def _digests_in(content: bytes) -> list[bytes]:
     if not digests:
         raise ValueError("the file has no token")
     return digests
-
-
-def _is_among(token: str, digests: Iterable[bytes]) -> bool:
-    presented = hashlib.sha256(token.encode()).digest()
-    found = False
-    for digest in digests:  # All are compared, so the time does not show which one it was.
-        found |= hmac.compare_digest(presented, digest)
-    return found
