@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.process import Process
 from tests.support.worker_server import eventually
 
 
@@ -109,6 +111,19 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
         eventually(lambda: service.send(headers=[AUTH]) and (tmp_path / "log").read_text())
     assert "the token file cannot be used" in (tmp_path / "log").read_text()
     assert not any("the token file" in line for line in service.lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
+    user = 12345
+    with tempfile.TemporaryDirectory() as folder:  # Not pytest's: that one is root's alone.
+        os.chown(folder, user, user)
+        file = Path(folder, "plants.db")
+        command = [*SERVE, "--bind=127.0.0.1:0", f"--user={user}", f"--group={user}"]
+        env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{file}")
+        with Process(command, cwd=CHECKOUT, env=env) as service:
+            service.wait_for("Booting worker")
+            assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
 
 
 def test_a_listening_socket_may_be_inherited() -> None:
