@@ -68,19 +68,26 @@ def pre_exec(server: Any) -> None:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 
 
-def try_to_bind(address: object, setting: str, *, may_be_in_use: bool = False) -> None:
-    """Stop with one line if nothing can listen at a host and port; the line names the setting that could change it."""
-    if not isinstance(address, tuple):  # There is none, or it is one of a unix socket.
-        return
-    host, port = address
+def try_to_bind(address: Any, setting: str, *, may_be_in_use: bool = False) -> None:
+    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        match address:
+            case host, port:
+                name = f"{host}:{port}"
+                with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((host, port))
+            case str(path):
+                name = f"unix:{path}"
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.setblocking(False)
+                    # Gunicorn would put a new socket in the place of another service's, which removes it at its end.
+                    if client.connect_ex(path) in {0, errno.EAGAIN}:
+                        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     except (OSError, OverflowError) as error:
         if not (may_be_in_use and getattr(error, "errno", None) == errno.EADDRINUSE):
             reason = getattr(error, "strerror", None) or error
-            stop(f"cannot listen at {host}:{port} ({reason}); choose another address with {setting}")
+            stop(f"cannot listen at {name} ({reason}); choose another address with {setting}")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:

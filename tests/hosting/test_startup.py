@@ -232,6 +232,21 @@ def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> No
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_unix_socket_in_use_stops_the_start_with_one_line_and_one_that_was_left_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        result = run(*SERVE, "--log-level=error", "--bind", f"unix:{path}", PLANTS_TOKENS="a")
+        assert result.returncode == 1
+        assert result.stderr == (
+            f"plants: cannot listen at unix:{path} (Address already in use); choose another address with "
+            "--bind HOST:PORT.\n"
+        )
+    with serving("--bind", f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
 def test_no_forwarded_header_is_trusted() -> None:
     with serving() as service:
         headers = [AUTH, JSON_TYPE, ("SCRIPT_NAME", "/plants"), ("PATH_INFO", "/livez"), ("X-Forwarded-Proto", "https")]
