@@ -211,16 +211,24 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, asyncore_use_poll=True)
-    thread = threading.Thread(target=http.run, name="plants.testing")
+    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS)
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            wasyncore.loop(use_poll=True, map=sockets, count=1)
+
+    thread = threading.Thread(target=run, name="plants.testing")
     thread.start()
     try:
         yield server
     finally:
         server.store.end_delays()
-        http.task_dispatcher.shutdown()
-        http.trigger.pull_trigger(lambda: wasyncore.close_all(sockets))  # Without sockets the loop ends.
+        ended.set()
+        http.trigger.pull_trigger()
         thread.join()
+        http.task_dispatcher.shutdown()
+        wasyncore.close_all(sockets)
 
 
 def _obey(server: Server, command: str) -> object:

@@ -149,15 +149,11 @@ def _config() -> None:
         if value is None:
             value = "" if default is None else str(default).removesuffix(".0")
         if name == "PLANTS_TOKENS":
-            value = _count_of_tokens(os.environ.get(name, ""), is_new=bool(settings.new_token))
+            count = len(re.findall(r"[^,\s]+", os.environ.get(name, "")))
+            value = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
         elif name == "PLANTS_STORE":
             value = _without_passwords(value)
         print(f"{name}={value}  # {origin}")
-
-
-def _count_of_tokens(text: str, *, is_new: bool) -> str:
-    count = len(re.findall(r"[^,\s]+", text))
-    return "1 token, a new one at each start" if is_new else f"{count} token{'s' * (count != 1)}"
 
 
 def _without_passwords(url: str) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
@@ -17,9 +17,6 @@ from plants.framework import json_app
 from plants.hosting.service import settings
 from plants.server.answer import Answer
 from plants.server.request import Environ
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 # Where the metrics are served: one socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has made it.
 listeners: Final[list[socket.socket]] = []
@@ -31,10 +28,8 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104  # They are compared, not listened at.
 
 
-def listen(uid: int, gid: int) -> None:
-    """Listen at the address of the metrics, if it is set; workers run as this user and group.
-
-    Gunicorn's master calls this once, before it starts workers.
+def listen(cfg: Any) -> None:
+    """Listen at the address of the metrics, if it is set; Gunicorn's master calls this once, before it starts workers.
 
     :raises OSError: it cannot listen at this address, or it cannot make a folder for the files.
     """
@@ -46,9 +41,8 @@ def listen(uid: int, gid: int) -> None:
     listeners.append(socket.create_server(settings.metrics_bind, family=family, reuse_port=True))
     # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
     # imports it earlier. A master that takes over makes a new folder.
-    shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # a new, private folder
-    folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=shared_memory)
-    os.chown(folder, uid, gid)
+    folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
+    os.chown(folder, cfg.uid, cfg.gid)
     atexit.register(remove_folder, folder, os.getpid())
 
 
@@ -117,7 +111,7 @@ class Exposition:
 
     on_head = on_get
 
-    def collect(self) -> "Iterator[Metric]":
+    def collect(self) -> Iterator[Any]:
         """Give each metric."""
         from prometheus_client.core import CounterMetricFamily
         from prometheus_client.multiprocess import MultiProcessCollector

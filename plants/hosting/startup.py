@@ -27,7 +27,7 @@ def on_starting(server: Any) -> None:
     if not takes_over:
         try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND")
     try:
-        listen(server.cfg.uid, server.cfg.gid)
+        listen(server.cfg)
     except OSError as error:
         stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
