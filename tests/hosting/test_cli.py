@@ -352,9 +352,10 @@ def test_another_application_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [SERVE, [*SCRIPT, "serve"]], ids=["python -m plants", "plants"])
-def test_usr2_starts_the_same_command_again(command: list[str], tmp_path: Path) -> None:
+def test_usr2_starts_the_same_command_again_with_the_token_that_was_made(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nworkers = 1\n")
-    with serving("--config", "mine.py", command=command, cwd=tmp_path) as service:
+    with serving("--config", "mine.py", command=["env", "-u", "PLANTS_TOKENS", *command], cwd=tmp_path) as service:
+        token = service.wait_for(r"no token is set; .*: ([\w-]+)")[1]
         service.wait_for("Booting worker")
         old = children(service.process.pid)
         before = len(service.lines)
@@ -368,7 +369,7 @@ def test_usr2_starts_the_same_command_again(command: list[str], tmp_path: Path) 
         service.process.wait(20)
         try:
             # Only the new one is left.
-            answer = send_to(service.port, new_plant(), headers=[AUTH, JSON_TYPE])
+            answer = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])
             assert answer.plant == {"name": "Fern"}
         finally:
             os.kill(new, signal.SIGTERM)
