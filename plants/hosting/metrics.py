@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -42,7 +43,8 @@ def listen(cfg: Any) -> None:
     # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
     # imports it earlier. A master that takes over makes a new folder.
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
-    os.chown(folder, cfg.uid, cfg.gid)
+    with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
+        os.chown(folder, cfg.uid, cfg.gid)
     atexit.register(remove_folder, folder, os.getpid())
 
 

@@ -25,17 +25,12 @@ from plants.hosting.metrics import remove_folder
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.postgres_server import free_port
 from tests.support.process import children
 from tests.support.worker_server import Client, eventually
 
 COUNT = "http_server_request_duration_seconds_count"
 KNOWN_METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "other"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 @pytest.fixture

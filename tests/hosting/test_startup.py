@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.postgres_server import free_port
 from tests.support.process import Process
 from tests.support.worker_server import eventually
 
@@ -124,6 +125,21 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
         with Process(command, cwd=CHECKOUT, env=env) as service:
             service.wait_for("Booting worker")
             assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
+
+
+def test_a_sandbox_may_forbid_to_change_users_and_owners(tmp_path: Path) -> None:
+    # As SystemCallFilter=~@privileged does, in deploy/plants.service.
+    code = """
+import os
+def forbidden(*_): raise PermissionError(1, "Operation not permitted")
+os.chown = os.setegid = os.seteuid = forbidden
+from plants.hosting.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, "serve"]
+    store, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
+    with serving(command=command, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
 def test_a_listening_socket_may_be_inherited() -> None:
