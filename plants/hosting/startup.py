@@ -38,18 +38,20 @@ def on_starting(server: Any) -> None:
     user, group = os.geteuid(), os.getegid()
     # Workers that run as another user could not write into a file of this one. A sandbox may forbid these calls.
     changes_user = (server.cfg.uid, server.cfg.gid) != (user, group)
-    try:
-        if changes_user:
+    if changes_user:
+        try:
             os.setegid(server.cfg.gid)
             os.seteuid(server.cfg.uid)
+        except PermissionError:
+            stop("only root can start workers as another user or group (--user, --group)")
+    try:
         # After USR2 the store is already in use, and nothing is made.
         store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
-    finally:
-        if changes_user:
-            os.seteuid(user)
-            os.setegid(group)
+    if changes_user:
+        os.seteuid(user)
+        os.setegid(group)
 
 
 def when_ready(_server: Any) -> None:

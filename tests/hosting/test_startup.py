@@ -127,16 +127,27 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
             assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
 
 
-def test_a_sandbox_may_forbid_to_change_users_and_owners(tmp_path: Path) -> None:
-    # As SystemCallFilter=~@privileged does, in deploy/plants.service.
-    code = """
+# As SystemCallFilter=~@privileged does, in deploy/plants.service.
+SANDBOX = """
 import os
 def forbidden(*_): raise PermissionError(1, "Operation not permitted")
 os.chown = os.setegid = os.seteuid = forbidden
 from plants.hosting.cli import main
 main()
 """
-    command = [sys.executable, "-c", code, "serve"]
+
+
+def test_a_start_that_may_not_change_its_user_ends_with_one_line() -> None:
+    result = run(sys.executable, "-c", SANDBOX, "serve", "--bind=127.0.0.1:0", f"--user={os.geteuid() + 1}")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "plants: only root can start workers as another user or group (--user, --group)."
+    )
+    assert "Traceback" not in result.stderr
+
+
+def test_a_sandbox_may_forbid_to_change_users_and_owners(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SANDBOX, "serve"]
     store, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
     with serving(command=command, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
