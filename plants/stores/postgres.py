@@ -92,6 +92,7 @@ class _Pool(Engine):
         self._patience = patience
         self._was_made = was_made
         self._closed = False
+        self._turn = threading.Lock()
         # The connections that nobody uses, and None for each that may still be made.
         self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
         for _ in range(max_connections):
@@ -144,10 +145,15 @@ class _Pool(Engine):
 
     def _take(self, deadline: float) -> "_Connection":
         while not self._closed:
+            # In turn: from the queue alone, a thread that has just given a connection back would get it again.
+            if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
+                raise StoreUnavailable("all connections are busy")
             try:
                 connection = self._idle.get(timeout=max(0, deadline - time.monotonic()))
             except queue.Empty:
                 raise StoreUnavailable("all connections are busy") from None
+            finally:
+                self._turn.release()
             if not connection:
                 self._connect_within(deadline)
             elif connection.has_news():

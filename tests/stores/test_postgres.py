@@ -427,9 +427,13 @@ def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
         assert hasty.together([too_large(hasty), adding(hasty, Plant(2, "fern"))]) == ["too large", "unavailable"]
 
 
-def test_who_gets_no_connection_in_time_is_told(server: PostgresServer) -> None:
+@pytest.mark.parametrize("is_first", [True, False], ids=["the first who waits", "the next"])
+def test_who_gets_no_connection_in_time_is_told(server: PostgresServer, *, is_first: bool) -> None:
     with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
-        assert pool_of(store)._idle.get() is None
+        if is_first:
+            assert pool_of(store)._idle.get() is None
+        else:
+            pool_of(store)._turn.acquire()
         with pytest.raises(StoreUnavailable, match="busy"):
             store.add(Plant(1, "oak"))
 
@@ -455,6 +459,26 @@ def test_batches_of_the_same_ids_never_wait_in_a_circle(store: PostgresStore) ->
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(add_all, range(4)))
     assert sorted(answer for answers in told for answer in answers) == ["in use"] * 600 + ["oak"] * 200
+
+
+def test_threads_that_add_all_the_time_let_others_have_their_turn(server: PostgresServer) -> None:
+    def keep_busy() -> None:
+        while not enough.is_set():
+            store.add(Plant(next(ids), "fern"))
+
+    ids = count(1000)
+    enough = threading.Event()
+    with (
+        closing(PostgresStore(server.url, patience=2, max_connections=1)) as store,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        busy = [threads.submit(keep_busy) for _ in range(4)]
+        try:
+            for plant_id in range(50):
+                store.add(Plant(plant_id, "oak"))
+        finally:
+            enough.set()
+        assert [thread.result() for thread in busy] == [None] * 4
 
 
 def test_what_the_server_says_of_a_statement_is_not_in_the_log(

@@ -288,6 +288,34 @@ def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path
     assert engine_of(store).outage.refuses()
 
 
+def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore, path: Path) -> None:
+    store.check()
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        engine_of(store)._run(lambda _connection: path.unlink(), time.monotonic() + 5)
+
+
+def test_nothing_is_written_without_the_lock_file_that_the_others_have(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    log = path.with_name("plants.db-wal")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("SELECT count(*) FROM plants").fetchall()
+        before = log.read_bytes()
+        path.with_name("plants.db-shm").unlink()
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            store.add(Plant(2, "oak"))
+        assert log.read_bytes() == before
+
+
+def test_a_store_that_is_closed_leaves_a_log_alone_whose_lock_file_is_gone(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("SELECT count(*) FROM plants").fetchall()
+        before = path.read_bytes()
+        path.with_name("plants.db-shm").unlink()
+        store.close()
+        assert path.read_bytes() == before
+
+
 def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(SQLiteStore(f"{path}{'x' * 1000}")) as store, pytest.raises(StoreUnavailable):
         store.check()
