@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from tests.contract import TOKEN
 from tests.support import hosted
-from tests.support.process import PATIENCE_SECONDS, children, comes_true, resident_bytes
+from tests.support.process import PATIENCE_SECONDS, UNMEASURED, children, comes_true, resident_bytes, wait_for_workers
 
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -229,7 +229,9 @@ class Bystander:
     def __init__(self, service: Service, *, pause: float = 0.002, mixed: bool = False, again: bool = False) -> None:
         options = [f"--pause={pause}", *["--mixed"] * mixed, *["--again"] * again]
         command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT)
+        self._process = subprocess.Popen(
+            [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
+        )
 
     def __enter__(self) -> Self:
         assert self._process.stdout
@@ -290,7 +292,8 @@ def serving(
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
     """Run ``plants serve`` on a free port with the largest body that is the default; an empty token is made by it."""
-    command = ["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors) + hosted.SERVE
+    command = ["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors)
+    command += [*UNMEASURED, *hosted.SERVE]
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/plants.db" if store == "sqlite" else f"{store}:"
         tokens = {"PLANTS_TOKENS": token} if token and "PLANTS_TOKENS_FILE" not in environ else {}
@@ -299,8 +302,7 @@ def serving(
             port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
             token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
             service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
-            assert comes_true(lambda: len(service.workers()) == workers)
-            # A worker that is told to stop before it has set up its signals is killed only after a long time.
+            wait_for_workers(process.process.pid, workers)
             assert comes_true(lambda: service.create(new_id()).status == 200)
             assert comes_true(lambda: not service.connections())
             process.wait_for("Booting worker")

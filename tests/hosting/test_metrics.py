@@ -89,8 +89,7 @@ def create(service: Service, first: int, count: int) -> None:
 
 
 def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_ended(port: int, store: str) -> None:
-    with serving("--workers=2", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        eventually(lambda: len(children(service.process.pid)) == 2)
+    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = counted(port)
         create(service, 0, 20)
         for _ in range(3):
@@ -155,7 +154,7 @@ def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path
 
 
 def test_the_connections_of_a_worker_that_was_killed_are_forgotten(port: int, store: str) -> None:
-    with serving("--workers=2", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
         eventually(lambda: value(port, "plants_connections") >= 8)
         for worker in children(service.process.pid):

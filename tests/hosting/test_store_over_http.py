@@ -110,7 +110,7 @@ def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Pa
 
 def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
-    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{file}") as service:
+    with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         with ThreadPoolExecutor(8) as pool:
             assert {answer.status for answer in pool.map(lambda number: create(service, number), range(200))} == {200}
         assert service.stop() == 0
@@ -120,7 +120,7 @@ def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
 
 def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_anew(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
-    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{file}") as service:
+    with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         assert create(service, 1).status == 200
         for path in tmp_path.glob("plants.db*"):
             path.unlink()
@@ -174,7 +174,7 @@ def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
 @contextmanager
 def two_workers(file: Path) -> Iterator[list[http.client.HTTPConnection]]:
     """Serve with two workers, each of which has the file open; give a connection to each."""
-    with serving("--workers=2", "--keep-alive=60", PLANTS_STORE=f"sqlite:///{file}") as service, ExitStack() as stack:
+    with serving("--keep-alive=60", workers=2, PLANTS_STORE=f"sqlite:///{file}") as service, ExitStack() as stack:
         of_worker: dict[str, http.client.HTTPConnection] = {}
         ids = count(1)
         while len(of_worker) < 2:

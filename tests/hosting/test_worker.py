@@ -64,7 +64,7 @@ def test_without_a_valid_one_an_id_is_new(service: Service, fields: Headers) -> 
 
 
 def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
-    with serving("--workers=2", PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+    with serving(workers=2, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
         answers = [service.send(method="GET", path="/livez", headers=[]) for _ in range(40)]
         assert len({answer.headers["x-request-id"] for answer in answers}) == 40
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import resident_bytes
+from tests.support.process import resident_bytes, wait_for_workers
 from tests.support.worker_server import Server, eventually, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -249,7 +249,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
 def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
-    with serving(tmp_path, f"--threads={threads}", "--workers=2", "--keep-alive=60") as server:
+    with serving(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
         over = threading.Event()
 
         def load(name: int) -> set[str]:
@@ -277,6 +277,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
             for count in (1, 2):
                 server.signal(signal.SIGHUP)
                 server.wait_for("Worker exiting", times=2 * count)
+                wait_for_workers(server.process.pid, 2)
             over.set()
             answered = set().union(*(load.result() for load in loads))
         assert set(server.notes()) == answered

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract import LIMIT, TOKEN, Answer, Headers
-from tests.support.process import END, Process
+from tests.support.process import END, Process, wait_for_workers
 
 CHECKOUT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "plants", "serve"]
@@ -88,9 +88,13 @@ def environment(**env: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(*options: str, command: list[str] = SERVE, cwd: Path = CHECKOUT, **env: str) -> Iterator[Service]:
+def serving(
+    *options: str, workers: int = 1, command: list[str] = SERVE, cwd: Path = CHECKOUT, **env: str
+) -> Iterator[Service]:
     """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` says otherwise."""
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
-    with Service([*command, "--bind", "127.0.0.1:0", *options], cwd, settings) as service:
+    several = [f"--workers={workers}"] * (workers > 1)
+    with Service([*command, "--bind", "127.0.0.1:0", *several, *options], cwd, settings) as service:
         service.wait_until_it_serves()
+        wait_for_workers(service.process.pid, workers)
         yield service

@@ -1,6 +1,7 @@
 """A process that a test has started, and waiting for what it does."""
 
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import IO, Self, TypeVar
 PATIENCE_SECONDS = 30
 # The last line, once the process has closed the file.
 END = "(end)"
+# Before a command: its coverage is not measured. It starts in half the time, and what it runs is covered by others.
+UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
 
 
 _T = TypeVar("_T")
@@ -33,11 +36,30 @@ def children(process: int) -> list[int]:
 
 def resident_bytes(process: int) -> int:
     """Give how much memory a process has; 0 if it has ended."""
-    status = ""
+    return int(_status(process, r"VmRSS:\s+(\d+) kB")) * 1024
+
+
+def wait_for_workers(master: int, number: int) -> None:
+    """Wait until a Gunicorn has so many workers that have set up their signals.
+
+    Until then a worker misses the signal to stop, and is killed only after Gunicorn's graceful timeout.
+    """
+    only_workers_catch = 1 << signal.SIGABRT - 1
+
+    def begun() -> list[int]:
+        caught = {worker: int(_status(worker, r"SigCgt:\s+(\w+)"), 16) for worker in children(master)}
+        return [worker for worker in caught if caught[worker] & only_workers_catch]
+
+    assert comes_true(lambda: len(begun()) == number)
+
+
+def _status(process: int, pattern: str) -> str:
+    """Give what the kernel says of a process; 0 if it has ended."""
+    text = ""
     with suppress(OSError):
-        status = Path(f"/proc/{process}/status").read_text()
-    resident = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(resident[1]) * 1024 if resident else 0
+        text = Path(f"/proc/{process}/status").read_text()
+    found = re.search(pattern, text)
+    return found[1] if found else "0"
 
 
 class Process:

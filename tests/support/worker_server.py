@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.contract import Answer
-from tests.support.process import PATIENCE_SECONDS, Process, comes_true
+from tests.support.process import PATIENCE_SECONDS, Process, comes_true, wait_for_workers
 
 TESTS = Path(__file__).parent
 
@@ -131,15 +131,16 @@ def eventually(condition: Callable[[], object]) -> None:
 
 @contextmanager
 def serving(
-    folder: Path, *options: str, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
+    folder: Path, *options: str, workers: int = 1, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
 ) -> Iterator[Server]:
     """Run Gunicorn with the worker, on a free port, with the application of these tests."""
     notes = folder / "notes"
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
-    command = [str(gunicorn), f"--bind={bind}", "--no-control-socket", "--graceful-timeout=20"]
+    command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--no-control-socket", "--graceful-timeout=20"]
     command += ["--worker-class=plants.hosting.worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "TEST_NOTES": str(notes)}
     with Server(command, notes, os.environ | settings | environ) as server:
         server.wait_until_it_listens()
+        wait_for_workers(server.process.pid, workers)
         yield server
