@@ -24,6 +24,12 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure no coverage of the processes that a test starts: it costs half of a start, and others cover the same."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
+@pytest.fixture
 def store() -> PlantStore:
     return MemoryStore()
 

@@ -38,6 +38,7 @@ from tests.audits.clients import (
     serving,
 )
 from tests.contract import TOKEN
+from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
 # An answer takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
@@ -382,7 +383,8 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     with _place(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
-        with serving(store, workers, *options, token="", environ=environ) as service:
+        # No test does the same, so its coverage is measured.
+        with serving(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")
             if not comes_true(lambda: new_file.exists() and new_file.read_text().strip(), 10):

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
@@ -119,8 +119,10 @@ class Service:
         """Give the number of connections that the service has or is about to accept."""
         if not self.master:
             return 0
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        states = [(row[3], row[9]) for row in rows if row[1].endswith(f":{self.port:04X}")]
+        port = f":{self.port:04X}"
+        # There may be thousands of lines of others.
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
+        states = [(row[3], row[9]) for row in rows if row[1].endswith(port)]
         # Established, or closed by the client; else in any state, but for those that the kernel alone remembers.
         return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
@@ -289,11 +291,11 @@ def serving(
     token: str = TOKEN,
     scheme: str = "http",
     descriptors: int = 0,
+    command: Sequence[str] = (*UNMEASURED, *hosted.SERVE),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
     """Run ``plants serve`` on a free port with the largest body that is the default; an empty token is made by it."""
-    command = ["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors)
-    command += [*UNMEASURED, *hosted.SERVE]
+    command = [*["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors), *command]
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/plants.db" if store == "sqlite" else f"{store}:"
         tokens = {"PLANTS_TOKENS": token} if token and "PLANTS_TOKENS_FILE" not in environ else {}

@@ -47,6 +47,7 @@ def of(service: Service, request_id: str) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_request_has_a_line_on_standard_output() -> None:
     with serving() as service:
         headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
@@ -63,6 +64,7 @@ def test_a_request_has_a_line_on_standard_output() -> None:
         }
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_line_of_a_failure_has_what_the_client_was_told() -> None:
     with serving() as service:
         headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
@@ -82,6 +84,7 @@ def test_the_line_of_a_failure_has_what_the_client_was_told() -> None:
         }
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
 
@@ -119,6 +122,7 @@ def test_at_the_level_of_warnings_the_log_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
+@pytest.mark.usefixtures("unmeasured")
 def test_no_path_and_no_header_can_forge_a_line(log_format: str) -> None:
     with serving(PLANTS_LOG_FORMAT=log_format) as service:
         hostile = [("X-Request-ID", 'a"\\u000a'), ("User-Agent", "\xff\x85\x9b"), ("Referer", '"}')]
@@ -147,6 +151,7 @@ def test_as_text_a_line_is_for_people() -> None:
     )
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at_once() -> None:
     with serving() as service, Client(socket.create_connection(("127.0.0.1", service.port))) as client:
         request_id = "x" * 128
@@ -236,6 +241,7 @@ def test_with_the_errors_alone_in_syslog_the_lines_about_requests_stay_on_standa
         assert b"gunicorn.gunicorn.error: " in syslog.recv(65536) or b"gunicorn.plants" in syslog.recv(65536)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_log_file_is_opened_again_at_usr1(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
     command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]

@@ -20,7 +20,8 @@ from plants.hosting.page import PAGE
 from plants.probes import WithoutToken, probes
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
-from tests.support.hosted import Service, serving
+from tests.support.hosted import SERVE, Service, serving
+from tests.support.process import UNMEASURED
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
@@ -62,7 +63,7 @@ needs_chromium = pytest.mark.skipif(not shutil.which("chromedriver"), reason="th
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serving() as service:
+    with serving(command=[*UNMEASURED, *SERVE]) as service:
         yield service
 
 

@@ -26,6 +26,7 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
+@pytest.mark.usefixtures("unmeasured")
 def test_the_service_starts_with_one_command(command: list[str]) -> None:
     with serving(command=command) as service:
         assert service.send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern", "tag": "shade"}
@@ -33,6 +34,7 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
         assert service.stop() == 0
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_while_a_file_is_gone_the_service_says_so_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
     file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -162,6 +164,7 @@ def test_a_listening_socket_may_be_inherited() -> None:
             assert service.port == listener.getsockname()[1]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_sigterm_and_ctrl_c_stop_it() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
@@ -225,6 +228,7 @@ def test_without_tokens_another_server_logs_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.usefixtures("unmeasured")
 def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     family = socket.AF_INET6 if "[" in host else socket.AF_INET
     with socket.create_server((host.strip("[]"), 0), family=family) as other:
@@ -243,6 +247,7 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     ],
     ids=["port", "name"],
 )
+@pytest.mark.usefixtures("unmeasured")
 def test_gunicorn_itself_says_in_one_line_what_cannot_be_listened_at(address: str, reason: str) -> None:
     result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
     assert result.returncode == 1
@@ -274,12 +279,14 @@ def test_a_unix_socket_in_use_stops_the_start_with_one_line_and_one_that_was_lef
         client.connect(str(path))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_no_forwarded_header_is_trusted() -> None:
     with serving() as service:
         headers = [AUTH, JSON_TYPE, ("SCRIPT_NAME", "/plants"), ("PATH_INFO", "/livez"), ("X-Forwarded-Proto", "https")]
         assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_no_control_socket_is_opened(tmp_path: Path) -> None:
     with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) as service:
         assert service.send(method="GET", path="/livez", headers=[]).status == 200

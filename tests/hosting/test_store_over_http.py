@@ -36,6 +36,7 @@ def ids_in(file: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
+@pytest.mark.usefixtures("unmeasured")
 def test_while_the_store_waits_all_are_answered_in_time_and_the_probe_at_once(
     stall: Stall, tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -69,6 +70,7 @@ def disk_full(service: Service) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_while_the_disk_is_full_creates_are_refused_in_time_and_kept_again_once_there_is_room(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
@@ -88,6 +90,7 @@ def test_while_the_disk_is_full_creates_are_refused_in_time_and_kept_again_once_
     assert ids_in(file) >= {*range(10), *again, 50}
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Path) -> None:
     def lines_of_the_store() -> list[str]:
         return [line for line in service.lines if "plants.stores" in line]
@@ -108,6 +111,7 @@ def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Pa
     assert str(file) in lines[0]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -118,6 +122,7 @@ def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
     assert ids_in(tmp_path / "copy.db") == set(range(200))
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_anew(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:

@@ -63,6 +63,7 @@ def test_without_a_valid_one_an_id_is_new(service: Service, fields: Headers) -> 
     assert all(re.fullmatch(NEW, request_id) for request_id in found)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
         answers = [service.send(method="GET", path="/livez", headers=[]) for _ in range(40)]
@@ -100,6 +101,7 @@ def test_what_is_refused_has_the_id_of_its_client_where_that_could_be_read(servi
     assert (answer.status, answer.headers["x-request-id"]) == (400, "mine")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_id_finds_the_line_of_a_connection_too_many() -> None:
     with serving("--worker-connections=1") as service, client_of(service) as first, client_of(service) as second:
         first.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").answer()

@@ -46,6 +46,7 @@ def settings_of_the_unit() -> list[str]:
     return [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_path: Path) -> None:
     credentials, state = tmp_path / "credentials", tmp_path / "state"
     credentials.mkdir()

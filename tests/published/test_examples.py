@@ -139,6 +139,7 @@ def test_the_hosts_own_token_check_is_asked() -> None:
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_example_of_a_clients_test_passes(pytester: pytest.Pytester) -> None:
     options = ["-p", "no:cacheprovider", "--numprocesses=0"]
     pytester.runpytest_subprocess(EXAMPLES / "test_client.py", *options).assert_outcomes(passed=2)

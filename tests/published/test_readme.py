@@ -52,15 +52,27 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
-def test_the_readmes_commands_start_a_service_that_answers_its_request(clone: Path) -> None:
-    _, _, start = START.rpartition(" && ")
-    with Service(["sh", "-c", f"exec env {start}"], clone, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
+def start(where: Path, environment: Path) -> dict[str, str]:
+    """Start the service as the README's command does, give what its request is answered, and stop it."""
+    command = START.rpartition(" && ")[2].replace(".venv", shlex.quote(str(environment)))
+    with Service(["sh", "-c", f"exec env {command}"], where, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
         service.wait_until_it_serves()
         answer = curl(CURL, service)
         assert service.stop() == 0
-    assert f"the answer is `{json.dumps(answer)}`" in README
+    return answer
 
 
+@pytest.mark.usefixtures("unmeasured")
+def test_the_readmes_service_answers_its_request() -> None:
+    assert f"the answer is `{json.dumps(start(CHECKOUT, Path(sys.prefix)))}`" in README
+
+
+@pytest.mark.network
+def test_the_readmes_commands_are_all_that_a_clean_copy_needs(clone: Path) -> None:
+    assert start(clone, Path(".venv"))
+
+
+@pytest.mark.network
 def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: Path) -> None:
     command = [str(clone / ".venv/bin/plants"), "serve", "--bind", "127.0.0.1:0"]
     with Service(command, tmp_path, {"PLANTS_TOKENS": "secret"}) as service:

@@ -256,17 +256,20 @@ def test_y(plants_app):
 """
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_strangers_test_needs_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STRANGER)
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_described_test_passes(pytester: pytest.Pytester) -> None:
     text = (CHECKOUT / "docs/testing.md").read_text()
     pytester.makepyfile(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_strangers_test_may_take_warnings_for_errors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STRANGER)
     pytester.runpytest_subprocess("-W", "error", "-p", "no:xdist").assert_outcomes(passed=2)
@@ -280,6 +283,7 @@ def test_without_the_extra_a_fixture_says_what_to_install(pytester: pytest.Pytes
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_plugin_brings_nothing_heavy_into_a_session_that_does_not_use_it(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import sys\n"

@@ -91,12 +91,14 @@ def _connections(server: Server) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_many_requests_are_answered_together(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2") as server:
         clients = [server.client().send(GET) for _ in range(50)]
         assert [client.answer().status for client in clients] == [200] * 50
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=2") as server:
         served = [server.client().send(GET) for _ in range(2)]
@@ -130,6 +132,7 @@ def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: 
         assert [client.send(b"x").answer().status for client in rest] == [200] * len(rest)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_many_connections_too_many_are_told_so_and_closed_at_once(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=1") as server:
         served = server.client()
@@ -146,6 +149,7 @@ def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
         assert answer.headers["connection"] == "close"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -181,6 +185,7 @@ def test_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, t
         assert time.monotonic() - answered < 5
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
@@ -199,6 +204,7 @@ def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None
         assert server.ended() == 0
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_term_gives_up_after_gunicorns_graceful_timeout(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
@@ -248,6 +254,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
+@pytest.mark.usefixtures("unmeasured")
 def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
     with serving(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
         over = threading.Event()
@@ -293,6 +300,7 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         assert server.get().status == 200
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
     with serving(tmp_path, f"--pid={tmp_path}/pid") as server:
         assert server.get().status == 200
@@ -306,6 +314,7 @@ def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
         server.wait_for("Shutting down: Master", times=2)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_usr1_reopens_the_logs(tmp_path: Path) -> None:
     log = tmp_path / "access"
     with serving(tmp_path, f"--access-logfile={log}") as server:

@@ -16,7 +16,7 @@ from gunicorn.config import Config
 
 from plants.server.answer import Answer
 from plants.server.calls import Calls
-from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, WRITING, Connection
+from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, RECEIVING, WRITING, Connection
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
@@ -221,6 +221,39 @@ def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: T
         client.sendall(b"\r\n")
         worker.turn()
         assert connection.state is IDLE
+        client.sendall(GET)
+        worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
+
+
+def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        client.sendall(TINY_CHUNKS + b"0\r\n\r\n")
+        worker._step(connection, connection.ready)
+        assert connection.state == RECEIVING
+        worker.turn()
+        assert b"x" * 100 in client.recv(10_000)
+
+
+def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        client.sendall(TINY_CHUNKS)
+        worker._step(connection, connection.ready)
+        worker._step(connection, connection.refuse, Refused(408))
+        worker.turn()
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+        assert client.recv(1000) == b""
+
+
+def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(worker: TurnedByHand) -> None:
+    client, connection = worker.connect()
+    with client:
+        worker._step(connection, connection.ready)
         client.sendall(GET)
         worker.turn()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")

@@ -13,7 +13,7 @@ from typing import IO, Self, TypeVar
 PATIENCE_SECONDS = 30
 # The last line, once the process has closed the file.
 END = "(end)"
-# Before a command: its coverage is not measured. It starts in half the time, and what it runs is covered by others.
+# Before a command: its coverage is not measured, as with the fixture of this name.
 UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from tests.support.process import UNMEASURED
+
 BIN = Path(sys.executable).parent
 GUNICORN = "gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"
 GRANIAN = "granian --interface wsgi --host 127.0.0.1 --port PORT --no-access-log plants.wsgi:app"
@@ -34,7 +36,7 @@ def serving(command: str, env: dict[str, str]) -> Iterator[int]:
     """Run a server on a free port, and give the port once it is ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
-    words = f"{BIN}/{command}".replace("PORT", str(port)).split()
+    words = [*UNMEASURED, *f"{BIN}/{command}".replace("PORT", str(port)).split()]
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not is_ready(port):
