@@ -73,7 +73,7 @@ def messages() -> Iterator[list[str]]:
 def test_any_bytes_are_tokens_or_are_refused_without_showing_them(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
-    @examples(200)
+    @examples(100)
     @given(contents)
     def hold(content: bytes) -> None:
         path.write_bytes(content)
@@ -92,7 +92,7 @@ def test_any_bytes_in_a_file_that_changes_are_its_tokens_or_the_earlier_ones_sta
 ) -> None:
     path = tmp_path / "tokens"
 
-    @examples(200)
+    @examples(100)
     @given(contents)
     def hold(content: bytes) -> None:
         path.write_bytes(b"earlier")
@@ -118,7 +118,7 @@ def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    @examples(100)
+    @examples(50)
     @given(texts)
     def hold(text: str) -> None:
         value = f"{SECRET},{text}" if name == "PLANTS_TOKENS" else text
@@ -136,7 +136,7 @@ def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
 
 
 def test_any_other_name_is_refused_in_one_line_that_names_it() -> None:
-    @examples(100)
+    @examples(50)
     @given(texts.filter(lambda text: f"PLANTS_{text}" not in NAMES and SECRET not in text))
     def hold(text: str) -> None:
         with pytest.raises(SettingsError) as caught:

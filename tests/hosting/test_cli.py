@@ -410,15 +410,16 @@ def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that
     file.write_text(hook.format("one"))
     with serving("-c", str(file)) as service:
         service.wait_for("worker one is here")
-        file.write_text(hook.format("two"))
+        # Of another length: Python would take a file of the same second and the same length for the one that it knows.
+        file.write_text(hook.format("another"))
         service.process.send_signal(signal.SIGHUP)
-        service.wait_for("worker two is here")
+        service.wait_for("worker another is here")
         for content, problem in [("workers = 'many'\n", "Invalid value for workers: many"), ("workers =", "Failed to")]:
             file.write_text(content)
             before = len(service.lines)
             service.process.send_signal(signal.SIGHUP)
             service.wait_for(rf"the new configuration cannot be used, the old one stays: {problem}", after=before)
-            service.wait_for("worker two is here", after=before)
+            service.wait_for("worker another is here", after=before)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.stop() == 0
 

@@ -63,6 +63,7 @@ def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
     assert sum(token in line for line in service.lines) == 1
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("first\n")

@@ -20,7 +20,7 @@ from tests.support.hosted import CHECKOUT, serving
 from tests.support.postgres_server import PostgresServer
 
 SCALING, OPERATING = ((CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("scaling", "operating"))
-PLANTS = 50_000
+PLANTS = 20_000
 SECONDS_A_YEAR = 31_536_000
 
 

@@ -70,6 +70,7 @@ def test_the_environ_is_honest(server: Server, client: Client) -> None:
     assert environ["server.stopping"] is False
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) -> None:
     for threads in (1, 2):
         with serving(tmp_path, f"--threads={threads}") as server:
