@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from tests.contract import TOKEN
 from tests.support import hosted
@@ -228,8 +228,10 @@ class Crowd:
 class Bystander:
     """A good client in a process of its own, so that what others do in this one does not slow it down."""
 
-    def __init__(self, service: Service, *, pause: float = 0.002, mixed: bool = False, again: bool = False) -> None:
-        options = [f"--pause={pause}", *["--mixed"] * mixed, *["--again"] * again]
+    pause: ClassVar[float] = 0.002  # between two requests, in seconds, if nothing else is said
+
+    def __init__(self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False) -> None:
+        options = [f"--pause={pause or self.pause}", *["--mixed"] * mixed, *["--again"] * again]
         command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
         self._process = subprocess.Popen(
             [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_while_the_store_waits_all_are_answered_in_time_and_the_probe_at_once(
         assert create(service, 0).status == 200
         with stall(place):
             waiting = [pool.submit(seconds_of_a_refusal, number) for number in range(1, 65)]
-            while not all(answer.done() for answer in waiting):
+            while wait(waiting, timeout=0.02).not_done:
                 asked = time.monotonic()
                 assert service.send(method="GET", path="/livez", headers=[]).status == 200
                 assert time.monotonic() - asked < 1
@@ -198,6 +198,7 @@ def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path)
         give_up = time.monotonic() + 1.5
         while time.monotonic() < give_up:
             assert add(one, 1)[0] != 200
+            time.sleep(0.01)
         eventually(lambda: add(other, 1)[0] == 400)
         eventually(lambda: add(one, 1)[0] == 400)
     assert ids_in(file) >= {1, 2}
