@@ -55,7 +55,8 @@ class TurnedByHand(Worker):
         for connection in list(self.connections):
             connection.close()
         self._selector.close()
-        for descriptor in self.PIPE:
+        # A thread whose answer has just been sent is still about to write to the pipe.
+        for descriptor in () if self._has_threads else self.PIPE:
             os.close(descriptor)
         self.tmp.close()
 
