@@ -15,7 +15,7 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 from tests.support.postgres_server import free_port
-from tests.support.process import Process
+from tests.support.process import Process, wait_for_workers
 from tests.support.worker_server import eventually
 
 
@@ -126,7 +126,7 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
         command = [*SERVE, "--bind=127.0.0.1:0", f"--user={user}", f"--group={user}"]
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{file}")
         with Process(command, cwd=CHECKOUT, env=env) as service:
-            service.wait_for("Booting worker")
+            wait_for_workers(service.process.pid, 1)
             assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
 
 
