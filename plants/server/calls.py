@@ -67,7 +67,7 @@ class Calls:
         try:
             return call_application(self._worker.wsgi, request)
         except (Exception, SystemExit):
-            self._worker.log.exception("the application failed", extra={"environ": request.environ})
+            self._worker.log.exception("the application failed")
             return self._failed(request)
         finally:
             current.request = None

@@ -19,7 +19,7 @@ from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
 from plants.server.answer import Answer, ErrorLog, make_answer
-from plants.server.calls import Calls, Job, Outcome
+from plants.server.calls import Calls, Job, Outcome, is_awaited
 from plants.server.connection import ANSWERING, STOPPING_SECONDS, Connection
 from plants.server.request import HEAD_BYTES, Environ, Limits, Refused, Request
 
@@ -213,9 +213,9 @@ class Worker(base.Worker):
             until = time.monotonic() + _SWEEP_SECONDS
             outcomes: list[Outcome] = []
             while self._whole and time.monotonic() < until:
-                connection, request = self._whole.popleft()
+                job = connection, request = self._whole.popleft()
                 try:
-                    if connection.request is request:  # It has not been refused meanwhile.
+                    if is_awaited(job):
                         outcomes.append((connection, request, self._calls.call(request)))
                 except Exception:
                     self._fail(connection)
