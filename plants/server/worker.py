@@ -31,6 +31,12 @@ _EXPIRED_A_TURN = 32
 _SWEEP_SECONDS = 0.1  # between two checks of all deadlines; also the limit for the answers of one stage
 _BODIES_HELD = 64  # of the largest size: that many bytes are held for all connections together
 _OTHER_DESCRIPTORS = 100  # kept free for listeners, logs and the store
+# Settings of Gunicorn for hooks that are not called, and for other meanings of a request. Some came after Gunicorn 22.
+_NOT_USED = (
+    "pre_request", "post_request", "proxy_protocol", "root_path", "header_map", "casefold_http_method",
+    "permit_obsolete_folding", "permit_unconventional_http_method", "permit_unconventional_http_version",
+    "strip_header_spaces",
+)  # fmt: skip
 
 
 class Worker(base.Worker):
@@ -81,9 +87,10 @@ class Worker(base.Worker):
         """Load the application, and make what the connections share."""
         super().load_wsgi()
         cfg = self.cfg
-        for name in ("pre_request", "post_request"):
-            if cfg.settings[name].get() is not cfg.settings[name].default:
-                self.log.warning("this worker does not call the %s hook", name)
+        for name in _NOT_USED:
+            setting = cfg.settings.get(name)
+            if setting and setting.get() != setting.default:
+                self.log.warning("this worker does not use the setting %s", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         self.limits: Limits = Limits(line, field, cfg.limit_request_fields, self.max_body_bytes)
         self.keepalive: float = cfg.keepalive  # Gunicorn looks up each setting anew.

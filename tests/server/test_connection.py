@@ -345,10 +345,11 @@ def test_the_access_log_has_each_request_without_its_query_and_each_refusal(tmp_
         ]
 
 
-def test_a_hook_that_is_not_called_is_warned_of(tmp_path: Path) -> None:
-    configuration = tmp_path / "hooks.py"
-    configuration.write_text("def pre_request(worker, req):\n    raise RuntimeError\n")
+def test_a_setting_that_is_not_used_is_warned_of(tmp_path: Path) -> None:
+    configuration = tmp_path / "settings.py"
+    configuration.write_text("proxy_protocol = True\ndef pre_request(worker, req):\n    raise RuntimeError\n")
     with serving(tmp_path, f"--config={configuration}") as server:
-        server.wait_for(r"\[WARNING\] this worker does not call the pre_request hook")
+        server.wait_for(r"\[WARNING\] this worker does not use the setting pre_request")
+        server.wait_for(r"\[WARNING\] this worker does not use the setting proxy_protocol")
         assert server.get().status == 200
-        assert not any("post_request" in line for line in server.lines)
+        assert sum("does not use" in line for line in server.lines) == 2
