@@ -82,7 +82,7 @@ class Worker(ServerWorker):
             self._metrics.count_answer(request.environ, answer, seconds)
         self._answers.append((request.environ, answer, seconds))
 
-    def turned(self) -> None:
+    def after_answers(self) -> None:
         """Log the answers of a turn together: no client waits for that, and it costs half as much."""
         answers, self._answers = self._answers, []
         for environ, answer, seconds in answers:
@@ -136,5 +136,5 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
-            self.turned()
+            self.after_answers()
             store.close()

@@ -70,7 +70,7 @@ class Worker(base.Worker):
     def answered(self, request: Request, answer: Answer) -> None:
         """Take note of an answer that is about to be sent."""
 
-    def turned(self) -> None:
+    def after_answers(self) -> None:
         """Do what can wait until the answers of a turn of the loop have been sent. It must not fail."""
 
     def never_waits(self, request: Request) -> bool:
@@ -138,17 +138,17 @@ class Worker(base.Worker):
         """Serve until the worker is told to stop or its master has gone, then let the connections end."""
         self._selector.register(self.PIPE[0], EVENT_READ, partial(os.read, self.PIPE[0], 4096))
         while self.alive:
-            self._turn()
+            self._run_once()
         # Clients in the backlog have connected already. Closing the listener now would reset them.
         start = self._sweep_at = self.now
         while self.now < start + STOPPING_SECONDS:
-            self._turn()
+            self._run_once()
         self._listen(False)
         for listener in self.sockets:
             self._accept(listener.sock)
             listener.sock.close()
         while self.connections and self.now < start + self.cfg.graceful_timeout:
-            self._turn()
+            self._run_once()
 
     # What a connection calls
 
@@ -172,7 +172,7 @@ class Worker(base.Worker):
             self.log.info("Autorestarting worker after current request.")
             self.alive = False
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         has_more = self.later or self._whole or self._calls.can_start()
         events = self._selector.select(0.0 if has_more else self._sweep_at - time.monotonic())
         self.now = time.monotonic()
@@ -195,7 +195,7 @@ class Worker(base.Worker):
             self._calls.start_batches(self.now)
         if self.now >= self._sweep_at:
             self._sweep()
-        self.turned()
+        self.after_answers()
 
     def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
         """Run one step of one connection: a failure ends this connection only. Then update the memory count."""

@@ -1,4 +1,4 @@
-"""The worker's loop, turned by hand: what one connection does ends no other, and what all of them hold is bounded."""
+"""The worker's loop, run by hand: what one connection does ends no other, and what all of them hold is bounded."""
 
 import errno
 import logging
@@ -47,9 +47,9 @@ class TurnedByHand(Worker):
         self._step(connection, connection.watch)
         return client, connection
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         self._sweep_at = min(self._sweep_at, time.monotonic() + 0.01)
-        self._turn()
+        self._run_once()
 
     def end(self) -> None:
         for connection in list(self.connections):
@@ -75,7 +75,7 @@ def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
     for client, _ in clients:
         client.sendall(GET)
     monkeypatch.setattr(clients[1][1], "answer", lambda *_: 1 / 0)
-    worker.turn()
+    worker.run_once()
     assert [client.recv(1000)[:12] for client, _ in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
     assert clients[1][1].state == CLOSED
     assert "a connection failed and is closed" in caplog.text
@@ -91,7 +91,7 @@ def test_a_refusal_that_fails_closes_its_connection_alone(
     with failing, other:
         failing.sendall(GET.replace(b"/late", b"/fail"))
         other.sendall(GET)
-        worker.turn()
+        worker.run_once()
         assert failing.recv(1000) == b""
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
     assert "ZeroDivisionError" in caplog.text
@@ -103,7 +103,7 @@ def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: 
         lost.sendall(GET)
         other.sendall(GET)
         connection.sock.close()
-        worker.turn()
+        worker.run_once()
         worker._step(connection, connection.expire)
         assert connection.state == CLOSED
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
@@ -113,7 +113,7 @@ def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: T
     client, connection = worker.connect()
     with client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
-        worker.turn()
+        worker.run_once()
         request = connection.request
         assert request
         connection.refuse(Refused(503))
@@ -127,17 +127,17 @@ def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: T
         client, connection = worker.connect()
         with client:
             client.sendall(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
-            worker.turn()
+            worker.run_once()
             assert worker._held == connection.counted == 899
             if end == "answer":
                 client.sendall(b"x")
-                worker.turn()
+                worker.run_once()
                 assert client.recv(1000).startswith(b"HTTP/1.1 200")
             elif end == "refuse":
                 worker._step(connection, connection.refuse, Refused(408))
             elif end == "close":
                 worker._step(connection, connection.close)
-        worker.turn()
+        worker.run_once()
         assert worker._held == 0
         assert connection.held() == 0
 
@@ -147,11 +147,11 @@ def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: Turn
     small, _ = worker.connect()
     with hoarder, small:
         hoarder.sendall(GET.replace(b"/late", b"/large"))
-        worker.turn()
-        worker.turn()
+        worker.run_once()
+        worker.run_once()
         assert connection.state == CLOSED
         small.sendall(GET)
-        worker.turn()
+        worker.run_once()
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -161,7 +161,7 @@ def test_the_largest_are_refused_first_and_only_as_many_as_must_be(worker: Turne
     clients = [worker.connect() for _ in sizes]
     for (client, _), size in zip(clients, sizes, strict=True):
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * size)
-    worker.turn()
+    worker.run_once()
     kept = [size for (_, connection), size in zip(clients, sizes, strict=True) if connection.request]
     assert kept == sizes[: len(kept)]
     assert worker._held == sum(kept) <= 5000 < sum(kept) + kept[-1] + 5
@@ -199,14 +199,14 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
             closing(socket.create_connection(sock.getsockname())) as client,
         ):
             client.settimeout(10)
-            worker.turn()
-            worker.turn()
+            worker.run_once()
+            worker.run_once()
             assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
             listener.is_short = False
             client.sendall(GET)
             while not worker.connections:
-                worker.turn()
-            worker.turn()
+                worker.run_once()
+            worker.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
         worker.end()
 
@@ -215,15 +215,15 @@ def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: T
     client, connection = worker.connect()
     with client:
         client.sendall(GET + b"\r\n")
-        worker.turn()
-        worker.turn()
+        worker.run_once()
+        worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         assert (connection.state, connection.held()) == (IDLE, 0)
         client.sendall(b"\r\n")
-        worker.turn()
+        worker.run_once()
         assert connection.state is IDLE
         client.sendall(GET)
-        worker.turn()
+        worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -236,7 +236,7 @@ def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: TurnedByHand) -> None
         client.sendall(TINY_CHUNKS + b"0\r\n\r\n")
         worker._step(connection, connection.ready)
         assert connection.state == RECEIVING
-        worker.turn()
+        worker.run_once()
         assert b"x" * 100 in client.recv(10_000)
 
 
@@ -246,7 +246,7 @@ def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(wor
         client.sendall(TINY_CHUNKS)
         worker._step(connection, connection.ready)
         worker._step(connection, connection.refuse, Refused(408))
-        worker.turn()
+        worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
         assert client.recv(1000) == b""
 
@@ -256,7 +256,7 @@ def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(w
     with client:
         worker._step(connection, connection.ready)
         client.sendall(GET)
-        worker.turn()
+        worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -278,13 +278,13 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
     clients = [busy.connect() for _ in range(4)]
     for client, _ in clients[:3]:
         client.sendall(GET.replace(b"/late", b"/long"))
-    busy.turn()
+    busy.run_once()
     assert answered == ["/long"]
     clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
     busy._step(clients[1][1], clients[1][1].refuse, Refused(503))
-    busy.turn()
-    busy.turn()
-    busy.turn()
+    busy.run_once()
+    busy.run_once()
+    busy.run_once()
     assert answered == ["/long", "/probe", "/long"]
     for client, _ in clients:
         client.close()
@@ -314,12 +314,12 @@ def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_
             while True:
                 filled += connection.sock.send(b"x" * 1000)
         client.sendall(GET)
-        worker.turn()
+        worker.run_once()
         worker._step(connection, connection.ready)  # It still takes nothing.
         assert connection.state == WRITING
         with client.makefile("rb") as received:
             assert received.read(filled) == b"x" * filled
-            worker.turn()
+            worker.run_once()
             assert received.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
@@ -334,7 +334,7 @@ def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
     with client:
         client.sendall(GET)
         while connection.state != CLOSING:
-            worker.turn()
+            worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 500")
     assert logged in caplog.text
     os.read(worker.PIPE[0], 1)  # The thread has done all that it does for this answer.
@@ -357,11 +357,11 @@ def test_requests_that_come_one_right_after_the_other_are_one_batch(monkeypatch:
     clients = [worker.connect() for _ in range(3)]
     for client, _ in clients:
         client.sendall(GET)
-        worker.turn()
+        worker.run_once()
     for client, connection in clients:
         with client:
             while connection.state == ANSWERING:
-                worker.turn()
+                worker.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
     assert worker.batches == [3]
     worker.end()
@@ -371,11 +371,11 @@ def test_a_request_does_not_wait_for_a_batch_while_ever_more_come() -> None:
     worker = Batching()
     (first, connection), later = worker.connect(), []
     first.sendall(GET)
-    worker.turn()
+    worker.run_once()
     while connection.state == ANSWERING:
         later.append(worker.connect()[0])
         later[-1].sendall(GET)
-        worker.turn()
+        worker.run_once()
         assert len(later) < 10_000
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
     for client in (first, *later):
@@ -395,13 +395,13 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
     client, connection = worker.connect()
     with client:
         client.sendall(GET)
-        worker.turn()
+        worker.run_once()
         connection.deadline = worker.now
         while connection.state == ANSWERING:
-            worker.turn()
+            worker.run_once()
         gate.set()
         os.read(worker.PIPE[0], 1)
-        worker.turn()
+        worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 503")
         assert client.recv(1000) == b""
     worker.end()
@@ -422,8 +422,8 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
         client, connection = worker.connect()
         with client:
             client.sendall(GET)
-            worker.turn()
-            worker.turn()  # Nothing more has come, so the request goes to a thread.
+            worker.run_once()
+            worker.run_once()  # Nothing more has come, so the request goes to a thread.
             if number < worker.threads:
                 assert stuck.acquire(timeout=10)
             else:
@@ -431,7 +431,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
     assert len(worker._calls.waiting) <= 1
     gate.set()
     while worker._calls._free < worker.threads:
-        worker.turn()
+        worker.run_once()
     assert not worker._calls.waiting
     worker.end()
 
