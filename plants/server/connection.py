@@ -135,7 +135,7 @@ class Connection:
         """Accept no new request; if ``at_once``, drop requests that have not arrived whole."""
         if at_once and self.state in {OPEN, RECEIVING, IDLE}:
             self.close()
-        elif self.state in {OPEN, IDLE} and not self._input:
+        elif self.state in {OPEN, IDLE} and not self._has_more:
             self.deadline = min(self.deadline, self._worker.now + STOPPING_SECONDS)
 
     def close(self) -> None:
@@ -166,9 +166,8 @@ class Connection:
             self.close()
 
     def _read_next(self) -> None:
-        if self.request is None and self._input == b"\r\n":
-            self._input = b""  # RFC 9112, section 2.2: some clients send an empty line after a request.
-            return
+        if self.request is None and b"\r\n".startswith(self._input):
+            return  # RFC 9112, section 2.2: some clients send an empty line after a request, which begins no other.
         request = self.request or self._begin()
         try:
             if request.has_head or self._read_head(request):

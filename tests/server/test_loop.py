@@ -16,7 +16,7 @@ from gunicorn.config import Config
 
 from plants.server.answer import Answer
 from plants.server.calls import Calls
-from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, RECEIVING, WRITING, Connection
+from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, RECEIVING, STOPPING_SECONDS, WRITING, Connection
 from plants.server.request import Refused, Request
 from plants.server.worker import Worker
 from tests.support.worker_app import app
@@ -24,7 +24,7 @@ from tests.support.worker_app import app
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-class TurnedByHand(Worker):
+class RunByHand(Worker):
     max_body_bytes = 1000
     threads = 1
 
@@ -62,14 +62,14 @@ class TurnedByHand(Worker):
 
 
 @pytest.fixture
-def worker() -> Iterator[TurnedByHand]:
-    worker = TurnedByHand()
+def worker() -> Iterator[RunByHand]:
+    worker = RunByHand()
     yield worker
     worker.end()
 
 
 def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
-    worker: TurnedByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    worker: RunByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = [worker.connect() for _ in range(3)]
     for client, _ in clients:
@@ -84,7 +84,7 @@ def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
 
 
 def test_a_refusal_that_fails_closes_its_connection_alone(
-    worker: TurnedByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    worker: RunByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "refusal", lambda *_: 1 / 0)
     (failing, _), (other, _) = worker.connect(), worker.connect()
@@ -97,7 +97,7 @@ def test_a_refusal_that_fails_closes_its_connection_alone(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: TurnedByHand) -> None:
+def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: RunByHand) -> None:
     (lost, connection), (other, _) = worker.connect(), worker.connect()
     with lost, other:
         lost.sendall(GET)
@@ -109,7 +109,7 @@ def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: 
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: TurnedByHand) -> None:
+def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
@@ -122,7 +122,7 @@ def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: T
         assert client.recv(1000) == b""
 
 
-def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: TurnedByHand) -> None:
+def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: RunByHand) -> None:
     for end in ("close", "refuse", "answer", "reset"):
         client, connection = worker.connect()
         with client:
@@ -142,7 +142,7 @@ def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: T
         assert connection.held() == 0
 
 
-def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: TurnedByHand) -> None:
+def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: RunByHand) -> None:
     hoarder, connection = worker.connect()
     small, _ = worker.connect()
     with hoarder, small:
@@ -155,7 +155,7 @@ def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: Turn
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_the_largest_are_refused_first_and_only_as_many_as_must_be(worker: TurnedByHand) -> None:
+def test_the_largest_are_refused_first_and_only_as_many_as_must_be(worker: RunByHand) -> None:
     worker._most_held = 5000
     sizes = [100 + 5 * number for number in range(100)]
     clients = [worker.connect() for _ in sizes]
@@ -193,7 +193,7 @@ class Listener:
 def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         listener = Listener(sock)
-        worker = TurnedByHand(listener)  # type: ignore[arg-type]  # it stands for a socket
+        worker = RunByHand(listener)  # type: ignore[arg-type]  # it stands for a socket
         with (
             closing(socket.create_connection(sock.getsockname())),
             closing(socket.create_connection(sock.getsockname())) as client,
@@ -211,26 +211,43 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
         worker.end()
 
 
-def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: TurnedByHand) -> None:
+def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         client.sendall(GET + b"\r\n")
         worker.run_once()
         worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert (connection.state, connection.held()) == (IDLE, 0)
-        client.sendall(b"\r\n")
-        worker.run_once()
         assert connection.state is IDLE
         client.sendall(GET)
         worker.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        client.sendall(b"\r")
+        worker.run_once()
+        assert connection.state is IDLE
+        worker.alive = False
+        worker._sweep()
+        assert connection.deadline <= worker.now + STOPPING_SECONDS
+
+
+@pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
+def test_empty_lines_before_a_request_mean_the_same_however_they_are_cut(
+    worker: RunByHand, lines: int, status: bytes
+) -> None:
+    data = b"\r\n" * lines + GET
+    for cut in range(1, 2 * lines + 2):
+        client, _ = worker.connect()
+        with client:
+            for piece in (data[:cut], data[cut:]):
+                client.sendall(piece)
+                worker.run_once()
+            assert client.recv(1000)[9:12] == status
 
 
 TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
 
 
-def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: TurnedByHand) -> None:
+def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         client.sendall(TINY_CHUNKS + b"0\r\n\r\n")
@@ -240,7 +257,7 @@ def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: TurnedByHand) -> None
         assert b"x" * 100 in client.recv(10_000)
 
 
-def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(worker: TurnedByHand) -> None:
+def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         client.sendall(TINY_CHUNKS)
@@ -251,7 +268,7 @@ def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(wor
         assert client.recv(1000) == b""
 
 
-def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(worker: TurnedByHand) -> None:
+def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         worker._step(connection, connection.ready)
@@ -270,7 +287,7 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
         start_response("200 OK", [])
         return []
 
-    class WithProbe(TurnedByHand):
+    class WithProbe(RunByHand):
         def never_waits(self, request: Request) -> bool:
             return bool(request.environ["PATH_INFO"] == "/probe")
 
@@ -291,7 +308,7 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
     busy.end()
 
 
-class WithThreads(TurnedByHand):
+class WithThreads(RunByHand):
     threads = 2
     most_together = 10
 
@@ -306,7 +323,7 @@ class Forgetful(WithThreads):
         return [call() for call in calls[1:]]
 
 
-def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(worker: TurnedByHand) -> None:
+def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(worker: RunByHand) -> None:
     client, connection = worker.connect()
     with client:
         filled = 0
@@ -327,7 +344,7 @@ def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_
     ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 answers to 1 requests")]
 )
 def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
-    kind: type[TurnedByHand], logged: str, caplog: pytest.LogCaptureFixture
+    kind: type[RunByHand], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = kind()
     client, connection = worker.connect()
@@ -444,7 +461,7 @@ def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None
         start_response("200 OK", [])
         return []
 
-    worker = TurnedByHand(app=note)
+    worker = RunByHand(app=note)
     (client, gone), (other, kept) = worker.connect(), worker.connect()
     request = kept.request = Request({"PATH_INFO": "/kept"}, 0)
     worker.most_together = 10
