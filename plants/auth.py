@@ -21,11 +21,16 @@ class BearerAuth:
         """Return if the request has one valid token.
 
         :raises falcon.HTTPError: 401, with the challenge of RFC 6750, section 3.
+        :raises TypeError: the token check gave neither True nor what counts as false.
         """
         authorization = req.env.get("HTTP_AUTHORIZATION", "")
         bearer = _BEARER.fullmatch(authorization)
-        if bearer and self._accepts(bearer[1]):
-            return
+        if bearer:
+            accepted = self._accepts(bearer[1])
+            if accepted is True:
+                return
+            if accepted:  # A coroutine is true, and would let everybody in.
+                raise TypeError(f"accepts() gave a {type(accepted).__name__}, not True or False")
         if authorization.partition(" ")[0].lower() != "bearer":
             raise http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
         raise http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'})

@@ -1,9 +1,12 @@
 """Which tokens are asked for, and accepted."""
 
+from typing import Any
+
 import pytest
 
 import plants
 from plants import MemoryStore
+from plants.tokens import TokenCheck
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.support.calls import Stream, call, sender
 
@@ -15,6 +18,28 @@ def test_a_fault_of_the_token_check_lets_nobody_in() -> None:
 
     store = MemoryStore()
     assert sender(plants.create_app(store, tokens=Broken()))(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert store.get(1) is None
+
+
+def answers(value: object) -> TokenCheck:
+    class Check:
+        def accepts(self, _token: str) -> Any:
+            return value
+
+    return Check()
+
+
+class Coroutine:
+    async def accepts(self, _token: str) -> bool:
+        return False
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("check", [Coroutine(), answers(1), answers("user")])
+def test_what_is_not_a_boolean_lets_nobody_in(check: Any, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    assert sender(plants.create_app(store, tokens=check))(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert ", not True or False" in caplog.text
     assert store.get(1) is None
 
 
