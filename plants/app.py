@@ -19,9 +19,10 @@ def create_app(
     :param store: where plants are kept; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` says which are valid.
     :param max_body_bytes: the largest request body that is read.
-    :raises TypeError: ``tokens`` is one string.
-    :raises ValueError: there is no token, or one that no client could send.
+    :raises TypeError, ValueError: an argument cannot be used; the message says which, and shows no token.
     """
+    if store is not None and not hasattr(store, "add"):
+        raise TypeError("store is not a PlantStore; plants.open_store(url) gives the one that a URL names")
     app = json_app(BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)))
     app.add_route("/plants", PlantCollection(MemoryStore() if store is None else store, max_body_bytes))
     return app

@@ -1,5 +1,7 @@
 """The resource of the interface."""
 
+import sys
+
 import falcon
 
 from plants.media import read_json
@@ -14,6 +16,8 @@ class PlantCollection:
     """``/plants``: the plants of one store."""
 
     def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
+        if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
+            raise ValueError("max_body_bytes is not an integer above 0")
         self._store = store
         self._max_body_bytes = max_body_bytes
 

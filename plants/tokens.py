@@ -32,10 +32,10 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         """Take the valid tokens.
 
-        :raises TypeError: this is one string, not several.
+        :raises TypeError: this is one string, not several, or one of them is no string.
         :raises ValueError: there is none, or one that no client could send; the message does not show it.
         """
-        if isinstance(tokens, str):
+        if isinstance(tokens, str | bytes):
             raise TypeError("tokens is an iterable of strings, not one string")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
@@ -101,8 +101,11 @@ class TokenFile(Tokens):
 def digest_of(token: str) -> bytes:
     """Give the SHA-256 digest of a token.
 
+    :raises TypeError: it is no string.
     :raises ValueError: no client could send it; the message does not show it.
     """
+    if not isinstance(token, str):
+        raise TypeError(f"a token is a string, not {type(token).__name__}")
     if not _B64TOKEN.fullmatch(token):
         raise ValueError("a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750")
     return hashlib.sha256(token.encode()).digest()

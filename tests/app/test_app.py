@@ -1,6 +1,7 @@
 """The application in the process."""
 
 import io
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,24 @@ def test_an_app_without_a_store_has_a_new_one() -> None:
         assert (
             call(plants.create_app(tokens=[TOKEN]), io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
         )
+
+
+@pytest.mark.parametrize("store", ["memory:", 0, object()], ids=repr)
+def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
+    with pytest.raises(TypeError, match=r"^store is not a PlantStore; plants.open_store"):
+        plants.create_app(store, tokens=[TOKEN])
+
+
+@pytest.mark.parametrize("limit", [0, -1, None, "1048576", 1e6, True, 2**63 - 1], ids=repr)
+def test_a_limit_that_is_no_number_of_bytes_is_refused_at_once(limit: Any) -> None:
+    with pytest.raises(ValueError, match=r"^max_body_bytes is not an integer above 0$"):
+        plants.create_app(tokens=[TOKEN], max_body_bytes=limit)
+
+
+@pytest.mark.parametrize("limit", [len(new_plant()), sys.maxsize - 1])
+def test_the_limit_may_be_any_other_number_of_bytes(limit: int) -> None:
+    app = plants.create_app(tokens=[TOKEN], max_body_bytes=limit)
+    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
 
 
 def test_of_64_clients_that_want_the_same_ids_exactly_one_gets_each() -> None:

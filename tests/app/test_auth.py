@@ -93,6 +93,13 @@ def test_a_token_that_no_client_could_send_is_refused_at_once(tokens: list[str])
     assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
 
 
-def test_one_string_is_not_taken_for_a_list_of_tokens() -> None:
+@pytest.mark.parametrize("tokens", ["secret", b"secret"], ids=repr)
+def test_one_string_is_not_taken_for_a_list_of_tokens(tokens: Any) -> None:
     with pytest.raises(TypeError, match=r"^tokens is an iterable of strings, not one string$"):
-        plants.create_app(tokens="secret")
+        plants.create_app(tokens=tokens)
+
+
+@pytest.mark.parametrize("token", [b"secret", None, 1, ["secret"]], ids=repr)
+def test_a_token_that_is_no_string_is_refused_at_once(token: Any) -> None:
+    with pytest.raises(TypeError, match=r"^a token is a string, not "):
+        plants.create_app(tokens=["secret", token])
