@@ -15,6 +15,8 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
+# RFC 9110, section 8.6; int() takes more, such as 1_0, but no more than 4,300 digits.
+_LENGTH = re.compile(r"[ \t]*[0-9]{1,4000}[ \t]*")
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -44,12 +46,16 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 
 
 def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
-    length = req.content_length
-    if length is None and not req.env.get("wsgi.input_terminated"):
+    length = None
+    if text := req.env.get("CONTENT_LENGTH"):
+        if not _LENGTH.fullmatch(text):
+            raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
+        length = int(text)
+        if length > max_bytes:
+            raise _too_large(max_bytes)
+    elif not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not say where such a body ends; a server that ends a chunked body sets this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
-    if length is not None and length > max_bytes:
-        raise _too_large(max_bytes)
     wanted = max_bytes + 1 if length is None else length
     chunks = []
     received = 0

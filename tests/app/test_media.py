@@ -72,9 +72,17 @@ def test_a_body_that_the_server_cannot_read_is_refused(app: Any, store: PlantSto
     assert store.get(1) is None
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1x", "1.5", "0x10", "\xb2", "9" * 5000])
+@pytest.mark.parametrize(
+    "length", ["-1", "-0", "x", "1x", "1.5", "0x10", "\xb2", "9" * 5000, "+25", "2_5", "\u0662\u0665", "25,25", "25\n"]
+)
 def test_a_content_length_that_is_no_number_is_refused(app: Any, length: str) -> None:
-    assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).error == 40000
+    answer = call(app, Stream(new_plant()), CONTENT_LENGTH=length)
+    assert (answer.error, answer.message) == (40000, "The Content-Length is not a number.")
+
+
+@pytest.mark.parametrize("length", ["25", "025", " 25\t"])
+def test_a_content_length_may_have_white_space_around_it(app: Any, length: str) -> None:
+    assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).plant == {"name": "Fern"}
 
 
 @pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}], ids=repr)
