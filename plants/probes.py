@@ -65,5 +65,5 @@ class WithoutToken:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
-        app = self._resources if environ["PATH_INFO"] in self._paths else self._app
+        app = self._resources if environ.get("PATH_INFO") in self._paths else self._app
         return app(environ, start_response)

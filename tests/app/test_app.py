@@ -1,6 +1,7 @@
 """The application in the process."""
 
 import io
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, Plant
+from plants.probes import WithoutToken
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Contract, Headers, new_plant
 from tests.support.calls import Stream, call
 
@@ -41,6 +43,21 @@ def test_an_empty_path_is_no_path(app: Any) -> None:
     assert call(app, Stream(), PATH_INFO="").error == 40400
 
 
+def test_a_server_may_leave_out_an_empty_path(app: Any) -> None:
+    """PEP 3333 allows it of every variable that may be empty."""
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    del environ["PATH_INFO"]
+    (body,) = cast("Any", WithoutToken(app, {}))(environ, lambda *_: None)
+    assert json.loads(body)["error"] == 40100
+
+
+@pytest.mark.parametrize("path", ["/plant\u20ac", "/\uff50lants", "/\ud800", "/plants\udcff"], ids=ascii)
+def test_a_path_that_the_host_has_decoded_is_no_path(app: Any, path: str) -> None:
+    assert call(app, Stream(), PATH_INFO=path).error == 40400
+    assert call(app, Stream(), PATH_INFO=path, HTTP_AUTHORIZATION="").error == 40100
+
+
 def test_a_name_that_plants_does_not_have_is_named() -> None:
     with pytest.raises(AttributeError, match=r"^module 'plants' has no attribute 'crate_app'$"):
         plants.__getattr__("crate_app")
@@ -53,7 +70,7 @@ def test_an_app_without_a_store_has_a_new_one() -> None:
         )
 
 
-@pytest.mark.parametrize("store", ["memory:", 0, object()], ids=repr)
+@pytest.mark.parametrize("store", ["memory:", 0, object()], ids=["a URL", "a number", "an object"])
 def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
     with pytest.raises(TypeError, match=r"^store is not a PlantStore; plants.open_store"):
         plants.create_app(store, tokens=[TOKEN])

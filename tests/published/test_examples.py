@@ -85,7 +85,6 @@ class TestPyramid(Mounted):
 class TestBottle(Mounted):
     example = "bottle_app.py"
     does_not_apply: ClassVar[dict[str, str]] = {
-        "a full-width p]": "Bottle gives a mount its path decoded, which no WSGI application expects (PEP 3333)",
         "not UTF-8]": "Bottle drops bytes that are not UTF-8 from the path",
     }
 
