@@ -6,9 +6,8 @@ from http import HTTPStatus
 from typing import Any, NoReturn, Self
 
 import falcon
-from marshmallow import ValidationError
 
-from plants.schemas import ErrorSchema
+from plants.schemas import ErrorSchema, NotAPlant
 from plants.stores import PlantIdInUse, StoreUnavailable
 
 # Every answer has these, a success too; only the page and the metrics have a Content-Type of their own.
@@ -82,7 +81,7 @@ def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPEr
 
 def _raise_http_error(_req: object, _resp: object, error: Exception, _params: object) -> NoReturn:
     match error:
-        case ValidationError():
+        case NotAPlant():
             faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
             raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
         case PlantIdInUse():

@@ -4,9 +4,9 @@ import abc
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from marshmallow import EXCLUDE, Schema, fields
+from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -15,6 +15,10 @@ INT64_MAX = 2**63 - 1
 _STORABLE = re.compile(r"[^\x00\ud800-\udfff]*")
 
 _encode = json.JSONEncoder().encode
+
+
+class NotAPlant(ValidationError):
+    """A document does not have the shape of a plant; ``messages`` has what is wrong, by the names of the members."""
 
 
 class Value(fields.Raw):
@@ -98,6 +102,10 @@ class PlantSchema(Schema):
             elif field.required:
                 return super().load(data)
         return loaded
+
+    def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
+        """Raise an error of our own: a store that uses marshmallow may raise a ValidationError, too."""
+        raise NotAPlant(error.messages) from error
 
     def dump(self, obj: Any, *, many: bool | None = None) -> Any:
         """Give the members that a ``plants.Plant`` has, and none that is None; of each plant, if there are many."""

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+from marshmallow import ValidationError
 
 import plants
 from plants import Plant, PlantStore, StoreUnavailable
@@ -32,6 +33,15 @@ def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture)
     assert answer.headers["retry-after"] == "1"
     assert "no connection" not in answer.message
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("messages", ["no", {"id": ["no"]}, {"id": {"x": ["no"]}}], ids=repr)
+def test_what_a_store_finds_not_valid_is_no_fault_of_the_client(
+    messages: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = plants.create_app(faulty(ValidationError(messages)), tokens=[TOKEN])
+    assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
+    assert caplog.messages == ["a request failed"]
 
 
 def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
