@@ -27,8 +27,12 @@ class PlantIdInUse(PlantStoreError):
     """Another plant already has this id; it is as it was."""
 
     def __init__(self, plant_id: int) -> None:
-        super().__init__(f"a plant with the id {plant_id} is already in the store")
+        super().__init__(plant_id)  # its one argument, so that a copy, also in another process, is equal
         self.plant_id = plant_id
+
+    def __str__(self) -> str:
+        """Name the id."""
+        return f"a plant with the id {self.plant_id} is already in the store"
 
 
 class StoreUnavailable(PlantStoreError):

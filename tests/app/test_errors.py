@@ -1,14 +1,16 @@
 """What clients and the log are told of a fault."""
 
+import copy
 import io
 import logging
+import pickle
 from typing import Any
 
 import pytest
 from marshmallow import ValidationError
 
 import plants
-from plants import Plant, PlantStore, StoreUnavailable
+from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import call, sender
@@ -17,6 +19,14 @@ from tests.support.calls import call, sender
 def test_the_message_names_the_id_that_is_in_use(app: Any, store: PlantStore) -> None:
     store.add(Plant(1, "Fern"))
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).message == "The id 1 is in use."
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"]
+)
+def test_an_error_of_a_store_survives_the_way_from_another_process(duplicate: Any) -> None:
+    error = duplicate(PlantIdInUse(17))
+    assert (error.plant_id, str(error)) == (17, "a plant with the id 17 is already in the store")
 
 
 def faulty(fault: Exception) -> FaultyStore:
