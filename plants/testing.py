@@ -23,7 +23,7 @@ from plants.app import create_app
 from plants.probes import WithoutToken, probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
-from plants.tokens import Tokens
+from plants.tokens import digest_of
 
 # How many requests can be delayed at the same time.
 _THREADS = 16
@@ -32,10 +32,9 @@ _THREADS = 16
 class FaultyStore(PlantStore):
     """A store that fails and waits on demand. It keeps plants in a dictionary, or in a store that is given.
 
-    ``delay`` is how many seconds an ``add`` takes, and ``waiting`` how many wait at the moment.
+    ``waiting`` is how many adds wait at the moment.
     """
 
-    delay: float = 0.0
     waiting: int = 0
 
     def __init__(self, store: PlantStore | None = None) -> None:
@@ -51,24 +50,41 @@ class FaultyStore(PlantStore):
         super().__setattr__(name, value)
 
     @property
+    def delay(self) -> float:
+        """How many seconds an ``add`` takes."""
+        return self._delay
+
+    @delay.setter
+    def delay(self, seconds: float) -> None:
+        if not 0 <= seconds <= threading.TIMEOUT_MAX:
+            raise ValueError(f"a delay is a number of seconds, not {seconds}")
+        self._delay = seconds
+
+    @property
     def fault(self) -> Exception | None:
         """What ``add`` and ``check`` raise: a ``plants.StoreUnavailable`` is answered with 503, any other with 500."""
         return self._fault
 
     @fault.setter
     def fault(self, fault: Exception | None) -> None:
+        if not isinstance(fault, Exception | None):
+            raise TypeError(f"a fault is an exception, such as plants.StoreUnavailable(), not {fault!r}")
         self._fault, self._times = fault, math.inf
 
     def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
         """Raise ``fault`` (None: a ``plants.StoreUnavailable``) for the next ``times`` adds, or from now on."""
-        self._fault, self._times = fault or StoreUnavailable("on demand"), times
+        if times < 0:
+            raise ValueError(f"a store fails 0 times or more, not {times}")
+        with self._changed:
+            self.fault = (StoreUnavailable("on demand") if fault is None else fault) if times else None
+            self._times = times
 
     def reset(self) -> None:
         """Remove the fault, the delay and the plants; a store that was given keeps its plants."""
         with self._changed:
             self.fault = None
             self.delay = 0.0
-            self._store: PlantStore = self._given or MemoryStore()
+            self._store: PlantStore = MemoryStore() if self._given is None else self._given
         self.end_delays()
 
     def end_delays(self) -> None:
@@ -95,12 +111,11 @@ class FaultyStore(PlantStore):
             self._changed.wait_for(lambda: self._ends_of_delays > ends, self.delay)
             self.waiting -= 1
             fault = self._fault
-            if fault:
-                self._times -= 1
-                if self._times <= 0:
-                    self.fault = None
+            self._times -= 1
+            if self._times <= 0:
+                self.fault = None
         if fault:
-            raise fault
+            raise fault.with_traceback(None)  # It would collect the tracebacks of all requests.
         store.add(plant)
 
     def get(self, plant_id: int) -> Plant | None:
@@ -110,7 +125,7 @@ class FaultyStore(PlantStore):
     def check(self) -> None:
         """Raise the fault, if there is one."""
         if self._fault:
-            raise self._fault
+            raise self._fault.with_traceback(None)
         self._store.check()
 
     def close(self) -> None:
@@ -119,7 +134,10 @@ class FaultyStore(PlantStore):
 
 
 class Received(NamedTuple):
-    """A request that a service got, and the status of its answer; ``headers`` have names in lower case."""
+    """A request that a service got, and the status of its answer.
+
+    ``path`` is decoded, ``query`` is not; ``headers`` have names in lower case.
+    """
 
     method: str
     path: str
@@ -132,34 +150,40 @@ class Received(NamedTuple):
 class Deployment:
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``store`` is a ``FaultyStore``, ``token`` the one token that is valid, and ``requests`` are those that it got.
+    ``store`` is a ``FaultyStore``, and ``requests`` are those that it got.
     """
 
-    __slots__ = ("_app", "_first_token", "_tokens", "requests", "store", "token")
+    __slots__ = ("_app", "_first_token", "_token", "requests", "store")
 
     store: FaultyStore
     requests: list[Received]
-    token: str
 
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
+        self._first_token = secrets.token_urlsafe() if token is None else token
+        digest_of(self._first_token)  # It raises if no client could send the token.
         self.store = FaultyStore(store)
-        self._first_token = token or secrets.token_urlsafe()
         self.reset()
         self._app = WithoutToken(create_app(self.store, tokens=self), probes(self.store))
 
-    def rotate_token(self) -> str:
-        """Make a new token, the only valid one from now on, and give it."""
-        return self._take(secrets.token_urlsafe())
-
-    def reset(self) -> None:
-        """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
-        self._take(self._first_token)
-        self.store.reset()
-        self.requests = []
+    @property
+    def token(self) -> str:
+        """The one valid token."""
+        return self._token
 
     def accepts(self, token: str) -> bool:
         """Tell whether this is the valid token."""
-        return self._tokens.accepts(token)
+        return token == self._token
+
+    def rotate_token(self) -> str:
+        """Make a new token, the only valid one from now on, and give it."""
+        self._token = secrets.token_urlsafe()
+        return self._token
+
+    def reset(self) -> None:
+        """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
+        self._token = self._first_token
+        self.store.reset()
+        self.requests = []
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
@@ -176,16 +200,12 @@ class Deployment:
         headers = {
             key.removeprefix("HTTP_").replace("_", "-").lower(): value
             for key, value in environ.items()
-            if key.startswith(("HTTP_", "CONTENT_")) and value
+            if key.startswith(("HTTP_", "CONTENT_"))
         }
-        method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
+        path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+        method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
         requests.append(Received(method, path, query, headers, body, statuses[-1]))
         return answer
-
-    def _take(self, token: str) -> str:
-        self._tokens = Tokens([token])
-        self.token = token
-        return token
 
 
 class Server(Deployment):
@@ -223,6 +243,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     try:
         yield server
     finally:
+        server.store.delay = 0.0  # for requests that wait for a thread
         server.store.end_delays()
         ended.set()
         http.trigger.pull_trigger()

@@ -9,17 +9,19 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from plants import Plant, StoreUnavailable
+from plants import MemoryStore, Plant, StoreUnavailable
 from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import FaultyStore, Received, Server, serve
 from tests.contract import Answer
 from tests.support.hosted import CHECKOUT
+from tests.support.process import comes_true
 
 
 class Address(NamedTuple):
@@ -73,10 +75,10 @@ def test_a_server_answers_401_after_its_token_was_rotated(plants_server: Server)
     assert post(plants_server).status == 200
 
 
-def get(server: Server, path: str) -> Answer:
+def get(server: Server, path: str, headers: dict[str, str] | None = None) -> Answer:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         response = connection.getresponse()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
     finally:
@@ -98,6 +100,59 @@ def test_a_failure_without_a_number_stays_until_it_is_taken_back(plants_server: 
     assert [post(plants_server).status for _ in range(3)] == [503] * 3
     plants_server.store.fault = None
     assert post(plants_server).status == 200
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_server_fails_no_more_than_it_is_told(plants_server: Server, times: int) -> None:
+    plants_server.store.fail(times=2)
+    plants_server.store.fail(times=times)
+    assert [post(plants_server, id=number).status for number in range(4)] == [503] * times + [200] * (4 - times)
+
+
+@pytest.mark.parametrize("wrong", [503, "503", 0, StoreUnavailable, KeyboardInterrupt()], ids=repr)
+def test_a_fault_that_is_no_exception_is_refused_at_once(wrong: Any) -> None:
+    store = FaultyStore()
+    with pytest.raises(TypeError, match=r"^a fault is an exception, such as "):
+        store.fault = wrong
+    with pytest.raises(TypeError, match=r"^a fault is an exception, such as "):
+        store.fail(wrong)
+    store.check()
+
+
+@pytest.mark.parametrize("wrong", [-1, "2", None], ids=repr)
+def test_a_store_cannot_fail_another_number_of_times(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        FaultyStore().fail(times=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e300, "0.5", None], ids=repr)
+def test_a_delay_that_is_no_number_of_seconds_is_refused_at_once(wrong: Any) -> None:
+    store = FaultyStore()
+    with pytest.raises((TypeError, ValueError)):
+        store.delay = wrong
+    store.add(Plant(1, "Fern"))
+
+
+def test_a_fault_that_stays_does_not_collect_tracebacks() -> None:
+    store = FaultyStore()
+    store.fail(RuntimeError("on demand"))
+    for method in (store.check, partial(store.add, Plant(1, "Fern"))):
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(RuntimeError) as caught:
+                method()
+            lengths.append(len(caught.traceback))
+        assert len(set(lengths)) == 1
+
+
+def test_a_given_store_that_counts_as_false_while_it_is_empty_is_used() -> None:
+    class Sized(MemoryStore):
+        def __len__(self) -> int:
+            return 0
+
+    store = Sized()
+    FaultyStore(store).add(Plant(1, "Fern"))
+    assert store.get(1) == Plant(1, "Fern")
 
 
 def test_a_server_has_the_probes_and_the_description(plants_server: Server) -> None:
@@ -122,6 +177,12 @@ def test_a_server_knows_the_requests_it_got(plants_server: Server) -> None:
     assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200)
 
 
+def test_a_server_knows_a_path_as_it_was_meant_and_an_empty_field(plants_server: Server) -> None:
+    get(plants_server, "/pl%C3%A4nts/%ff?q=%C3%A4", {"X-Empty": ""})
+    (request,) = plants_server.requests
+    assert (request.path, request.query, request.headers["x-empty"]) == ("/pl\xe4nts/\ufffd", "q=%C3%A4", "")
+
+
 def test_a_server_answers_delayed_requests_at_once(plants_server: Server) -> None:
     plants_server.store.delay = 60.0
     with ThreadPoolExecutor(8) as pool:
@@ -144,6 +205,19 @@ def test_a_client_that_gives_up_on_a_delayed_answer_does_not_hold_up_the_end() -
             post(server, timeout=0.1)
         threads = threading.active_count()
     assert threading.active_count() < threads
+
+
+def test_more_delayed_requests_than_threads_do_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        before = threading.active_count()
+        with serve() as server:
+            server.store.delay = 600.0
+            for number in range(20):
+                pool.submit(post, server, id=number)
+            server.store.wait_for_adds(16)
+            assert comes_true(lambda: "Task queue depth is 4" in caplog.text)
+        assert comes_true(lambda: threading.active_count() <= before + 20)
+        assert "still running" not in caplog.text
 
 
 def test_a_request_that_is_delayed_beyond_a_reset_does_not_come_after_it(plants_server: Server) -> None:
@@ -197,6 +271,8 @@ def test_a_wrong_attribute_is_an_error_and_not_silence(plants_server: Server, pl
         for name in ("fault", "delay"):
             with pytest.raises(AttributeError):
                 setattr(wrong, name, 1)
+    with pytest.raises(AttributeError):
+        plants_server.token = "mine"  # type: ignore[misc]
     with pytest.raises(AttributeError, match="no falt"):
         plants_server.store.falt = RuntimeError()
 
@@ -252,6 +328,12 @@ def test_x(plants_server):
 def test_y(plants_app):
     plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=200)
 """
+
+
+@pytest.mark.parametrize("token", ["", "a b"], ids=repr)
+def test_a_token_that_no_client_could_send_is_refused(token: str) -> None:
+    with ExitStack() as stack, pytest.raises(ValueError, match="see RFC 6750"):
+        stack.enter_context(serve(token=token))
 
 
 @pytest.mark.usefixtures("unmeasured")
