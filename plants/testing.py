@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
@@ -277,9 +277,13 @@ def _main() -> None:
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit())
-    with serve(token=args.token, port=args.port) as server:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(serve(token=args.token, port=args.port))
+        except (OSError, OverflowError, ValueError) as error:
+            parser.error(str(error))
         print(json.dumps({"url": server.url, "token": server.token}), flush=True)
-        for line in sys.stdin:
+        for line in sys.stdin or ():  # It is None where standard input was closed at the start.
             try:
                 answer = _obey(server, line)
             except ValueError as error:

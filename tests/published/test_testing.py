@@ -3,12 +3,14 @@
 import http.client
 import json
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -406,11 +408,67 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         assert told(process, "reset") == first
         assert told(process, "delay 0.001") == first
         assert post(server).status == 200
-        assert "error" in told(process, "fail 404")
-        assert "error" in told(process, "fail 503 1 2")
-        assert "error" in told(process, "delay long")
+        for wrong in (
+            "",
+            "fail",
+            "fail 404",
+            "fail 503 1 2",
+            "fail 503 -1",
+            "delay",
+            "delay long",
+            "delay -1",
+            "FAIL 503",
+        ):
+            assert told(process, wrong)["error"].startswith(f"{wrong}: ")
         process.stdin.close() if process.stdin else None
         assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--token", ""], "a token consists of"),
+        (["--token", "a b"], "a token consists of"),
+        (["--port", "65536"], "port must be 0-65535"),
+        (["--port", "USED"], "Address already in use"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_the_command_says_in_one_line_why_it_does_not_serve(options: list[str], message: str) -> None:
+    with serve() as server:
+        options = [option.replace("USED", server.url.rpartition(":")[2]) for option in options]
+        result = subprocess.run(
+            [sys.executable, "-m", "plants.testing", *options], capture_output=True, text=True, check=False
+        )
+    usage, problem = result.stderr.splitlines()
+    assert (result.returncode, result.stdout, usage[:6]) == (2, "", "usage:")
+    assert problem.startswith("python -m plants.testing: error: ")
+    assert message in problem
+
+
+def test_the_command_ends_at_once_where_it_has_no_input() -> None:
+    command = ["sh", "-c", '"$0" -m plants.testing <&-', sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout).keys() == {"url", "token"}
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+def test_a_shell_script_starts_the_command_tells_it_to_fail_and_ends_it(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```sh\n(.*?)```", (CHECKOUT / "docs/testing.md").read_text(), re.DOTALL)
+    with serve() as server:
+        port = server.url.rpartition(":")[2]
+    script = script.replace("python ", f"{sys.executable} ").replace("8001", port)
+    result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["error"] == 50300
+    assert list(tmp_path.iterdir()) == []
+    assert comes_true(lambda: is_free(int(port)))
+
+
+def is_free(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
