@@ -1,14 +1,19 @@
 """What the documents say is so: their links, and the tables that are held to the code."""
 
 import re
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plants import Plant
 from plants.errors import ErrorCode
 from plants.hosting import settings
 from plants.hosting.settings import Settings
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
 from tests.support.servers import COMMANDS
 
@@ -91,6 +96,16 @@ def test_the_table_of_servers_says_how_each_is_started() -> None:
         row = next(line for line in table.splitlines() if line.startswith(f"| {server} |"))
         options = re.findall(r"(?<= )-[^ `]*", row.split("|")[2])
         assert [option for option in options if f" {option}" not in command] == [], server
+
+
+def test_the_embedded_application_of_the_docs_answers(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page("embedding"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(snippet.replace("/var/lib/plants", str(tmp_path)).replace("secret", TOKEN), names)
+    with closing(names["store"]) as store:
+        store.prepare()
+        assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+        assert store.get(1) == Plant(1, "Fern")
 
 
 def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> None:
