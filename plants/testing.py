@@ -150,7 +150,7 @@ class Received(NamedTuple):
 class Deployment:
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``store`` is a ``FaultyStore``, and ``requests`` are those that it got.
+    ``store`` is a ``FaultyStore``, and ``requests`` has the requests that came, in the order of their answers.
     """
 
     __slots__ = ("_app", "_first_token", "_token", "requests", "store")
