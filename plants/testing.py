@@ -25,8 +25,9 @@ from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
-# How many requests can be delayed at the same time.
+# How many requests can be delayed at the same time, and how many connections be open.
 _THREADS = 16
+_CONNECTIONS = 1000
 
 
 class FaultyStore(PlantStore):
@@ -231,7 +232,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS)
+    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, connection_limit=_CONNECTIONS)
     ended = threading.Event()
 
     def run() -> None:

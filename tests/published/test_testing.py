@@ -195,6 +195,15 @@ def test_a_server_answers_delayed_requests_at_once(plants_server: Server) -> Non
         assert [answer.result().status for answer in answers] == [200] * 8
 
 
+def test_a_server_answers_a_client_that_keeps_many_connections_open(plants_server: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(150):
+            address = plants_server.url.removeprefix("http://")
+            connection = stack.enter_context(closing(http.client.HTTPConnection(address, timeout=10)))
+            connection.request("GET", "/livez")
+            assert connection.getresponse().read()
+
+
 def test_to_wait_for_delayed_requests_that_do_not_come_is_an_error(plants_server: Server) -> None:
     with pytest.raises(TimeoutError, match="0 adds wait, not 1"):
         plants_server.store.wait_for_adds(1, timeout=0.01)
