@@ -57,6 +57,8 @@ _MESSAGES = {int(code): code.message for code in ErrorCode}
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
     """Give an exception that is answered with this code, and with this message or the table's."""
+    if code == ErrorCode.UNAVAILABLE:
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
@@ -88,7 +90,7 @@ def _raise_http_error(_req: object, _resp: object, error: Exception, _params: ob
             raise http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():
             # Not logged here: the store itself logs the begin and the end of an outage, not each request.
-            raise http_error(ErrorCode.UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+            raise http_error(ErrorCode.UNAVAILABLE)
         case _:
             _log.error("a request failed", exc_info=error)
             raise http_error(ErrorCode.INTERNAL)
