@@ -30,8 +30,7 @@ def answers(value: object) -> TokenCheck:
 
 
 class Coroutine:
-    async def accepts(self, _token: str) -> bool:
-        return False
+    async def accepts(self, _token: str) -> None: ...
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,6 +153,7 @@ def test_a_given_store_that_counts_as_false_while_it_is_empty_is_used() -> None:
             return 0
 
     store = Sized()
+    assert not store
     FaultyStore(store).add(Plant(1, "Fern"))
     assert store.get(1) == Plant(1, "Fern")
 
@@ -475,9 +476,8 @@ def test_a_shell_script_starts_the_command_tells_it_to_fail_and_ends_it(tmp_path
 
 
 def is_free(port: int) -> bool:
-    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-        return True
-    return False
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
