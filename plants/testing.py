@@ -239,7 +239,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
         while not ended.is_set():
             wasyncore.loop(use_poll=True, map=sockets, count=1)
 
-    thread = threading.Thread(target=run, name="plants.testing")
+    thread = threading.Thread(target=run, name="plants.testing", daemon=True)  # A context may never end.
     thread.start()
     try:
         yield server

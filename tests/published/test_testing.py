@@ -349,6 +349,13 @@ def test_a_token_that_no_client_could_send_is_refused(token: str) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
+def test_a_server_that_nobody_ends_does_not_keep_its_process() -> None:
+    code = "from plants.testing import serve; context = serve(); print(context.__enter__().url)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (result.stdout[:17], result.stderr) == ("http://127.0.0.1:", "")
+
+
+@pytest.mark.usefixtures("unmeasured")
 def test_a_strangers_test_needs_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STRANGER)
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
