@@ -4,6 +4,7 @@ Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` 
 """
 
 import argparse
+import atexit
 import io
 import json
 import math
@@ -239,11 +240,10 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
         while not ended.is_set():
             wasyncore.loop(use_poll=True, map=sockets, count=1)
 
-    thread = threading.Thread(target=run, name="plants.testing", daemon=True)  # A context may never end.
+    thread = threading.Thread(target=run, name="plants.testing", daemon=True)
     thread.start()
-    try:
-        yield server
-    finally:
+
+    def stop() -> None:
         server.store.delay = 0.0  # for requests that wait for a thread
         server.store.end_delays()
         ended.set()
@@ -251,6 +251,12 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
         thread.join()
         http.task_dispatcher.shutdown()
         wasyncore.close_all(sockets)
+
+    with ExitStack() as stack:
+        stack.callback(stop)
+        stack.callback(atexit.unregister, stack.close)
+        atexit.register(stack.close)  # where nobody ends the context, the end of the process does
+        yield server
 
 
 def _obey(server: Server, command: str) -> object:
