@@ -26,9 +26,8 @@ from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
-# How many requests can be delayed at the same time, and how many connections be open.
+# How many requests can be delayed at the same time.
 _THREADS = 16
-_CONNECTIONS = 1000
 
 
 class FaultyStore(PlantStore):
@@ -126,8 +125,8 @@ class FaultyStore(PlantStore):
 
     def check(self) -> None:
         """Raise the fault, if there is one."""
-        if self._fault:
-            raise self._fault.with_traceback(None)
+        if fault := self._fault:
+            raise fault.with_traceback(None)
         self._store.check()
 
     def close(self) -> None:
@@ -157,9 +156,6 @@ class Deployment:
 
     __slots__ = ("_app", "_first_token", "_token", "requests", "store")
 
-    store: FaultyStore
-    requests: list[Received]
-
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # It raises if no client could send the token.
@@ -185,7 +181,7 @@ class Deployment:
         """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
         self._token = self._first_token
         self.store.reset()
-        self.requests = []
+        self.requests: list[Received] = []
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request (PEP 3333)."""
@@ -233,7 +229,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, connection_limit=_CONNECTIONS)
+    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, connection_limit=1000)
     ended = threading.Event()
 
     def run() -> None:
