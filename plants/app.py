@@ -1,6 +1,7 @@
 """The application."""
 
 from collections.abc import Iterable
+from inspect import iscoroutinefunction
 from wsgiref.types import WSGIApplication
 
 from plants.auth import BearerAuth
@@ -21,8 +22,8 @@ def create_app(
     :param max_body_bytes: the largest request body that is read.
     :raises TypeError, ValueError: an argument cannot be used; the message says which, and shows no token.
     """
-    if store is not None and not hasattr(store, "add"):
-        raise TypeError("store is not a PlantStore; plants.open_store(url) gives the one that a URL names")
+    if store is not None and (not hasattr(store, "add") or iscoroutinefunction(store.add)):
+        raise TypeError("store is not a PlantStore, or is asynchronous; plants.open_store(url) gives one for a URL")
     app = json_app(BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)))
     app.add_route("/plants", PlantCollection(MemoryStore() if store is None else store, max_body_bytes))
     return app

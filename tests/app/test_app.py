@@ -70,9 +70,15 @@ def test_an_app_without_a_store_has_a_new_one() -> None:
         )
 
 
-@pytest.mark.parametrize("store", ["memory:", 0, object()], ids=["a URL", "a number", "an object"])
+class Asynchronous:
+    async def add(self, _plant: Plant) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "store", ["memory:", 0, object(), Asynchronous()], ids=["a URL", "a number", "an object", "async"]
+)
 def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
-    with pytest.raises(TypeError, match=r"^store is not a PlantStore; plants.open_store"):
+    with pytest.raises(TypeError, match=r"^store is not a PlantStore, or is asynchronous; plants.open_store"):
         plants.create_app(store, tokens=[TOKEN])
 
 
