@@ -103,7 +103,9 @@ def open_store(url: str) -> PlantStore:
     if scheme == "memory":
         from plants.stores.memory import MemoryStore
 
-        return MemoryStore.from_url(url)
+        if url != "memory:":
+            raise ValueError("the dictionary store takes no path and no options: its URL is memory:")
+        return MemoryStore()
     if scheme == "sqlite":
         from plants.stores.sqlite import SQLiteStore
 

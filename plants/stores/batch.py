@@ -1,6 +1,5 @@
 """What those stores share that keep many plants with one commit."""
 
-import abc
 import mmap
 import os
 import threading
@@ -10,52 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.stores.outage import Outage
+from plants.stores.engine import Engine, Fates, PlantRefused
 
 _MOST_TEXT = 2_000_000  # characters a commit, so that one with the largest plants ends in time
 
 _T = TypeVar("_T")
-
-
-class PlantRefused(Exception):
-    """A plant cannot be kept, while others may be; ``reason`` is what its caller is told."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-Fates = dict[int, PlantIdInUse | StoreUnavailable | PlantRefused]  # Why the plants of these ids are not kept.
-
-
-class Engine(abc.ABC):
-    """What one process has of a store: its connections, and whether they can be used.
-
-    Each method ends at its deadline, a ``time.monotonic()``, and raises StoreUnavailable if it cannot do its work.
-    """
-
-    def __init__(self) -> None:
-        self.outage: Outage = Outage()
-
-    @abc.abstractmethod
-    def keep(self, plants: list[Plant], deadline: float) -> Fates:
-        """Keep plants of different ids; give why some are not.
-
-        :raises StoreUnavailable: it is not known which are kept.
-        :raises PlantRefused: none is kept.
-        """
-
-    @abc.abstractmethod
-    def find(self, plant_id: int, deadline: float) -> Plant | None:
-        """Give the plant of this id, or None."""
-
-    @abc.abstractmethod
-    def check(self, deadline: float) -> None:
-        """Return if plants can be written now, and the table has the store's shape."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Finish what has begun, and give back the connections for good."""
 
 
 class BatchStore(PlantStore):
@@ -65,31 +23,26 @@ class BatchStore(PlantStore):
     written at once. If all are kept, everything that the calls were told is true; else those calls run again that used
     the id of one that is not, and now ``add`` says what became of their plants.
 
-    No call takes longer than about ``patience``, in seconds. While the store is unavailable one caller each half second
-    tries, and the others are told at once.
-
-    :param new_engine: gives what a process needs that uses the store for the first time; nothing is connected yet. It
-        takes a byte that all processes share, which is 1 once the store has had its file or its table.
+    :param new_engine: gives what a process needs that uses the store for the first time; nothing is connected yet.
+    :param patience: how many seconds a call takes at most, about.
     """
 
-    def __init__(self, new_engine: Callable[[mmap.mmap], Engine], patience: float) -> None:
-        self._new_engine = new_engine
-        self._patience = patience
-        self._thread = _Thread()
-        self._engines: dict[int, Engine] = {}
+    def __init__(self, new_engine: Callable[[float, mmap.mmap], Engine], patience: float) -> None:
         self._was_made = mmap.mmap(-1, 1)
+        self._new_engine = partial(new_engine, patience, self._was_made)
+        self._patience = patience
+        self._engines: dict[int, Engine] = {}
+        self._thread = _Thread()
 
     def add(self, plant: Plant) -> None:
-        batch = self._thread.batch
-        if not batch:
-            self.together([partial(self.add, plant)])
-        elif fate := batch.add(plant):
-            raise self._engine().outage.counted(fate.reason if isinstance(fate, PlantRefused) else fate)
+        if fate := self._fate_of(plant):
+            raise self._engine().counted(fate)
 
     def get(self, plant_id: int) -> Plant | None:
         batch = self._thread.batch
-        if batch and (plant := batch.get(plant_id)):
-            return plant
+        if batch and batch.fates is None and plant_id in batch.added:
+            batch.uses.append((batch.call, plant_id))
+            return batch.added[plant_id][1]
         return self._ask(lambda engine, deadline: engine.find(plant_id, deadline))
 
     def check(self) -> None:
@@ -98,24 +51,26 @@ class BatchStore(PlantStore):
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         if self._thread.batch:
             return super().together(calls)
-        batch = self._thread.batch = _Batch(self._keep, time.monotonic() + self._patience)
-        if self._engine().outage.refuses():
+        batch = self._thread.batch = _Batch(time.monotonic() + self._patience)
+        if self._engine().refuses():
             batch.fates = {}  # Each call is refused at once, and none runs twice.
-        results: dict[int, _T] = {}
+        results: list[_T] = []
         try:
             for batch.call, call in enumerate(calls):
-                results[batch.call] = call()
-            again = batch.keep()
-            for batch.call in again:
-                results[batch.call] = calls[batch.call]()
+                results.append(call())
+            if batch.added:
+                fates = batch.fates = self._keep([plant for _, plant in batch.added.values()])
+                again = sorted({call for call, plant_id in batch.uses if plant_id in fates})
+                for batch.call in again:
+                    results[batch.call] = calls[batch.call]()
         finally:
             self._thread.batch = None
-        return list(results.values())
+        return results
 
     def prepare(self, *, make: bool = True) -> None:
         if not make:
             self._was_made[0] = 1
-        engine = self._new_engine(self._was_made)
+        engine = self._new_engine()
         try:
             engine.check(time.monotonic() + self._patience)
         finally:
@@ -123,6 +78,20 @@ class BatchStore(PlantStore):
 
     def close(self) -> None:
         self._engine().close()
+
+    def _fate_of(self, plant: Plant) -> Exception | None:
+        """Say why a plant that is added is not kept."""
+        batch = self._thread.batch
+        if batch:
+            own = batch.call, plant
+            if batch.fates is None:
+                batch.uses.append((batch.call, plant.id))
+                return None if batch.added.setdefault(plant.id, own) is own else PlantIdInUse(plant.id)
+            fate = batch.fates.get(plant.id)
+            if isinstance(fate, PlantIdInUse) or batch.added.get(plant.id) == own:
+                batch.added.pop(plant.id, None)  # A call is told once; if it adds its plant again, the id is in use.
+                return fate
+        return self._keep([plant]).get(plant.id)
 
     def _keep(self, plants: list[Plant]) -> Fates:
         if len(plants) == 1 or sum(len(plant.name) + len(plant.tag or "") for plant in plants) < _MOST_TEXT:
@@ -133,7 +102,7 @@ class BatchStore(PlantStore):
                 return {plant.id: StoreUnavailable(str(error)) for plant in plants}
             except PlantRefused as error:
                 if len(plants) == 1:
-                    return {plants[0].id: error}
+                    return {plants[0].id: error.reason}
         middle = len(plants) // 2
         return self._keep(plants[:middle]) | self._keep(plants[middle:])
 
@@ -141,64 +110,29 @@ class BatchStore(PlantStore):
         try:
             return self._use(work)
         except StoreUnavailable as error:
-            self._engine().outage.counted(error)
+            self._engine().counted(error)
             raise
 
     def _use(self, work: Callable[[Engine, float], _T]) -> _T:
-        engine = self._engine()
         batch = self._thread.batch
-        deadline = batch.deadline if batch else time.monotonic() + self._patience
-        with engine.outage.attempt() as for_all:
-            if time.monotonic() > deadline:
-                raise StoreUnavailable("no time left")
-            if for_all:
-                engine.check(deadline)
-            return work(engine, deadline)
+        return self._engine().use(work, batch.deadline if batch else time.monotonic() + self._patience)
 
     def _engine(self) -> Engine:
         # A parent's engine stays in the dictionary of its child, unused: its connections and its locks are the
         # parent's, and to close them here would be to close them there.
         pid = os.getpid()
-        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine(self._was_made))
+        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine())
 
 
 class _Batch:
-    """What calls add together; then, while some of them run again, what became of that."""
+    """What calls add together."""
 
-    def __init__(self, keep: Callable[[list[Plant]], Fates], deadline: float) -> None:
-        self.call = 0
+    def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self._keep = keep
-        self._added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
-        self._uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
+        self.call = 0  # that runs
+        self.added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
+        self.uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
         self.fates: Fates | None = None  # None while the calls run as if all were kept
-
-    def add(self, plant: Plant) -> PlantIdInUse | StoreUnavailable | PlantRefused | None:
-        """Give why the plant is not kept."""
-        if self.fates is None:
-            self._uses.append((self.call, plant.id))
-            if plant.id in self._added:
-                return PlantIdInUse(plant.id)
-            self._added[plant.id] = self.call, plant
-            return None
-        fate = self.fates.get(plant.id)
-        if self._added.get(plant.id) == (self.call, plant):
-            del self._added[plant.id]  # Its call is told once; if it adds it again, the id is in use.
-        elif not fate or isinstance(fate, PlantRefused):
-            fate = self._keep([plant]).get(plant.id)
-        return fate
-
-    def get(self, plant_id: int) -> Plant | None:
-        """Give the plant that a call of this batch has added, as long as it seems to be kept."""
-        if self.fates is None and plant_id in self._added:
-            self._uses.append((self.call, plant_id))
-            return self._added[plant_id][1]
-        return None
-
-    def keep(self) -> list[int]:
-        """Keep what the calls added; give those that were told something of a plant that is not kept."""
-        fates = self.fates = self._keep([plant for _, plant in self._added.values()]) if self._added else {}
-        return sorted({call for call, plant_id in self._uses if plant_id in fates})
 
 
 class _Thread(threading.local):

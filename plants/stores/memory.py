@@ -1,7 +1,6 @@
 """A dictionary in the process: lives as long as the process, and is shared with no other."""
 
 import threading
-from typing import Self
 
 from plants.stores import Plant, PlantIdInUse, PlantStore
 
@@ -15,16 +14,6 @@ class MemoryStore(PlantStore):
     def __init__(self) -> None:
         self._parts: list[dict[int, str]] = [{} for _ in range(_PARTS)]
         self._lock = threading.Lock()
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """Give a new, empty store for ``memory:``.
-
-        :raises ValueError: there is more to the URL.
-        """
-        if url != "memory:":
-            raise ValueError("the dictionary store takes no path and no options: its URL is memory:")
-        return cls()
 
     def add(self, plant: Plant) -> None:
         plant_id, name, tag = plant

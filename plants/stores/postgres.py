@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore, Engine, Fates, PlantRefused
-from plants.stores.outage import MEND, StoreUnusable, one_line
+from plants.stores.batch import BatchStore
+from plants.stores.engine import MEND, Engine, Fates, PlantRefused, StoreUnusable, one_line
 
 _DEFAULTS = conninfo_to_dict(
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -33,7 +33,7 @@ _INSERT = (
     "INSERT INTO plants (id, name, tag) SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[]) "
     "ON CONFLICT (id) DO NOTHING RETURNING id"
 )
-_INSERT_NOTHING = "INSERT INTO plants (id, name) SELECT 0, '' WHERE false ON CONFLICT (id) DO NOTHING"
+_INSERT_NOTHING = "INSERT INTO plants (id, name) SELECT 0, '' WHERE false ON CONFLICT (id) DO NOTHING RETURNING id"
 _SELECT = "SELECT name, tag FROM plants WHERE id = %s"
 _SET_UP = """
     SELECT set_config('statement_timeout', %s, false),
@@ -60,13 +60,12 @@ class PostgresStore(BatchStore):
     All plants of a batch are one statement and so one transaction. It is tried again only while the server says that it
     kept nothing. When a connection is lost or silent after the statement was sent, nobody knows what was kept, and the
     answer is StoreUnavailable. Looking for the rows would not settle it: they may be another client's, or not yet on
-    the synchronous standby, so that a fail-over would take them back. Who tries again may therefore be told that the id
-    is in use, by the own earlier attempt.
+    the synchronous standby, so that a fail-over would take them back.
     """
 
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
         conninfo = make_conninfo("", **_DEFAULTS | conninfo_to_dict(conninfo))
-        super().__init__(partial(_Pool, conninfo, patience, max_connections), patience)
+        super().__init__(partial(_Pool, conninfo, max_connections), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -86,12 +85,9 @@ class PostgresStore(BatchStore):
 class _Pool(Engine):
     """The connections of one process; each is one caller's at a time."""
 
-    def __init__(self, conninfo: str, patience: float, max_connections: int, was_made: mmap.mmap) -> None:
-        super().__init__()
+    def __init__(self, conninfo: str, max_connections: int, patience: float, was_made: mmap.mmap) -> None:
+        super().__init__(patience, was_made)
         self._conninfo = conninfo
-        self._patience = patience
-        self._was_made = was_made
-        self._closed = False
         self._turn = threading.Lock()
         # The connections that nobody uses, and None for each that may still be made.
         self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
@@ -113,7 +109,7 @@ class _Pool(Engine):
         self._run(self._check, deadline)
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         with suppress(queue.Empty):
             while True:
                 if connection := self._idle.get_nowait():
@@ -144,7 +140,7 @@ class _Pool(Engine):
             raise StoreUnavailable(_told(error)) from error
 
     def _take(self, deadline: float) -> "_Connection":
-        while not self._closed:
+        while not self._is_closed:
             # In turn: from the queue alone, a thread that has just given a connection back would get it again.
             if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
                 raise StoreUnavailable("all connections are busy")
@@ -154,18 +150,16 @@ class _Pool(Engine):
                 raise StoreUnavailable("all connections are busy") from None
             finally:
                 self._turn.release()
-            if not connection:
-                self._connect_within(deadline)
-            elif connection.has_news():
-                connection.close()
-                self._idle.put(None)
-            else:
+            if connection and not connection.has_news():
                 connection.deadline = deadline
                 return connection
+            if connection:
+                connection.close()
+            self._connect_within(deadline)
         raise StoreUnavailable("the store is closed")
 
     def _give_back(self, connection: "_Connection") -> None:
-        is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._closed
+        is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._is_closed
         if not is_usable:
             connection.close()
         self._idle.put(connection if is_usable else None)
@@ -189,21 +183,20 @@ class _Pool(Engine):
             # In milliseconds, and sooner than the caller leaves: a statement that the server gave up keeps nothing.
             connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
             self._check(connection)
+            self._give_back(connection)
+            outcome.set_result(None)
         except Exception as error:
             if connection:
                 connection.close()
             self._idle.put(None)
             outcome.set_exception(error)
-        else:
-            self._give_back(connection)
-            outcome.set_result(None)
 
     def _check(self, connection: "_Connection") -> None:
         faults = connection.run(_FAULTS)
         if faults[:1] == [("is gone",)] and not self._was_made[0]:
             # Processes that make the table at once may meet in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
-                connection.run(_TABLE)
+                connection.execute(_TABLE)
         # Looked at again: the first look may have been older than a table that another process has just made.
         faults = faults and connection.run(_FAULTS)
         if faults:
@@ -234,8 +227,7 @@ class _Connection(psycopg.Connection[_Row]):
         if self.replication_cancelled:
             self.close()
             raise psycopg.OperationalError("the wait for the synchronous standby was cancelled")
-        # Not cursor.description, which would describe the columns in words first.
-        return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
+        return cursor.fetchall()
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))

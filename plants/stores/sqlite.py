@@ -16,23 +16,22 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore, Engine, Fates, PlantRefused
-from plants.stores.outage import MEND, StoreUnusable
+from plants.stores.batch import BatchStore
+from plants.stores.engine import MEND, Engine, Fates, StoreUnusable
 
 _LOCK_POLL = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
-
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
-_SET_UP = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",
-    "PRAGMA fullfsync = ON",  # macOS keeps nothing through a power cut without it
-    # A long reader makes the log grow; what is more than this is given back to the disk once the reader is gone.
-    "PRAGMA journal_size_limit = 16777216",
-)
+_SET_UP = """
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    PRAGMA fullfsync = ON;  -- macOS keeps nothing through a power cut without it
+    -- A long reader makes the log grow; what is more than this is given back to the disk once the reader is gone.
+    PRAGMA journal_size_limit = 16777216;
+"""
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
 _CONDENSED_TABLE = "createtableplants(idintegerprimarykey,nametextnotnull,tagtext)"
-_INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+_INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
@@ -51,12 +50,11 @@ class SQLiteStore(BatchStore):
     commit). Nobody is answered before the commit, and nothing is tried again after a commit that failed: what became
     of it is not known, and StoreUnavailable says so.
 
-    The directory is never made. A file that is gone is not made again: the store is unavailable until it is back.
-    Fork before the first use: SQLite does not carry a connection across a fork.
+    The directory is never made. Fork before the first use: SQLite does not carry a connection across a fork.
     """
 
     def __init__(self, path: str, patience: float = 2.5) -> None:
-        super().__init__(partial(_File, str(Path(path).absolute()), patience), patience)
+        super().__init__(partial(_File, str(Path(path).absolute())), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -67,8 +65,6 @@ class SQLiteStore(BatchStore):
         before, slashes, path = url.partition("sqlite:///")
         if before or not slashes or path in {"", ":memory:"} or set(path) & set("?#") or "%00" in path:
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
-        if sqlite3.sqlite_version_info < (3, 35):
-            raise ValueError(f"a SQLite store needs SQLite 3.35, and this Python has {sqlite3.sqlite_version}")
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
 
@@ -76,12 +72,9 @@ class _File(Engine):
     """The connection of one process. Whoever has the lock does the work of all who wait for it."""
 
     def __init__(self, path: str, patience: float, was_made: mmap.mmap) -> None:
-        super().__init__()
+        super().__init__(patience, was_made)
         self._path = path
-        self._patience = patience
-        self._was_made = was_made
-        self._lock = threading.Lock()
-        self._closed = False
+        self._turn = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._connection: sqlite3.Connection | None = None
         self._files: tuple[str, ...] = ()
@@ -99,15 +92,15 @@ class _File(Engine):
 
     def close(self) -> None:
         deadline = time.monotonic() + self._patience
-        has_lock = self._lock.acquire(timeout=self._patience)
+        has_lock = self._turn.acquire(timeout=self._patience)
         if has_lock and self._waiting:
             self._commit(deadline)
-        self._closed = True
+        self._is_closed = True
         if has_lock:
             with suppress(sqlite3.Error, StoreUnavailable):
                 self._copy_the_log(deadline)
             self._disconnect()
-            self._lock.release()
+            self._turn.release()
 
     def _copy_the_log(self, deadline: float) -> None:
         # SQLite lets the last connection copy the log into the file. Two that close at once leave it to each other.
@@ -125,14 +118,14 @@ class _File(Engine):
         """Give what the work gives, once it is committed."""
         outcome: Future[_T] = Future()
         self._waiting.append((work, outcome))
-        if not self._lock.acquire(timeout=max(0, deadline - time.monotonic())):
+        if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
             outcome.cancel()
             raise StoreUnavailable(f"{self._path}: no answer in time")
         try:
             if not outcome.done():
                 self._commit(deadline)
         finally:
-            self._lock.release()
+            self._turn.release()
         return outcome.result()
 
     def _commit(self, deadline: float) -> None:
@@ -164,23 +157,23 @@ class _File(Engine):
 
     def _begin(self, deadline: float) -> tuple[sqlite3.Connection, bool]:
         """Give the connection when it may write, and whether that was not at once."""
-        if self._closed:
+        if self._is_closed:
             raise StoreUnavailable("the store is closed")
         polled = False
         while True:
             try:
                 connection = self._connection or self._connect()
                 connection.execute("BEGIN IMMEDIATE")
-                break
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
                     raise
-            time.sleep(_LOCK_POLL)
-            polled = True
-        # Before anything is written, too: with a lock file of its own, this process would write over what another
-        # one has in the log.
-        self._look()
-        return connection, polled
+                time.sleep(_LOCK_POLL)
+                polled = True
+            else:
+                # Before anything is written, too: with a lock file of its own, this process would write over what
+                # another one has in the log.
+                self._look()
+                return connection, polled
 
     def _connect(self) -> sqlite3.Connection:
         may_make = not self._was_made[0]
@@ -193,19 +186,16 @@ class _File(Engine):
         if self._was_made[0] == _LOG_IS_LOST:
             with closing(connect()) as connection:
                 # This fails while another connection is open, whose log is the one that was lost.
-                for statement in ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN IMMEDIATE", "ROLLBACK"):
-                    connection.execute(statement)
-        connection = connect()
+                connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
+        self._connection = connection = connect()
         try:
-            for statement in (*_SET_UP, _TABLE) if may_make else _SET_UP:
-                connection.execute(statement)
+            connection.executescript(_SET_UP + _TABLE if may_make else _SET_UP)
             _check_table(connection)
-            self._files = (self._path, f"{path}-wal", f"{path}-shm")
-            self._identities = [_identity(file) for file in self._files]
         except Exception:
-            connection.close()
+            self._disconnect()
             raise
-        self._connection = connection
+        self._files = (self._path, f"{path}-wal", f"{path}-shm")
+        self._identities = [_identity(file) for file in self._files]
         self._was_made[0] = 1
         return connection
 
@@ -233,12 +223,12 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
     cursor = connection.cursor()
     for plant in plants:
         try:
-            if not cursor.execute(_INSERT, plant).rowcount:
-                fates[plant.id] = PlantIdInUse(plant.id)
+            cursor.execute(_INSERT, plant)
         except sqlite3.IntegrityError as error:
-            fates[plant.id] = PlantRefused(StoreUnavailable(str(error)))
+            is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
+            fates[plant.id] = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))
         except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant
-            fates[plant.id] = PlantRefused(error)
+            fates[plant.id] = error
     return fates
 
 
