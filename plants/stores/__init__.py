@@ -10,8 +10,7 @@ _T = TypeVar("_T")
 class Plant(NamedTuple):
     """A plant as a store keeps it.
 
-    ``id`` is an int from -2^63 to 2^63-1; ``name`` and ``tag`` are strings of any length without U+0000 and without
-    lone surrogates, and ``tag`` is None where none was given.
+    ``id`` is from -2^63 to 2^63-1; ``name`` and ``tag`` have any length, but no U+0000 and no lone surrogates.
     """
 
     id: int

@@ -114,10 +114,6 @@ class Engine(abc.ABC):
                 self._refused += 1
                 self._refused_at = time.monotonic()
                 if self._refused == 1:
-                    _log.warning("the store is unavailable: %s", one_line(error))
+                    line = " ".join(str(error).split())
+                    _log.warning("the store is unavailable: %s", line[:500])
         return error
-
-
-def one_line(error: object) -> str:
-    """Give an error's text as a line of the log takes it."""
-    return " ".join(str(error).split())[:500]

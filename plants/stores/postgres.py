@@ -21,9 +21,9 @@ from psycopg.pq import TransactionStatus
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
-from plants.stores.engine import MEND, Engine, Fates, PlantRefused, StoreUnusable, one_line
+from plants.stores.engine import MEND, Engine, Fates, PlantRefused, StoreUnusable
 
-_DEFAULTS = conninfo_to_dict(
+_DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
     "keepalives_idle=10 keepalives_interval=2 keepalives_count=3"
 )
@@ -33,7 +33,6 @@ _INSERT = (
     "INSERT INTO plants (id, name, tag) SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[]) "
     "ON CONFLICT (id) DO NOTHING RETURNING id"
 )
-_INSERT_NOTHING = "INSERT INTO plants (id, name) SELECT 0, '' WHERE false ON CONFLICT (id) DO NOTHING RETURNING id"
 _SELECT = "SELECT name, tag FROM plants WHERE id = %s"
 _SET_UP = """
     SELECT set_config('statement_timeout', %s, false),
@@ -44,6 +43,7 @@ _SET_UP = """
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {MEND}"
+_PAUSE = 0.02  # seconds until a statement is tried again
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -59,12 +59,11 @@ class PostgresStore(BatchStore):
 
     All plants of a batch are one statement and so one transaction. It is tried again only while the server says that it
     kept nothing. When a connection is lost or silent after the statement was sent, nobody knows what was kept, and the
-    answer is StoreUnavailable. Looking for the rows would not settle it: they may be another client's, or not yet on
-    the synchronous standby, so that a fail-over would take them back.
+    answer is StoreUnavailable. Looking for the rows would not settle it: a fail-over may take them back.
     """
 
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
-        conninfo = make_conninfo("", **_DEFAULTS | conninfo_to_dict(conninfo))
+        conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo))
         super().__init__(partial(_Pool, conninfo, max_connections), patience)
 
     @classmethod
@@ -117,19 +116,17 @@ class _Pool(Engine):
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Give what the work gives; try it again while the server says that it kept nothing."""
-        pause = 0.005
         try:
             while True:
                 connection = self._take(deadline)
                 try:
                     return work(connection)
                 except _KEPT_NOTHING:
-                    if time.monotonic() + pause > deadline:
+                    if time.monotonic() + _PAUSE > deadline:
                         raise
                 finally:
                     self._give_back(connection)
-                time.sleep(pause)
-                pause *= 2
+                time.sleep(_PAUSE)
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise PlantRefused(error) from None
         except _CONSTRAINTS as error:
@@ -202,7 +199,7 @@ class _Pool(Engine):
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
         self._was_made[0] = 1
-        connection.run(_INSERT_NOTHING)
+        connection.run(_INSERT, [[], [], []])
 
 
 class _Connection(psycopg.Connection[_Row]):
@@ -240,4 +237,4 @@ class _Connection(psycopg.Connection[_Row]):
 def _told(error: Exception) -> str:
     """Say what happened without what the server says of a statement, which may quote a plant."""
     state = getattr(error, "sqlstate", None)
-    return f"{type(error).__name__}, SQLSTATE {state}" if state else one_line(error)
+    return f"{type(error).__name__}, SQLSTATE {state}" if state else str(error)
