@@ -129,7 +129,7 @@ class _Batch:
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.call = 0  # that runs
+        self.call: int  # that runs
         self.added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
         self.uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
         self.fates: Fates | None = None  # None while the calls run as if all were kept

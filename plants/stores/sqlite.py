@@ -62,8 +62,8 @@ class SQLiteStore(BatchStore):
 
         :raises ValueError: the URL names no file, or has more than a file.
         """
-        before, slashes, path = url.partition("sqlite:///")
-        if before or not slashes or path in {"", ":memory:"} or set(path) & set("?#") or "%00" in path:
+        path = url.removeprefix("sqlite:///")
+        if path in {url, "", ":memory:"} or re.search("[?#]|%00", path):
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
@@ -144,11 +144,13 @@ class _File(Engine):
             if polled:
                 # Others wait for the file, too: leave it long enough for one of them to notice.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL))
-        except Exception as error:
+        except BaseException as error:
             self._disconnect()
             kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
             for _, outcome in jobs or self._gather():
                 outcome.set_exception(kind(f"{self._path}: {error}"))
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C; the others do not wait for ever
 
     def _gather(self) -> list[_Job]:
         """Give what waits, without what is waited for no longer."""

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
+from plants.stores.memory import MemoryStore
 from tests.support.postgres_server import PostgresServer
 
 CLIENT = """
@@ -426,6 +427,14 @@ class TestMemoryStore(StoreContract):
     @pytest.fixture
     def store_url(self) -> str:
         return "memory:"
+
+
+def test_a_dictionary_spreads_its_plants_whatever_the_steps_of_their_ids() -> None:
+    for step in (1, 1024, 2**32):
+        store = MemoryStore()
+        for number in range(10_000):
+            store.add(Plant(number * step, ""))
+        assert max(map(len, store._parts)) < 100
 
 
 class TestSQLiteStore(StoreContract):

@@ -263,6 +263,23 @@ def test_all_adds_that_wait_are_one_transaction(store: SQLiteStore, path: Path) 
     assert log.stat().st_size - before < 2 * 5000  # a page of 4096 bytes and its header are written once
 
 
+def test_who_waits_for_a_commit_that_is_interrupted_is_told(store: SQLiteStore, path: Path) -> None:
+    def interrupt(_connection: object) -> None:
+        raise KeyboardInterrupt
+
+    store.check()
+    with ThreadPoolExecutor(1) as thread:
+        with all_waiting(store, path, [Plant(1, "oak")]) as [add]:
+            interrupted = thread.submit(engine_of(store)._run, interrupt, time.monotonic() + 5)
+            wait_until(lambda: len(engine_of(store)._waiting) == 2)
+        assert {type(add.exception(timeout=5)), type(interrupted.exception(timeout=5))} == {
+            StoreUnavailable,
+            KeyboardInterrupt,
+        }
+    wait_until(lambda: is_available(store))
+    assert store.get(1) is None
+
+
 def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: Path) -> None:
     store.check()
     plants = [Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "\ud800"), Plant(3, "oak")]
