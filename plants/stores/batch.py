@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
@@ -70,11 +71,8 @@ class BatchStore(PlantStore):
     def prepare(self, *, make: bool = True) -> None:
         if not make:
             self._was_made[0] = 1
-        engine = self._new_engine()
-        try:
+        with closing(self._new_engine()) as engine:
             engine.check(time.monotonic() + self._patience)
-        finally:
-            engine.close()
 
     def close(self) -> None:
         self._engine().close()

@@ -234,7 +234,6 @@ class _Connection(psycopg.Connection[_Row]):
         self.replication_cancelled |= notice.source_function == "SyncRepWaitForLSN"
 
 
-def _told(error: Exception) -> str:
+def _told(error: psycopg.Error) -> str:
     """Say what happened without what the server says of a statement, which may quote a plant."""
-    state = getattr(error, "sqlstate", None)
-    return f"{type(error).__name__}, SQLSTATE {state}" if state else str(error)
+    return f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error)

@@ -37,7 +37,6 @@ _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
 # What the byte is that all processes share, once SQLite's log has been lost while connections are open.
 _LOG_IS_LOST = 2
-_LOST = "SQLite's log was removed or replaced: the store is back when every process has closed the file"
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[sqlite3.Connection], Any], Future[Any]]
@@ -210,7 +209,7 @@ class _File(Engine):
             # What is in the log is in the file once the last connection of all processes has been closed. A new one
             # would begin a new log before that, without it.
             self._was_made[0] = _LOG_IS_LOST
-            raise StoreUnusable(_LOST)
+            raise StoreUnusable("SQLite's log was removed or replaced: wait until every process has closed the file")
         raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {MEND}")
 
 
