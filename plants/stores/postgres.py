@@ -43,7 +43,6 @@ _SET_UP = """
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {MEND}"
-_PAUSE = 0.02  # seconds until a statement is tried again
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -116,17 +115,19 @@ class _Pool(Engine):
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Give what the work gives; try it again while the server says that it kept nothing."""
+        pause = 0.005
         try:
             while True:
                 connection = self._take(deadline)
                 try:
                     return work(connection)
                 except _KEPT_NOTHING:
-                    if time.monotonic() + _PAUSE > deadline:
+                    if time.monotonic() + pause > deadline:
                         raise
                 finally:
                     self._give_back(connection)
-                time.sleep(_PAUSE)
+                time.sleep(pause)
+                pause *= 2  # It also leaves the last attempt as much time as the others took together.
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise PlantRefused(error) from None
         except _CONSTRAINTS as error:
