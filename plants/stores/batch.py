@@ -65,7 +65,7 @@ class BatchStore(PlantStore):
                 for batch.call in again:
                     results[batch.call] = calls[batch.call]()
         finally:
-            self._thread.batch = None
+            del self._thread.batch
         return results
 
     def prepare(self, *, make: bool = True) -> None:

@@ -573,12 +573,15 @@ def test_a_table_that_was_made_by_hand_is_used(path: Path) -> None:
         store.add(Plant(1, "oak"))
 
 
-def test_a_plant_that_a_constraint_refuses_costs_only_itself(store: SQLiteStore, path: Path) -> None:
+def test_a_plant_that_a_constraint_refuses_costs_only_itself(
+    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE UNIQUE INDEX names ON plants (name)")
     calls = [caller(store, Plant(plant_id, name)) for plant_id, name in ((1, "fern"), (2, "oak"), (3, "moss"))]
     assert store.together(calls) == ["fern", "StoreUnavailable", "moss"]
+    assert caplog.messages == ["the store is unavailable: UNIQUE constraint failed: plants.name"]
     with pytest.raises(StoreUnavailable, match="not the store's own"):
         store.check()
 
