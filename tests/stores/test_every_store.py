@@ -99,8 +99,8 @@ def adding(store: PlantStore, plant: Plant) -> Callable[[], str]:
     def call() -> str:
         try:
             store.add(plant)
-        except PlantIdInUse:
-            return "in use"
+        except PlantIdInUse as error:
+            return "in use" if error.plant_id == plant.id else "another id is in use"
         except StoreUnavailable:
             return "unavailable"
         return plant.name
@@ -451,6 +451,7 @@ class TestPostgresStore(StoreContract):
 
 START = "^a store's URL starts with memory:, sqlite: or postgresql:$"
 SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
+POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
     "another engine": ("mysql://user:secret@host/plants", START),
@@ -465,10 +466,10 @@ BAD_URLS = {
     "SQLite with an option": ("sqlite:///plants.db?mode=ro", SQLITE),
     "SQLite with a fragment": ("sqlite:///plants#1.db", SQLITE),
     "SQLite with U+0000": ("sqlite:///plants%00.db", SQLITE),
-    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", "postgresql://user"),
-    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", "postgresql://user"),
-    "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", "postgresql://user"),
-    "PostgreSQL with no slashes": ("postgresql:plants password=secret", "postgresql://user"),
+    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
+    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", POSTGRES),
+    "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", POSTGRES),
+    "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }
 
 
