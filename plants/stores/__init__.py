@@ -114,6 +114,5 @@ def open_store(url: str) -> PlantStore:
             from plants.stores.postgres import PostgresStore
         except ImportError as error:
             raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
-
         return PostgresStore.from_url(url)
     raise ValueError("a store's URL starts with memory:, sqlite: or postgresql:")
