@@ -233,13 +233,16 @@ def test_what_waits_is_done_before_the_store_is_closed(store: SQLiteStore) -> No
     assert outcome.exception() is None
 
 
-def test_calls_together_that_took_too_long_have_no_store_and_are_not_kept(hasty: SQLiteStore) -> None:
+def test_calls_together_that_took_too_long_have_no_store_and_are_not_kept(
+    hasty: SQLiteStore, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[Callable[[], object]] = [
         partial(threading.Event().wait, 0.6),
         caller(hasty, Plant(1, "oak")),
         partial(is_available, hasty),
     ]
     assert hasty.together(calls) == [False, "StoreUnavailable", False]
+    assert caplog.messages == ["the store is unavailable: no time left"]
     wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
@@ -303,6 +306,22 @@ def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         store.add(Plant(2, "Moss"))
     assert engine_of(store).refuses()
+
+
+def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "Fern"))
+    path.unlink()
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        store.add(Plant(2, "Moss"))
+    engine = engine_of(store)
+    wait_until(lambda: not engine.refuses())
+    with ThreadPoolExecutor(1) as thread:
+        with engine._turn:
+            trial = thread.submit(store.add, Plant(2, "Moss"))
+            wait_until(lambda: len(engine._waiting) == 1)
+            with pytest.raises(StoreUnavailable, match="removed or replaced"):
+                store.add(Plant(3, "Ivy"))
+        assert isinstance(trial.exception(), StoreUnavailable)
 
 
 def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore, path: Path) -> None:
