@@ -434,7 +434,7 @@ def test_who_gets_no_connection_in_time_is_told(server: PostgresServer, *, is_fi
             assert pool_of(store)._idle.get() is None
         else:
             pool_of(store)._turn.acquire()
-        with pytest.raises(StoreUnavailable, match="^all connections are busy$"):
+        with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
             store.add(Plant(1, "oak"))
 
 

@@ -324,6 +324,26 @@ def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLite
         assert isinstance(trial.exception(), StoreUnavailable)
 
 
+@pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["flickers", "is over"])
+def test_the_log_has_a_line_for_each_end_of_an_outage_that_does_not_flicker(
+    store: SQLiteStore,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    quiet: float,
+    lines: int,
+) -> None:
+    monkeypatch.setattr("plants.stores.engine._QUIET", quiet)
+    store.check()
+    for _ in range(2):
+        with moved_away(path), pytest.raises(StoreUnavailable):
+            store.check()
+        wait_until(lambda: is_available(store))
+    begin, end = "the store is unavailable", "the store is available again; requests refused meanwhile"
+    assert [message.partition(": ")[0] for message in caplog.messages] == [begin, end, begin, end][:lines]
+
+
 def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
