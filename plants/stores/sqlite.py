@@ -134,11 +134,11 @@ class _File(Engine):
             began = time.monotonic()
             # Gathered only now: who came while another process had the lock goes with this commit.
             jobs = self._gather()
-            results = [work(connection) for work, _ in jobs]
+            results = [(outcome, work(connection)) for work, outcome in jobs]
             connection.execute("COMMIT")
             # A commit into a file that was removed or replaced keeps nothing.
             self._look()
-            for (_, outcome), result in zip(jobs, results, strict=True):
+            for outcome, result in results:
                 outcome.set_result(result)
             if polled:
                 # Others wait for the file, too: leave it long enough for one of them to notice.

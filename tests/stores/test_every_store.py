@@ -381,7 +381,7 @@ class StoreContract:
         assert lasting_url
         store.add(Plant(1, "oak"))
         store.close()
-        with pytest.raises(StoreUnavailable, match="closed"):
+        with pytest.raises(StoreUnavailable, match=r"(^|: )the store is closed$"):
             store.add(Plant(2, "oak"))
 
     @pytest.mark.usefixtures("unmeasured")
