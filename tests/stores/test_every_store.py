@@ -320,9 +320,9 @@ class StoreContract:
 
     def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
         with contextlib.closing(open_store(lasting_url)) as store:
-            with pytest.raises(StoreUnavailable, match="gone"):
+            with pytest.raises(StoreUnavailable, match="gone; it is not made again"):
                 store.prepare(make=False)
-            with pytest.raises(StoreUnavailable, match="gone"):
+            with pytest.raises(StoreUnavailable, match="gone; it is not made again"):
                 store.check()
             with contextlib.closing(open_store(lasting_url)) as first:
                 first.prepare()
