@@ -86,6 +86,8 @@ class TokenFile(Tokens):
         self._read_at = time.monotonic()
         problem = ""
         try:
+            if self._path.is_fifo():
+                raise ValueError("it is a pipe, read once")  # To open it again could take for ever.
             content = self._path.read_bytes()
             if content != self._content:
                 self._digests = _digests_in(content)

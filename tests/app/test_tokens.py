@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,20 @@ def test_a_file_that_turns_bad_again_is_reported_again(
         clock.append(clock[-1] + 1)
         tokens.accepts("first")
     assert len(caplog.records) == 2
+
+
+def test_a_pipe_is_read_once_and_nobody_waits_for_it_again(
+    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=["first\n"])
+    writer.start()
+    tokens = TokenFile(pipe)
+    writer.join()
+    clock.append(clock[-1] + 1)
+    assert tokens.accepts("first")
+    assert caplog.messages == ["the token file cannot be used, the old tokens stay valid: it is a pipe, read once"]
 
 
 def test_while_one_thread_reads_the_file_the_others_do_not_wait(path: Path, clock: list[float]) -> None:
