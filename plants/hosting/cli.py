@@ -1,15 +1,13 @@
-"""The command ``plants``. It imports what a command needs when that runs: ``check`` runs every few seconds."""
+"""The command ``plants``. It imports what a command needs when that runs."""
 
 import os
 import re
-import socket
+import signal
 import sys
-from queue import Empty, SimpleQueue
+from contextlib import closing
 from threading import Thread
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
-
-from plants.hosting import LAST_PORT
 
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
@@ -24,7 +22,17 @@ _CHECK_SECONDS = 2
 
 def main() -> None:
     """Run the command that ``sys.argv`` names."""
-    match sys.argv[1:]:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
+    try:
+        _run(sys.argv[1:])
+        print(end="", flush=True)
+    except OSError as error:
+        sys.stdout = None  # Python would try again, and complain.
+        stop(f"standard output takes nothing: {error.strerror}")
+
+
+def _run(arguments: list[str]) -> None:
+    match arguments:
         case ["serve", *_]:
             _serve()
         case ["check"]:
@@ -43,7 +51,7 @@ def main() -> None:
             _misused(_USAGE)
         case ["check" | "config" | "token" as command, *_]:
             _misused(f"plants: {command} does not take this argument; see plants help.")
-        case arguments:
+        case _:
             _misused(f"plants: {arguments[0]!r} is not a command; plants help lists them.")
 
 
@@ -53,13 +61,16 @@ def _misused(message: str) -> NoReturn:
 
 
 def stop(problem: object) -> NoReturn:
-    """End the process with one line on standard error."""
-    line = " ".join(str(problem).split()).removesuffix(".")
-    sys.exit(f"plants: {line}.")
+    """End the process with one line on standard error: the first of the problem's."""
+    first, *_ = [*str(problem).strip().splitlines(), repr(problem)]
+    sys.exit(f"plants: {first.rstrip(' .:')}.")
 
 
 def _serve() -> None:
     _check_numbers()
+    # To reload, or to open the log again, makes no sense until Gunicorn takes these over; they would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from plants.hosting.serve import Serve
 
     Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
@@ -67,71 +78,65 @@ def _serve() -> None:
 
 def _check_numbers() -> None:
     # Gunicorn reads these two when it is imported. A bad value would end it with a traceback.
-    for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
+    for name, lowest, highest in (("PORT", 0, 65535), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
             stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
 
 
 def _own_url() -> str:
-    address = f":{os.environ.get('PORT', '8000')}"
-    if options := os.environ.get("GUNICORN_CMD_ARGS"):
-        import shlex
-        from argparse import ArgumentError, ArgumentParser
+    import shlex
+    from argparse import ArgumentError, ArgumentParser
 
-        parser = ArgumentParser(add_help=False, exit_on_error=False)
-        parser.add_argument("-b", "--bind", action="append", default=[])
-        try:
-            address = [*parser.parse_known_args(shlex.split(options))[0].bind, address][0].removeprefix("tcp://")
-        except (ArgumentError, ValueError) as error:
-            stop(f"GUNICORN_CMD_ARGS is not usable: {error}")
+    _check_numbers()
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("-b", "--bind", action="append", default=[])
+    try:
+        options, _ = parser.parse_known_args(shlex.split(os.environ.get("GUNICORN_CMD_ARGS", "")))
+    except (ArgumentError, ValueError) as error:
+        stop(f"GUNICORN_CMD_ARGS is not usable: {error}")
+    # As Gunicorn reads it: several addresses may have commas between them, and the port may be left out.
+    address = [*options.bind, f":{os.environ.get('PORT', '8000')}"][0].partition(",")[0].removeprefix("tcp://")
     if address.startswith(("unix:", "fd:")):
         stop(f"the service listens at {address}; plants check URL needs an http or https address")
     if not re.search(r":[^]]*$", address):
-        address += ":8000"  # as Gunicorn does
+        address += ":8000"
     return f"http://127.0.0.1{address}" if address.startswith(":") else f"http://{address}"
 
 
 def _check(url: str) -> None:
     address = f"{url.rstrip('/')}/readyz"
-    problems: SimpleQueue[str] = SimpleQueue()
+    problems = [f"no answer within {_CHECK_SECONDS} seconds"]
     # In a thread, so that the time limit covers the look-up of the name, too.
-    Thread(target=lambda: problems.put(_problem_at(address)), daemon=True).start()
-    try:
-        problem = problems.get(timeout=_CHECK_SECONDS)
-    except Empty:
-        problem = f"no answer within {_CHECK_SECONDS} seconds"
-    if problem:
-        stop(f"{address}: {problem}")
+    asking = Thread(target=lambda: problems.append(_problem_at(address)), daemon=True)
+    asking.start()
+    asking.join(_CHECK_SECONDS)
+    if problems[-1]:
+        stop(f"{address}: {problems[-1]}")
     print(f"{address}: ready")
 
 
 def _problem_at(address: str) -> str:
     """Say in one line why the service is not ready; empty if it is."""
+    from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
+
     try:
         parts = urlsplit(address)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        connections: dict[str, type[HTTPConnection]] = {"http": HTTPConnection, "https": HTTPSConnection}
+        if parts.scheme not in connections or not parts.hostname:
             return "this is not an http or https address"
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        connection = socket.create_connection((parts.hostname, port))
-        if parts.scheme == "https":
-            import ssl
-
-            connection = ssl.create_default_context().wrap_socket(connection, server_hostname=parts.hostname)
-        host = parts.netloc.rpartition("@")[2]
-        with connection, connection.makefile("rb") as file:
-            # HTTP/1.0: the answer is neither chunked nor kept alive.
-            connection.sendall(f"GET {parts.path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-            head, _, body = file.read(65536).partition(b"\r\n\r\n")
+        kind = connections[parts.scheme]
+        with closing(kind(parts.hostname, parts.port or kind.default_port)) as connection:
+            connection.request("GET", parts.path)
+            answer = connection.getresponse()
+            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', answer.read(65536))
+    except HTTPException:
+        return "this is not an HTTP server"
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    answer = re.match(rb"HTTP/1\.[01] ([0-9]{3})\b", head)
-    if not answer:
-        return "this is not an HTTP server"
-    if answer[1] == b"200":
+    if answer.status == OK:
         return ""
-    message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', body)
-    return b" ".join([answer[1], *(message.groups() if message else ())]).decode()
+    return f"{answer.status} {message[1].decode() if message else ''}"
 
 
 def _config() -> None:
@@ -153,7 +158,8 @@ def _config() -> None:
             value = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
         elif name == "PLANTS_STORE":
             value = _without_passwords(value)
-        print(f"{name}={value}  # {origin}")
+        # A path may have bytes that are no text.
+        print(f"{name}={value.encode(errors='backslashreplace').decode()}  # {origin}")
 
 
 def _without_passwords(url: str) -> str:

@@ -29,17 +29,19 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104  # They are compared, not listened at.
 
 
-def listen(cfg: Any) -> None:
+def listen(cfg: Any, *, takes_over: bool) -> None:
     """Listen at the address of the metrics, if it is set; Gunicorn's master calls this once, before it starts workers.
 
+    :param takes_over: beside the master that this one takes over from (``USR2``).
     :raises OSError: it cannot listen at this address, or it cannot make a folder for the files.
     """
     if not settings.metrics_bind:
         return
-    host = settings.metrics_bind[0]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # A master that takes over (USR2) listens beside the one that it takes over from.
-    listeners.append(socket.create_server(settings.metrics_bind, family=family, reuse_port=True))
+    family = socket.AF_INET6 if ":" in settings.metrics_bind[0] else socket.AF_INET
+    listener = socket.create_server(settings.metrics_bind, family=family, reuse_port=takes_over)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a master that takes over from this one
+    listener.setblocking(False)
+    listeners.append(listener)
     # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
     # imports it earlier. A master that takes over makes a new folder.
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
@@ -52,14 +54,6 @@ def remove_folder(folder: str, master: int) -> None:
     """Remove the folder of the files, if this is the process of the master."""
     if os.getpid() == master:  # A worker inherits what is to be done at the exit.
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def forget_worker(pid: int) -> None:
-    """Take the gauges of a worker that has ended out of the sum."""
-    if listeners:
-        from prometheus_client import multiprocess
-
-        multiprocess.mark_process_dead(pid)
 
 
 class Metrics:

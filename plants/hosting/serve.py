@@ -2,13 +2,11 @@
 
 import io
 import logging
-from collections.abc import Iterable
 from contextlib import redirect_stderr
 from typing import Any
 
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.sock import ssl_context
 
 from plants.hosting.cli import stop
 
@@ -40,17 +38,23 @@ class Serve(WSGIApplication):
         try:
             super().load_config()
             self._addresses = self.cfg.address
+            self._worker_class = self.cfg.worker_class  # Gunicorn would show a traceback of a class that is none.
         except Exception as error:  # whatever Gunicorn's settings and the user's file raise
             stop(error)
 
     def reload(self) -> None:
         """Reload the configuration (``HUP``); if it is not usable, the old one stays."""
+        from plants.hosting.startup import try_to_bind
+
         before = vars(self).copy()
         printed = io.StringIO()  # Gunicorn prints the problem; the log gets it as a line of its own.
         try:
             with redirect_stderr(printed):
                 super().reload()
-            self._check({*self._addresses} - {*before["_addresses"]})
+            self._check()
+            # Gunicorn listens anew at all of them, and the old workers keep theirs until they end.
+            for address in self._addresses if self._addresses != before["_addresses"] else ():
+                try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
         except SystemExit as error:
             vars(self).update(before)
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
@@ -58,24 +62,29 @@ class Serve(WSGIApplication):
 
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
-        if self.cfg.check_config:
-            # Gunicorn's own check only loads the application. This checks what else could stop a start.
-            self._check(self._addresses)
-        super().run()
-
-    def _check(self, addresses: Iterable[object]) -> None:
-        # Not sooner: these read the environment.
         from plants.hosting.service import settings
         from plants.hosting.startup import try_to_bind
 
         try:
+            if self.cfg.check_config:
+                # Gunicorn's own check only loads the application. This checks what else could stop a start.
+                self._check()
+                for address in self._addresses:
+                    try_to_bind(address, may_be_in_use=True)  # perhaps by the service that this is for
+                if settings.metrics_bind in self._addresses:
+                    stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
+                try_to_bind(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
+                # The application, which Gunicorn loads now, would log a new token, and that is never valid.
+                logging.getLogger("plants").setLevel(logging.ERROR)
+            super().run()
+        except Exception as error:  # whatever Gunicorn lets pass at a start
+            stop(error)
+
+    def _check(self) -> None:
+        from plants.hosting.startup import check  # Not sooner: this reads the environment.
+
+        try:
             Arbiter(self)
-            if self.cfg.is_ssl:
-                ssl_context(self.cfg)
         except Exception as error:
             stop(error)
-        # An address may be in use by the service itself.
-        for address in addresses:
-            try_to_bind(address, "--bind HOST:PORT", may_be_in_use=True)
-        if self.cfg.check_config:
-            try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND", may_be_in_use=True)
+        check(self.cfg)

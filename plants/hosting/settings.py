@@ -3,14 +3,13 @@
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from gunicorn.errors import AppImportError
 
-from plants.hosting import LAST_PORT
 from plants.stores import open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
@@ -23,7 +22,8 @@ NAMES = (
     "PLANTS_LOG_FORMAT",
     "PLANTS_METRICS_BIND",
 )
-_SECONDS = r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?"
+
+_T = TypeVar("_T")
 
 
 class SettingsError(AppImportError):
@@ -62,51 +62,53 @@ class Settings(NamedTuple):
             name = ascii(unknown[0])[1:-1]
             raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(NAMES)}")
         new_token = None
-        if "PLANTS_TOKENS" not in environ and "PLANTS_TOKENS_FILE" not in environ:
+        if not _TOKENS_OF.keys() & environ.keys():
             new_token = secrets.token_urlsafe(32)
             environ = {**environ, "PLANTS_TOKENS": new_token}
         is_terminal = sys.stderr and sys.stderr.isatty()  # It is None where standard error was closed at the start.
-        text = partial(_text, environ)
+        log_format = "text" if is_terminal else "json"
+        read = partial(_read, environ)
+        checks = tuple(read(name, "", tokens_of) for name, tokens_of in _TOKENS_OF.items() if name in environ)
         return cls(
-            store=_store(environ.get("PLANTS_STORE", "memory:")),
-            tokens=_tokens(environ),
-            max_body_bytes=int(
-                text("PLANTS_MAX_BODY_BYTES", "1048576", "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
-            ),
-            request_timeout=float(
-                text("PLANTS_REQUEST_TIMEOUT", "10", _SECONDS, "a number of seconds above 0, such as 10")
-            ),
-            log_format=text("PLANTS_LOG_FORMAT", "text" if is_terminal else "json", "json|text", "json or text"),
-            metrics_bind=_metrics_bind(environ.get("PLANTS_METRICS_BIND")),
+            store=read("PLANTS_STORE", "memory:", _store),
+            tokens=checks[0] if len(checks) == 1 else _Either(checks),
+            max_body_bytes=int(read("PLANTS_MAX_BODY_BYTES", "1048576", _BYTES)),
+            request_timeout=float(read("PLANTS_REQUEST_TIMEOUT", "10", _SECONDS)),
+            log_format=read("PLANTS_LOG_FORMAT", log_format, _LOG_FORMAT),
+            metrics_bind=read("PLANTS_METRICS_BIND", "", _address) if "PLANTS_METRICS_BIND" in environ else None,
             new_token=new_token,
         )
 
 
-def _text(environ: Mapping[str, str], name: str, default: str, pattern: str, advice: str) -> str:
-    text = environ.get(name, default)
+def _read(environ: Mapping[str, str], name: str, default: str, value_of: Callable[[str], _T]) -> _T:
+    try:
+        return value_of(environ.get(name, default))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{name} is not usable: {error}") from None
+
+
+def _matching(pattern: str, advice: str, text: str) -> str:
     if not re.fullmatch(pattern, text):
-        raise SettingsError(f"{name} is not usable: set {advice}")
+        raise ValueError(f"set {advice}")
     return text
 
 
+_BYTES = partial(_matching, "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
+_SECONDS = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a number of seconds above 0, such as 10")
+_LOG_FORMAT = partial(_matching, "json|text", "json or text")
+
+
 def _store(url: str) -> str:
-    try:
-        open_store(url).close()
-    except ValueError as error:
-        raise SettingsError(f"PLANTS_STORE is not usable: {error}") from None
+    open_store(url).close()
     return url
 
 
-def _metrics_bind(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
+def _address(text: str) -> tuple[str, int]:
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
-    if not address or not 0 < int(address[3]) <= LAST_PORT:
-        raise SettingsError("PLANTS_METRICS_BIND is not usable: set an address and a port, such as 127.0.0.1:9100")
+    if not address or int(address[3]) not in range(1, 65536):
+        raise ValueError("set an address and a port, such as 127.0.0.1:9100")
     if not find_spec("prometheus_client"):
-        raise SettingsError(
-            "PLANTS_METRICS_BIND is not usable: prometheus-client is not installed; run pip install 'plants[metrics]'"
-        )
+        raise ValueError("prometheus-client is not installed; run pip install 'plants[metrics]'")
     return address[1] or address[2], int(address[3])
 
 
@@ -118,16 +120,7 @@ class _Either(NamedTuple):
         return any([check.accepts(token) for check in self.checks])  # noqa: C419
 
 
-def _tokens(environ: Mapping[str, str]) -> TokenCheck:
-    checks: list[TokenCheck] = []
-    if "PLANTS_TOKENS" in environ:
-        try:
-            checks.append(Tokens(re.findall(r"[^,\s]+", environ["PLANTS_TOKENS"])))
-        except ValueError as error:
-            raise SettingsError(f"PLANTS_TOKENS is not usable: {error}") from None
-    if "PLANTS_TOKENS_FILE" in environ:
-        try:
-            checks.append(TokenFile(environ["PLANTS_TOKENS_FILE"]))
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"PLANTS_TOKENS_FILE is not usable: {error}") from None
-    return checks[0] if len(checks) == 1 else _Either(tuple(checks))
+_TOKENS_OF: dict[str, Callable[[str], TokenCheck]] = {
+    "PLANTS_TOKENS": lambda text: Tokens(re.findall(r"[^,\s]+", text)),
+    "PLANTS_TOKENS_FILE": TokenFile,
+}

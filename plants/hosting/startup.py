@@ -6,7 +6,13 @@ import logging
 import os
 import signal
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from gunicorn.sock import ssl_context
 
 from plants.hosting.cli import stop
 from plants.hosting.settings import SettingsError
@@ -14,44 +20,99 @@ from plants.stores import StoreUnavailable
 
 # Report bad settings once, in one line, before any fork.
 try:
-    from plants.hosting.metrics import forget_worker, listen
+    from plants.hosting.metrics import listen, listeners
     from plants.hosting.service import IS_IN_PROCESS, announce_new_token, settings, store
 except SettingsError as _error:
     stop(_error)
 
 
 def on_starting(server: Any) -> None:
-    """Set up the log, the metrics and the store. Check the addresses now: Gunicorn retries a bad one for 5 seconds."""
+    """Check what Gunicorn would find late or end with a traceback for; then set up the log, the metrics, the store."""
     on_reload(server)
+    cfg = server.cfg
+    check(cfg)
     takes_over = "GUNICORN_PID" in os.environ
-    if not takes_over:
-        try_to_bind(settings.metrics_bind, "PLANTS_METRICS_BIND")
-    try:
-        listen(server.cfg)
-    except OSError as error:
-        stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
-    inherited = {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys()
-    if not inherited and not server.cfg.reuse_port:
-        for address in server.cfg.address:
-            try_to_bind(address, "--bind HOST:PORT")
+    try_to_bind(settings.metrics_bind, may_be_in_use=takes_over, setting="PLANTS_METRICS_BIND")
+    listen(cfg, takes_over=takes_over)
+    if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
+        for address in cfg.address:
+            try_to_bind(address, may_be_in_use=cfg.reuse_port)
     announce_new_token()
-    user, group = os.geteuid(), os.getegid()
-    # Workers that run as another user could not write into a file of this one. A sandbox may forbid these calls.
-    changes_user = (server.cfg.uid, server.cfg.gid) != (user, group)
-    if changes_user:
-        try:
-            os.setegid(server.cfg.gid)
-            os.seteuid(server.cfg.uid)
-        except PermissionError:
-            stop("only root can start workers as another user or group (--user, --group)")
     try:
-        # After USR2 the store is already in use, and nothing is made.
-        store.prepare(make=not takes_over)
+        with _as_workers(cfg):  # They could not write into a file of another user.
+            # After USR2 the store is already in use, and nothing is made.
+            store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
-    if changes_user:
-        os.seteuid(user)
-        os.setegid(group)
+
+
+def check(cfg: Any) -> None:
+    """Stop with one line if no worker could start with this configuration."""
+    if cfg.is_ssl:
+        with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"):
+            ssl_context(cfg)
+    with _or_stop("cannot make a file for a worker", "folder with --worker-tmp-dir"):
+        tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
+    if cfg.pidfile:
+        with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
+            tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
+    tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
+    can_read = os.access(tokens, os.R_OK, effective_ids=True)
+    with _as_workers(cfg):
+        if can_read and not os.access(tokens, os.R_OK, effective_ids=True):
+            stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --group)")
+
+
+def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
+    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
+    name = "{}:{}".format(*address) if isinstance(address, tuple) else f"unix:{address}"
+    with _or_stop(f"cannot listen at {name}", f"address with {setting}"):
+        try:
+            _bind(address)
+        except OSError as error:
+            if not (may_be_in_use and error.errno == errno.EADDRINUSE):
+                raise
+
+
+def _bind(address: Any) -> None:
+    match address:
+        case host, port:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        case str(path):
+            if Path(path).parent.stat() and Path(path).exists() and not Path(path).is_socket():
+                raise OSError(errno.ENOTSOCK, "not a socket")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.setblocking(False)
+                # Gunicorn would put a new socket in the place of another service's, which removes it at its end.
+                if client.connect_ex(path) in {0, errno.EAGAIN}:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+@contextmanager
+def _as_workers(cfg: Any) -> Iterator[None]:
+    """Be the user whom the workers run as. A sandbox may forbid these calls."""
+    user, group = os.geteuid(), os.getegid()
+    if (cfg.uid, cfg.gid) == (user, group):
+        yield
+        return
+    try:
+        os.setegid(cfg.gid)
+        os.seteuid(cfg.uid)
+    except PermissionError:
+        stop("only root can start workers as another user or group (--user, --group)")
+    yield
+    os.seteuid(user)
+    os.setegid(group)
+
+
+@contextmanager
+def _or_stop(problem: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Whatever the system, a certificate or a name raises.
+        stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {remedy}")
 
 
 def when_ready(_server: Any) -> None:
@@ -65,34 +126,19 @@ def when_ready(_server: Any) -> None:
     signal.setitimer(signal.ITIMER_REAL, 1, 1)
     # At its end Python removes the handler, and then the signal would end the process with another status.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
+    os.register_at_fork(after_in_child=_end_at_a_signal)
+
+
+def _end_at_a_signal() -> None:
+    # Until a worker has set up its signals, the master's handlers would lose one, and the master wait for the worker.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pre_exec(server: Any) -> None:
     """Pass the generated token to the next master."""
     if settings.new_token:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
-
-
-def try_to_bind(address: Any, setting: str, *, may_be_in_use: bool = False) -> None:
-    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
-    try:
-        match address:
-            case host, port:
-                name = f"{host}:{port}"
-                with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((host, port))
-            case str(path):
-                name = f"unix:{path}"
-                with socket.socket(socket.AF_UNIX) as client:
-                    client.setblocking(False)
-                    # Gunicorn would put a new socket in the place of another service's, which removes it at its end.
-                    if client.connect_ex(path) in {0, errno.EAGAIN}:
-                        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-    except (OSError, OverflowError) as error:
-        if not (may_be_in_use and getattr(error, "errno", None) == errno.EADDRINUSE):
-            reason = getattr(error, "strerror", None) or error
-            stop(f"cannot listen at {name} ({reason}); choose another address with {setting}")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
@@ -118,5 +164,8 @@ def on_reload(server: Any) -> None:
 
 
 def child_exit(_server: Any, worker: Any) -> None:
-    """Remove the gauges of a worker that has ended."""
-    forget_worker(worker.pid)
+    """Take the gauges of a worker that has ended out of the sum."""
+    if listeners:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(worker.pid)

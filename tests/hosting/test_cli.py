@@ -30,6 +30,7 @@ def call(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Call the command in this process, which has been started already."""
     output, errors = io.StringIO(), io.StringIO()
     status: object = 0
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         patch.setattr(sys, "argv", ["plants", *arguments])
         patch.setattr(os, "environ", environment(**env))
@@ -40,6 +41,8 @@ def call(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
             if isinstance(status, str):
                 print(status, file=errors)
                 status = 1
+        finally:
+            signal.signal(signal.SIGINT, handler)
     assert isinstance(status, int)
     return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
@@ -141,6 +144,14 @@ def test_the_configuration_says_what_the_environment_sets() -> None:
     assert found["PORT"] == ("80", "environment")
 
 
+def test_the_configuration_shows_a_path_of_any_bytes(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/t\xffkens"
+    Path(os.fsdecode(path)).write_text("one\n")
+    result = run("config", PLANTS_TOKENS_FILE=os.fsdecode(path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert rf"PLANTS_TOKENS_FILE={tmp_path}/t\udcffkens  # environment" in result.stdout.splitlines()
+
+
 def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("seven\n")
     assert shown(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
@@ -213,7 +224,7 @@ def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() ->
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
         assert call("check", PORT=str(service.port)).stdout == ready
         bind = f"127.0.0.1:{service.port}"
-        for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
+        for options in (f"-w 1 --bind {bind} -b x", f"-b {bind},x", f"-btcp://{bind}", f"-b :{service.port}"):
             assert call("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
         result = run("check", f"http://127.0.0.1:{service.port}/")
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
@@ -277,6 +288,12 @@ def test_plants_check_cannot_ask_what_is_no_port(address: str) -> None:
     assert line == f"the service listens at {address}; plants check URL needs an http or https address."
 
 
+@pytest.mark.parametrize("port", ["", "http", "99999"], ids=repr)
+def test_plants_check_judges_a_port_as_serve_does(port: str) -> None:
+    line = "PORT is not usable: set a number from 0 to 65535, or unset it."
+    assert the_line(call("check", PORT=port)) == line
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [("-b '", "No closing quotation."), ("-b", "argument -b/--bind: expected one argument.")],
@@ -293,7 +310,7 @@ def test_plants_check_imports_no_framework() -> None:
         "except SystemExit: print(json.dumps([*sys.modules]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"gunicorn", "falcon", "marshmallow", "ssl", "http.client"} & {*json.loads(result.stdout)}
+    assert not {"gunicorn", "falcon", "marshmallow"} & {*json.loads(result.stdout)}
 
 
 # plants serve
@@ -309,6 +326,25 @@ cannot_be_served = pytest.mark.parametrize(
         ("-b 127.0.0.1:http", {}, "'http' is not a valid port number."),
         ("", {"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
+        ("-k nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
+        *[
+            (options, {}, f"cannot use the certificate ({reason}); choose another one with --certfile and --keyfile.")
+            for options, reason in [
+                ("--certfile /nonexistent", "No such file or directory"),
+                ("--certfile /", "Is a directory"),
+                ("--keyfile /nonexistent", "certfile should be a valid filesystem path"),
+            ]
+        ],
+        *[
+            (f"--worker-tmp-dir {folder}", {}, f"{line} (No such file or directory); {remedy}")
+            for folder in ("/nonexistent", "/proc")
+            for line, remedy in [("cannot make a file for a worker", "choose another folder with --worker-tmp-dir.")]
+        ],
+        *[
+            (f"-b unix:{path}", {}, f"cannot listen at unix:{path} ({reason}); {remedy}")
+            for path, reason in [("/nonexistent/socket", "No such file or directory"), ("/etc/hosts", "not a socket")]
+            for remedy in ["choose another address with --bind HOST:PORT."]
+        ],
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -316,7 +352,7 @@ cannot_be_served = pytest.mark.parametrize(
 
 @cannot_be_served
 def test_what_cannot_be_served_is_one_line(options: str, env: dict[str, str], line: str) -> None:
-    assert the_line(run("serve", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
+    assert the_line(run("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
 
 
 @cannot_be_served
@@ -333,8 +369,9 @@ def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
         (["-b", "192.0.2.1:80"], {}, "cannot listen at 192.0.2.1:80 (Cannot assign requested address); "),
         (["-b", "127.0.0.1:99999"], {}, "cannot listen at 127.0.0.1:99999 (bind(): port must be 0-65535.); "),
         (["-b", "nonexistent.invalid:80"], {}, "cannot listen at nonexistent.invalid:80 ("),
-        (["--certfile", "/nonexistent"], {}, "No such file or directory"),
-        (["-k", "nonexistent"], {}, "nonexistent"),
+        (["--pid", "/nonexistent/pid"], {}, "cannot make /nonexistent/pid (No such file or directory); "),
+        (["--log-file", "/"], {}, "Is a directory"),
+        (["-b", "127.0.0.1:9"], {"PLANTS_METRICS_BIND": "127.0.0.1:9"}, "an address of the service itself"),
     ]
     for options, env, problem in cases:
         assert problem in the_line(run("serve", "--check-config", *options, **env))
@@ -345,6 +382,11 @@ def test_a_check_of_the_configuration_passes_beside_the_service_that_it_is_for(t
         for address in (f"127.0.0.1:{service.port}", f"unix:{tmp_path}/socket"):
             result = run("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
             assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_check_of_the_configuration_makes_no_token_known() -> None:
+    result = run("serve", "--check-config")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def read_by(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -428,7 +470,10 @@ def test_hup_keeps_the_configuration_if_the_new_one_could_not_serve(tmp_path: Pa
     file = tmp_path / "mine.py"
     good = "bind = '127.0.0.1:0'\n"
     file.write_text(good)
-    with Service([*SERVE, "-c", str(file)], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        Service([*SERVE, "-c", str(file)], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service,
+    ):
         service.wait_until_it_serves()
         for content, problem in [
             ("bind = '192.0.2.1:80'\n", "cannot listen at 192.0.2.1:80"),
@@ -436,6 +481,10 @@ def test_hup_keeps_the_configuration_if_the_new_one_could_not_serve(tmp_path: Pa
             (good + "worker_class = 'nonexistent'\n", ".*nonexistent"),
             (good + "certfile = '/nonexistent'\n", ".*No such file or directory"),
             (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
+            (good + "worker_tmp_dir = '/nonexistent'\n", "cannot make a file for a worker "),
+            (good + "pidfile = '/nonexistent/pid'\n", "cannot make /nonexistent/pid "),
+            (f"bind = '127.0.0.1:{other.getsockname()[1]}'\n", r"cannot listen at .* \(Address already in use\)"),
+            (f"bind = ['127.0.0.1:0', '0.0.0.0:{service.port}']\n", r"cannot listen at .* \(Address already in use\)"),
         ]:
             file.write_text(content)
             before = len(service.lines)
@@ -444,6 +493,39 @@ def test_hup_keeps_the_configuration_if_the_new_one_could_not_serve(tmp_path: Pa
             service.wait_for("Worker exiting", after=before)
             assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.stop() == 0
+
+
+# Signals before it serves, and where nobody reads
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "TERM"])
+def test_a_signal_to_stop_ends_a_start_at_once_without_a_traceback(tmp_path: Path, number: int) -> None:
+    (tmp_path / "mine.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    result = run_in(tmp_path, "serve", "-c", "mine.py", PLANTS_TOKENS=TOKEN)
+    assert (result.returncode, result.stdout, result.stderr) == (-number, "", "")
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
+    numbers = (signal.SIGHUP, signal.SIGUSR1)
+    signals = "".join(f"os.kill(os.getpid(), {int(number)})\n" for number in numbers)
+    (tmp_path / "mine.py").write_text(f"import os\n{signals}")
+    with serving("-c", "mine.py", cwd=tmp_path) as service:
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+
+
+@pytest.mark.parametrize("command", ["token", "config", "help"])
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None:
+    env = environment(PYTHONUNBUFFERED=buffered)
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*PLANTS, command], env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (result.returncode, result.stderr) == (
+        1,
+        "plants: standard output takes nothing: No space left on device.\n",
+    )
 
 
 def test_serve_help_lists_gunicorns_options() -> None:

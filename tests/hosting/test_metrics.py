@@ -253,21 +253,23 @@ def test_an_address_that_cannot_be_listened_at_stops_the_start_with_one_line(por
     address = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=address) as service:
         line = f"plants: cannot listen at {address} (Address already in use); choose another address with "
-        assert the_line_of_a_start_with(address, "--bind=127.0.0.1:0") == f"{line}PLANTS_METRICS_BIND."
+        for options in (["--bind=127.0.0.1:0"], ["--bind=127.0.0.1:0", "--reuse-port"]):
+            assert the_line_of_a_start_with(address, *options) == f"{line}PLANTS_METRICS_BIND."
         main = f"127.0.0.1:{service.port}"
         assert the_line_of_a_start_with(main, "--bind=127.0.0.1:0").endswith("with PLANTS_METRICS_BIND.")
     assert the_line_of_a_start_with(address, f"--bind={address}") == f"{line}--bind HOST:PORT."
     assert "unknown.invalid" in the_line_of_a_start_with("unknown.invalid:9100", "--bind=127.0.0.1:0")
 
 
-def test_without_a_place_for_their_files_the_start_stops_with_one_line(port: int, tmp_path: Path) -> None:
+def test_without_a_place_for_files_the_start_stops_with_one_line(port: int, tmp_path: Path) -> None:
     code = (
         "import os, sys, tempfile; os.access = lambda *_: False; tempfile.tempdir = sys.argv.pop()\n"
         "from plants.hosting.cli import main; main()"
     )
     command = [sys.executable, "-c", code, "serve", "--log-level=error", "-b=127.0.0.1:0", str(tmp_path / "gone")]
     result = run(command, f"127.0.0.1:{port}")
-    assert result.stderr == "plants: PLANTS_METRICS_BIND is not usable: No such file or directory.\n"
+    line = "cannot make a file for a worker (No such file or directory); choose another folder with --worker-tmp-dir"
+    assert result.stderr == f"plants: {line}.\n"
 
 
 def test_a_configuration_is_checked_beside_the_service_that_it_is_for(port: int) -> None:

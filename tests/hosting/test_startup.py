@@ -130,6 +130,20 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
             assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
+def test_a_token_file_that_only_root_can_read_stops_a_start_as_another_user(options: list[str], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    tokens.chmod(0o600)
+    command = [*SERVE, "--log-level=error", "--bind=127.0.0.1:0", "--user=12345", *options]
+    result = run(*command, PLANTS_TOKENS_FILE=str(tokens))
+    assert (result.returncode, result.stderr) == (
+        1,
+        "plants: PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --group).\n",
+    )
+
+
 # As SystemCallFilter=~@privileged does, in deploy/plants.service.
 SANDBOX = """
 import os
@@ -172,6 +186,16 @@ def test_sigterm_and_ctrl_c_stop_it() -> None:
             service.process.send_signal(number)
             assert service.process.wait(10) == 0
             assert "Traceback" not in "".join(service.lines)
+
+
+@pytest.mark.parametrize("hook", ["post_fork(server, worker)", "post_worker_init(worker)"])
+def test_a_worker_that_is_stopped_before_it_serves_ends(hook: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import os\ndef {hook}:\n    if worker.age == 1: os.kill(os.getpid(), {int(signal.SIGTERM)})\n"
+    )
+    with serving(f"-c={tmp_path}/mine.py", PLANTS_METRICS_BIND=f"127.0.0.1:{free_port()}") as service:
+        service.wait_for(r"Worker \(pid:\d+\) was sent SIGTERM|Worker exiting")
+        service.wait_for("Booting worker", times=2)
 
 
 TOO_MANY_WORKERS = [
