@@ -49,10 +49,8 @@ def _run(arguments: list[str]) -> None:
             print(_USAGE)
         case []:
             _misused(_USAGE)
-        case ["check" | "config" | "token" as command, *_]:
-            _misused(f"plants: {command} does not take this argument; see plants help.")
         case _:
-            _misused(f"plants: {arguments[0]!r} is not a command; plants help lists them.")
+            _misused(f"plants: {' '.join(arguments)!r} is not a command; plants help lists them.")
 
 
 def _misused(message: str) -> NoReturn:

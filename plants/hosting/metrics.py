@@ -47,13 +47,8 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
         os.chown(folder, cfg.uid, cfg.gid)
-    atexit.register(remove_folder, folder, os.getpid())
-
-
-def remove_folder(folder: str, master: int) -> None:
-    """Remove the folder of the files, if this is the process of the master."""
-    if os.getpid() == master:  # A worker inherits what is to be done at the exit.
-        shutil.rmtree(folder, ignore_errors=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.register_at_fork(after_in_child=partial(atexit.unregister, shutil.rmtree))  # A worker leaves it.
 
 
 class Metrics:

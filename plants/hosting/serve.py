@@ -31,10 +31,7 @@ class Serve(WSGIApplication):
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or _PACKAGED
 
     def load_config(self) -> None:
-        """Read everything that configures Gunicorn.
-
-        :raises SystemExit: it cannot be used; the message is a line that says why.
-        """
+        """Read everything that configures Gunicorn; ``SystemExit`` says in a line why it cannot be used."""
         try:
             super().load_config()
             self._addresses = self.cfg.address
@@ -44,18 +41,19 @@ class Serve(WSGIApplication):
 
     def reload(self) -> None:
         """Reload the configuration (``HUP``); if it is not usable, the old one stays."""
-        from plants.hosting.startup import try_to_bind
+        from plants.hosting.startup import check, try_to_bind
 
         before = vars(self).copy()
         printed = io.StringIO()  # Gunicorn prints the problem; the log gets it as a line of its own.
         try:
             with redirect_stderr(printed):
                 super().reload()
-            self._check()
+            Arbiter(self)
+            check(self.cfg)
             # Gunicorn listens anew at all of them, and the old workers keep theirs until they end.
             for address in self._addresses if self._addresses != before["_addresses"] else ():
                 try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
-        except SystemExit as error:
+        except (Exception, SystemExit) as error:
             vars(self).update(before)
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
             _log.error("the new configuration cannot be used, the old one stays: %s", problem)
@@ -63,12 +61,13 @@ class Serve(WSGIApplication):
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
         from plants.hosting.service import settings
-        from plants.hosting.startup import try_to_bind
+        from plants.hosting.startup import check, try_to_bind
 
         try:
             if self.cfg.check_config:
                 # Gunicorn's own check only loads the application. This checks what else could stop a start.
-                self._check()
+                Arbiter(self)
+                check(self.cfg)
                 for address in self._addresses:
                     try_to_bind(address, may_be_in_use=True)  # perhaps by the service that this is for
                 if settings.metrics_bind in self._addresses:
@@ -79,12 +78,3 @@ class Serve(WSGIApplication):
             super().run()
         except Exception as error:  # whatever Gunicorn lets pass at a start
             stop(error)
-
-    def _check(self) -> None:
-        from plants.hosting.startup import check  # Not sooner: this reads the environment.
-
-        try:
-            Arbiter(self)
-        except Exception as error:
-            stop(error)
-        check(self.cfg)

@@ -27,7 +27,7 @@ except SettingsError as _error:
 
 
 def on_starting(server: Any) -> None:
-    """Check what Gunicorn would find late or end with a traceback for; then set up the log, the metrics, the store."""
+    """Set up the log, the metrics and the store, after a look at what Gunicorn finds late or shows as a traceback."""
     on_reload(server)
     cfg = server.cfg
     check(cfg)
@@ -81,7 +81,8 @@ def _bind(address: Any) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
         case str(path):
-            if Path(path).parent.stat() and Path(path).exists() and not Path(path).is_socket():
+            Path(path).parent.stat()  # It has to be there.
+            if Path(path).exists() and not Path(path).is_socket():
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)

@@ -21,7 +21,6 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants.hosting import metrics
-from plants.hosting.metrics import remove_folder
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
@@ -290,11 +289,6 @@ def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:
         assert folder_of(service.process.pid) == folder  # The worker that has ended took nothing away.
         assert service.stop() == 0
         assert not folder.exists()
-
-
-def test_another_process_than_the_master_leaves_their_folder(tmp_path: Path) -> None:
-    remove_folder(str(tmp_path), os.getpid() + 1)
-    assert tmp_path.exists()
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -280,6 +280,15 @@ def test_gunicorn_itself_says_in_one_line_what_cannot_be_listened_at(address: st
     assert re.fullmatch(line, result.stderr)
 
 
+@pytest.mark.usefixtures("unmeasured")
+def test_gunicorn_itself_says_in_one_line_that_a_certificate_is_not_there() -> None:
+    options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
+    result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
+    assert result.returncode == 1
+    assert result.stderr.startswith("plants: cannot use the certificate (No such file or directory); ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with serving("--bind", f"unix:{path}") as service, socket.socket(socket.AF_UNIX) as client:
