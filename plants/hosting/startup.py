@@ -57,10 +57,11 @@ def check(cfg: Any) -> None:
         with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
             tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
     tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
-    can_read = os.access(tokens, os.R_OK, effective_ids=True)
+    master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with _as_workers(cfg):
-        if can_read and not os.access(tokens, os.R_OK, effective_ids=True):
-            stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --group)")
+        workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)
+    if master_can_read and not workers_can_read:
+        stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --group)")
 
 
 def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
@@ -103,9 +104,11 @@ def _as_workers(cfg: Any) -> Iterator[None]:
         os.seteuid(cfg.uid)
     except PermissionError:
         stop("only root can start workers as another user or group (--user, --group)")
-    yield
-    os.seteuid(user)
-    os.setegid(group)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        os.setegid(group)
 
 
 @contextmanager

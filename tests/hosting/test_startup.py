@@ -131,6 +131,18 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@pytest.mark.usefixtures("unmeasured")
+def test_the_master_stays_root_where_the_store_of_another_user_cannot_be_used() -> None:
+    command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345"]
+    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////nonexistent/plants.db")
+    with Process(command, cwd=CHECKOUT, env=env) as service:
+        service.wait_for("the store cannot be used yet: ")
+        wait_for_workers(service.process.pid, 1)
+        status = Path(f"/proc/{service.process.pid}/status").read_text()
+        assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
 def test_a_token_file_that_only_root_can_read_stops_a_start_as_another_user(options: list[str], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
