@@ -1,6 +1,7 @@
 """The Gunicorn worker: one event loop for all connections. None can block or end another."""
 
 import os
+import re
 import resource
 import socket
 import time
@@ -31,12 +32,8 @@ _EXPIRED_A_TURN = 32
 _SWEEP_SECONDS = 0.1  # between two checks of all deadlines; also the limit for the answers of one stage
 _BODIES_HELD = 64  # of the largest size: that many bytes are held for all connections together
 _OTHER_DESCRIPTORS = 100  # kept free for listeners, logs and the store
-# Settings of Gunicorn for hooks that are not called, and for other meanings of a request. Some came after Gunicorn 22.
-_NOT_USED = (
-    "pre_request", "post_request", "proxy_protocol", "root_path", "header_map", "casefold_http_method",
-    "permit_obsolete_folding", "permit_unconventional_http_method", "permit_unconventional_http_version",
-    "strip_header_spaces",
-)  # fmt: skip
+# Settings of Gunicorn that would add something to a request, or change what it means.
+_NOT_USED = re.compile(r"(pre|post)_request|proxy_protocol|root_path|header_map|(casefold|permit|strip)_.*")
 
 
 class Worker(base.Worker):
@@ -87,9 +84,8 @@ class Worker(base.Worker):
         """Load the application, and make what the connections share."""
         super().load_wsgi()
         cfg = self.cfg
-        for name in _NOT_USED:
-            setting = cfg.settings.get(name)
-            if setting and setting.get() != setting.default:
+        for name, setting in cfg.settings.items():
+            if _NOT_USED.fullmatch(name) and setting.get() != setting.default:
                 self.log.warning("this worker does not use the setting %s", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         self.limits: Limits = Limits(line, field, cfg.limit_request_fields, self.max_body_bytes)
