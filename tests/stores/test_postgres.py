@@ -199,7 +199,7 @@ def test_a_cancelled_wait_for_the_standby_does_not_count_as_kept(
         adds = thread.submit(lambda: list(map(store.add, (Plant(plant_id, "oak") for plant_id in count()))))
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
         rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
-        with pytest.raises(StoreUnavailable, match="^the wait for the synchronous standby was cancelled"):
+        with pytest.raises(StoreUnavailable, match=r"^the wait for the synchronous standby was cancelled"):
             adds.result()
     store.add(Plant(-1, "oak"))
 

@@ -324,6 +324,20 @@ def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLite
         assert isinstance(trial.exception(), StoreUnavailable)
 
 
+@pytest.mark.parametrize("has_worked", [True, False], ids=["it has just worked", "it has not worked yet"])
+def test_a_failure_begins_an_outage_unless_the_store_has_just_worked(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, *, has_worked: bool
+) -> None:
+    monkeypatch.setattr("plants.stores.engine._REST", 60.0)
+    with closing(SQLiteStore(str(path))) as earlier:
+        earlier.check()
+    if has_worked:
+        store.check()
+    with disk_full(path), pytest.raises(StoreUnavailable):
+        store.add(Plant(1, "oak"))
+    assert engine_of(store).refuses() is not has_worked
+
+
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["flickers", "is over"])
 def test_the_log_has_a_line_for_each_end_of_an_outage_that_does_not_flicker(
     store: SQLiteStore,
