@@ -51,10 +51,10 @@ class Worker(ServerWorker):
         # three times as long.
         gc.freeze()
         cfg = self.cfg
-        # If Gunicorn's own access log is set up, use that one.
+        # If Gunicorn's own access log is set up, or another logger such as the one for statsd, use that one.
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
-        self._has_gunicorns_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
-        has_own_log = issubclass(cfg.logger_class, Logger) and not self._has_gunicorns_log
+        has_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+        has_own_log = issubclass(cfg.logger_class, Logger) and not has_access_log
         self._access_log = AccessLog(self.log.loglevel) if has_own_log else None
         self._metrics = None
         if listeners:
@@ -89,7 +89,7 @@ class Worker(ServerWorker):
             try:
                 if self._access_log:
                     self._access_log.write(environ, answer, seconds)
-                elif self._has_gunicorns_log:
+                else:
                     self._write_gunicorns_log(environ, answer, seconds)
             except Exception:
                 self.log.exception("an answer could not be logged", extra={"environ": environ})

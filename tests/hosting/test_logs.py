@@ -241,6 +241,17 @@ def test_with_the_errors_alone_in_syslog_the_lines_about_requests_stay_on_standa
         assert b"gunicorn.gunicorn.error: " in syslog.recv(65536) or b"gunicorn.plants" in syslog.recv(65536)
 
 
+def test_another_logger_is_told_of_each_request() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as statsd:
+        statsd.bind(("127.0.0.1", 0))
+        statsd.settimeout(10)
+        options = [f"--statsd-host=127.0.0.1:{statsd.getsockname()[1]}"]
+        options += ["--logger-class=gunicorn.instrument.statsd.Statsd"]
+        with serving(*options, PLANTS_LOG_FORMAT="text"):
+            while not statsd.recv(1000).startswith(b"gunicorn.request.status.200"):
+                pass
+
+
 @pytest.mark.usefixtures("unmeasured")
 def test_a_log_file_is_opened_again_at_usr1(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
