@@ -47,8 +47,9 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
         os.chown(folder, cfg.uid, cfg.gid)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.register_at_fork(after_in_child=partial(atexit.unregister, shutil.rmtree))  # A worker leaves it.
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)
+    os.register_at_fork(after_in_child=partial(atexit.unregister, remove))  # A worker leaves it.
 
 
 class Metrics:
