@@ -9,6 +9,8 @@ from threading import Thread
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
+from plants.hosting import LAST_PORT
+
 _USAGE = """\
 usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
        plants check [URL]                ask whether a service is ready, by default the one that serve would start
@@ -76,7 +78,7 @@ def _serve() -> None:
 
 def _check_numbers() -> None:
     # Gunicorn reads these two when it is imported. A bad value would end it with a traceback.
-    for name, lowest, highest in (("PORT", 0, 65535), ("WEB_CONCURRENCY", 1, 9999)):
+    for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
             stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")

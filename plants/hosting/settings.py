@@ -10,6 +10,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from gunicorn.errors import AppImportError
 
+from plants.hosting import LAST_PORT
 from plants.stores import open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
@@ -105,7 +106,7 @@ def _store(url: str) -> str:
 
 def _address(text: str) -> tuple[str, int]:
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
-    if not address or int(address[3]) not in range(1, 65536):
+    if not address or not 0 < int(address[3]) <= LAST_PORT:
         raise ValueError("set an address and a port, such as 127.0.0.1:9100")
     if not find_spec("prometheus_client"):
         raise ValueError("prometheus-client is not installed; run pip install 'plants[metrics]'")
