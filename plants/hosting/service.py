@@ -11,11 +11,9 @@ from plants.stores import open_store
 settings: Final = Settings.from_environ(os.environ)
 store: Final = open_store(settings.store)
 
-_KIND = settings.store.partition(":")[0]
-IS_IN_PROCESS: Final = _KIND == "memory"
-# A dictionary never waits. With SQLite, one thread answers while the other commits; PostgreSQL commits several batches.
-THREADS: Final = {"memory": 1, "sqlite": 2}.get(_KIND, 4)
-REQUESTS_A_BATCH: Final = 1 if IS_IN_PROCESS else 256
+IS_IN_PROCESS: Final = not store.multiprocess
+THREADS: Final = store.worker_threads
+REQUESTS_A_BATCH: Final = store.max_batch
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,15 @@ class StoreUnavailable(PlantStoreError):
 
 
 class PlantStore(abc.ABC):
-    """Where plants are kept. Threads may share a store."""
+    """Where plants are kept. Threads may share a store.
+
+    A hosted service needs a store that declares the three class variables. They have no defaults, so that a store which
+    forgets one stops the start instead of being served with the wrong number.
+    """
+
+    worker_threads: ClassVar[int]  #: threads of one server process that should call the store
+    max_batch: ClassVar[int]  #: plants that one commit should contain at most
+    multiprocess: ClassVar[bool]  #: whether several processes can share the store
 
     @abc.abstractmethod
     def add(self, plant: Plant) -> None:

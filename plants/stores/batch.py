@@ -28,6 +28,9 @@ class BatchStore(PlantStore):
     :param patience: how many seconds a call takes at most, about.
     """
 
+    max_batch = 256
+    multiprocess = True
+
     def __init__(self, new_engine: Callable[[float, mmap.mmap], Engine], patience: float) -> None:
         self._was_made = mmap.mmap(-1, 1)
         self._new_engine = partial(new_engine, patience, self._was_made)

@@ -11,6 +11,10 @@ _PARTS = 1024
 class MemoryStore(PlantStore):
     """Plants in dictionaries. An acknowledged plant survives nothing: it is gone with the store."""
 
+    worker_threads = 1  # It never blocks.
+    max_batch = 1
+    multiprocess = False
+
     def __init__(self) -> None:
         self._parts: list[dict[int, str]] = [{} for _ in range(_PARTS)]
         self._lock = threading.Lock()

@@ -61,6 +61,8 @@ class PostgresStore(BatchStore):
     answer is StoreUnavailable. Looking for the rows would not settle it: a fail-over may take them back.
     """
 
+    worker_threads = 4  # Several batches commit at a time.
+
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
         conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo))
         super().__init__(partial(_Pool, conninfo, max_connections), patience)

@@ -52,6 +52,8 @@ class SQLiteStore(BatchStore):
     The directory is never made. Fork before the first use: SQLite does not carry a connection across a fork.
     """
 
+    worker_threads = 2  # One parses and responds while the other commits.
+
     def __init__(self, path: str, patience: float = 2.5) -> None:
         super().__init__(partial(_File, str(Path(path).absolute())), patience)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -427,6 +428,14 @@ class TestMemoryStore(StoreContract):
     @pytest.fixture
     def store_url(self) -> str:
         return "memory:"
+
+
+def test_a_hosted_service_gets_no_default_for_what_its_store_must_declare(tmp_path: Path) -> None:
+    needs = attrgetter("worker_threads", "max_batch", "multiprocess")
+    urls = ["memory:", f"sqlite:///{tmp_path}/plants.db", "postgresql://host/plants"]
+    assert [needs(open_store(url)) for url in urls] == [(1, 1, False), (2, 256, True), (4, 256, True)]
+    with pytest.raises(AttributeError, match="worker_threads"):
+        needs(PlantStore)
 
 
 def test_a_dictionary_spreads_its_plants_whatever_the_steps_of_their_ids() -> None:
