@@ -1,8 +1,8 @@
 """What every host of the application must do: the contract as one suite, and its bad inputs as tables with ids.
 
-A subclass gives the fixtures ``send``, which makes one request and gives its answer, and ``store``. It runs every row,
-or only those that a server or a framework can change: paths, methods, fields, framing and the bytes of a body. These
-are marked ``host`` in the tables.
+A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
+every row. `HostContract` runs those that a server or a framework can change: paths, methods, headers, framing and the
+bytes of a body. The tables mark these rows with ``host``.
 """
 
 import json
@@ -63,24 +63,22 @@ class _HostRow(tuple[Any, ...]):
     pass
 
 
+_ROWS: dict[Callable[..., object], tuple[tuple[Any, ...], ...]] = {}  # by test
+
+
 def host(*row: Any) -> Any:
     """Mark a row of a table as one that a server or a framework can change."""
     return _HostRow(row)
 
 
 def table(*rows: tuple[Any, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Parametrize a test with rows whose first column is the id and whose others go to ``case``."""
-    return pytest.mark.parametrize(
-        "case",
-        [
-            pytest.param(
-                row[1:] if len(row) > 2 else row[1],
-                id=row[0],
-                marks=[pytest.mark.host] if isinstance(row, _HostRow) else [],
-            )
-            for row in rows
-        ],
-    )
+    """Parametrize a test of the suite with rows: the first column is the id, the others are ``case``."""
+
+    def register(test: Callable[..., None]) -> Callable[..., None]:
+        _ROWS[test] = rows
+        return test
+
+    return register
 
 
 def new_plant(**members: Any) -> bytes:
@@ -384,10 +382,28 @@ NEW_PLANT = [
 ]
 
 
-class Contract:
-    """Every row of the contract that an application can decide, or only those that its host can change."""
+class HostContract:
+    """The rows of the contract that a server or a framework can change."""
 
-    only_host_rows: ClassVar[bool] = False
+    every_row: ClassVar[bool] = False
+    # Maps the name of a test, as pytest prints it, to the reason that it does not apply to a host.
+    does_not_apply: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        rows = {f"{test.__name__}[{row[0]}]" for test, rows in _ROWS.items() for row in rows}
+        assert cls.does_not_apply.keys() <= rows | set(dir(cls))
+
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        rows = [row for row in _ROWS.get(metafunc.function, ()) if cls.every_row or isinstance(row, _HostRow)]
+        if rows:
+            cases = [pytest.param(row[1:] if len(row) > 2 else row[1], id=row[0]) for row in rows]
+            metafunc.parametrize("case", cases)
+
+    @pytest.fixture(autouse=True)
+    def _applies(self, request: pytest.FixtureRequest) -> None:
+        if reason := self.does_not_apply.get(request.node.name):
+            pytest.skip(reason)
 
     @table(*NO_TOKEN)
     def test_a_request_without_a_bearer_token_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:
@@ -408,18 +424,6 @@ class Contract:
     def test_a_valid_token_is_accepted(self, send: Send, case: Headers) -> None:
         assert send(new_plant(), headers=[*case, JSON_TYPE]).plant == {"name": "Fern"}
 
-    def test_a_token_in_the_query_or_the_body_is_not_looked_at(self, send: Send) -> None:
-        answer = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
-        assert answer.error == 40100
-
-    @table(
-        *map(tuple, NO_SUCH_PATH),
-        *[(f"method {method}", "/plants", method) for method, _ in NO_SUCH_METHOD if method != "HEAD"],
-    )
-    def test_without_a_token_nobody_learns_which_paths_and_methods_exist(self, send: Send, case: Any) -> None:
-        path, method = (case, "POST") if isinstance(case, str) else case
-        assert send(method=method, path=path, headers=[]).error == 40100
-
     @table(*NO_SUCH_PATH)
     def test_another_path_is_404(self, send: Send, store: PlantStore, case: str) -> None:
         assert send(new_plant(), path=case, headers=[AUTH, JSON_TYPE]).error == 40400
@@ -436,11 +440,9 @@ class Contract:
             assert answer.error == 40500
         assert store.get(1) is None
 
-    @pytest.mark.host
     def test_another_method_on_another_path_is_404(self, send: Send) -> None:
         assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
 
-    @pytest.mark.host
     def test_options_answers_with_the_methods(self, send: Send) -> None:
         answer = send(method="OPTIONS", headers=[AUTH])
         assert (answer.status, answer.headers["allow"], answer.body) == (200, "POST", b"")
@@ -462,11 +464,9 @@ class Contract:
     def test_json_is_supported_however_it_is_named(self, send: Send, case: Headers) -> None:
         assert send(new_plant(), headers=[AUTH, *case]).plant == {"name": "Fern"}
 
-    @pytest.mark.host
     def test_a_body_of_the_largest_size_is_read(self, send: Send) -> None:
         assert send(new_plant().ljust(LIMIT), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
-    @pytest.mark.host
     def test_a_body_that_is_one_byte_larger_is_413(self, send: Send, store: PlantStore) -> None:
         assert send(new_plant().ljust(LIMIT + 1), headers=[AUTH, JSON_TYPE]).error == 41300
         assert store.get(1) is None
@@ -495,12 +495,29 @@ class Contract:
         assert send(body, headers=[AUTH, JSON_TYPE]).plant == shape
         assert store.get(plant.id) == plant
 
-    @pytest.mark.host
     def test_an_id_in_use_is_refused_and_the_plant_stays_as_it_was(self, send: Send, store: PlantStore) -> None:
         send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE])
         answer = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
         assert answer.error == 40003
         assert store.get(1) == Plant(1, "Fern", "shade")
+
+
+class Contract(HostContract):
+    """Every row of the contract that an application can decide."""
+
+    every_row = True
+
+    def test_a_token_in_the_query_or_the_body_is_not_looked_at(self, send: Send) -> None:
+        answer = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
+        assert answer.error == 40100
+
+    @table(
+        *map(tuple, NO_SUCH_PATH),
+        *[(f"method {method}", "/plants", method) for method, _ in NO_SUCH_METHOD if method != "HEAD"],
+    )
+    def test_without_a_token_nobody_learns_which_paths_and_methods_exist(self, send: Send, case: Any) -> None:
+        path, method = (case, "POST") if isinstance(case, str) else case
+        assert send(method=method, path=path, headers=[]).error == 40100
 
     def test_the_same_request_twice_is_refused_the_second_time(self, send: Send) -> None:
         first, second = (send(new_plant(), headers=[AUTH, JSON_TYPE]) for _ in range(2))
