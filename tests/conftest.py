@@ -1,26 +1,17 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import plants
 from plants import MemoryStore, PlantStore
-from tests.contract import LIMIT, TOKEN, Contract, Send
+from tests.contract import LIMIT, TOKEN, Send
 from tests.support.calls import sender
-from tests.support.postgres_server import PostgresServer
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the rows of the contract that a class does not ask for."""
-    items[:] = [item for item in items if not _is_left_out(item)]
-
-
-def _is_left_out(item: pytest.Item) -> bool:
-    suite = getattr(item, "cls", None)
-    is_of_the_contract = hasattr(Contract, getattr(item, "originalname", ""))
-    return getattr(suite, "only_host_rows", False) and is_of_the_contract and not item.get_closest_marker("host")
+if TYPE_CHECKING:
+    from tests.support.postgres_server import PostgresServer
 
 
 @pytest.fixture
@@ -53,8 +44,9 @@ def server_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def session_server(server_directory: Path) -> Iterator[PostgresServer]:
-    server = PostgresServer(server_directory / "postgres")
+def session_server(server_directory: Path) -> Iterator["PostgresServer"]:
+    postgres_server = pytest.importorskip("tests.support.postgres_server")  # psycopg may not be installed
+    server = postgres_server.PostgresServer(server_directory / "postgres")
     server.create()
     server.start()
     yield server
@@ -62,7 +54,7 @@ def session_server(server_directory: Path) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def server(session_server: PostgresServer) -> PostgresServer:
+def server(session_server: "PostgresServer") -> "PostgresServer":
     """Give a PostgreSQL server that has no table."""
     session_server.execute("DROP TABLE IF EXISTS plants")
     return session_server

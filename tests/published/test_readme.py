@@ -106,8 +106,10 @@ def test_no_link_of_the_readme_is_dead_on_an_index_of_packages() -> None:
 
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
-    assert TEST.endswith("coverage run -m pytest")
-    assert "grep -m 1 'coverage run -m pytest' README.md" in (CHECKOUT / ".ci/run").read_text()
+    (options,) = re.findall(r"/pytest (-n .*)$", TEST)
+    ci = (CHECKOUT / ".ci/run").read_text()
+    assert "test_command=$(grep '/pytest -n ' README.md)" in ci
+    assert f'in_parallel="{options}"' in ci
 
 
 def test_the_first_snippet_gives_an_application() -> None:
