@@ -1,0 +1,75 @@
+"""TLS for one connection: ciphertext in, plaintext out. It owns no socket.
+
+``SSLSocket.recv`` does not return while records without application data arrive faster than OpenSSL processes them, so
+one client could hold the event loop. Here OpenSSL sees only the bytes that one step has received.
+"""
+
+import contextlib
+from ssl import OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
+from typing import Final
+
+# Ciphertext for one call of `receive`. Few records are larger; many small ones take OpenSSL some milliseconds.
+READ_BYTES: Final = 16384
+_MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
+# What a client may send beside application data. The largest chain of certificates that OpenSSL accepts has 100 KiB.
+MAX_OVERHEAD_BYTES: Final = 131072
+# Each record with data pays for its own overhead: padding (RFC 8446, section 5.4), or an occasional KeyUpdate.
+OVERHEAD_BYTES_PER_RECORD: Final = 4096
+
+
+def restrict(context: SSLContext) -> None:
+    """Require TLS 1.2 or later, and disable renegotiation, which OpenSSL 1.1.1 lets a client start."""
+    context.minimum_version = max(context.minimum_version, TLSVersion.TLSv1_2)
+    context.options |= OP_NO_RENEGOTIATION
+
+
+class TLS:
+    """The server's end of one TLS connection.
+
+    After each call of a method, also after one that raises, send what `pending` returns to the client.
+    """
+
+    def __init__(self, context: SSLContext) -> None:
+        self.established: bool = False  # The handshake is complete.
+        self.closed: bool = False  # The client has sent close_notify: no more data will follow.
+        self._incoming = MemoryBIO()
+        self._outgoing = MemoryBIO()
+        self._ssl: SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._overhead = 0
+
+    def receive(self, ciphertext: bytes) -> bytes:
+        """Decrypt at most `READ_BYTES` from the client and return the plaintext of the records completed by them.
+
+        :raises SSLError: The handshake failed, a record is invalid, or too much came without application data.
+        """
+        records: list[bytes] = []
+        self._incoming.write(ciphertext)
+        with contextlib.suppress(SSLWantReadError):
+            if not self.established:
+                self._ssl.do_handshake()
+                self.established = True
+            while self._incoming.pending and not self.closed:
+                if data := self._ssl.read(_MAX_RECORD_BYTES):
+                    records.append(data)
+                else:
+                    self.closed = True
+        plaintext = records[0] if len(records) == 1 else b"".join(records)
+        overhead = self._overhead + len(ciphertext) - len(plaintext) - len(records) * OVERHEAD_BYTES_PER_RECORD
+        if overhead > MAX_OVERHEAD_BYTES:
+            raise SSLError("too many bytes without application data")
+        self._overhead = max(0, overhead)
+        return plaintext
+
+    def send(self, plaintext: bytes | memoryview) -> None:
+        """Encrypt data for the client."""
+        self._ssl.write(plaintext)
+
+    def close(self) -> None:
+        """Send close_notify, if the handshake is complete, without waiting for the client's."""
+        # `unwrap` also reads, but `receive` has left at most one incomplete record.
+        with contextlib.suppress(SSLError):
+            self._ssl.unwrap()
+
+    def pending(self) -> bytes:
+        """Return the ciphertext to send to the client, and forget it."""
+        return self._outgoing.read()

@@ -1,0 +1,154 @@
+"""TLS for tests: a certificate, and a client that can also send the records that Python's ssl never sends."""
+
+import contextlib
+import datetime as dt
+import hashlib
+import hmac
+import re
+import ssl
+import struct
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.x509.oid import NameOID
+
+_HMAC_MASKS = [bytes(byte ^ mask for byte in range(256)) for mask in (0x36, 0x5C)]
+
+
+def make_certificate(folder: Path) -> Path:
+    """Write a self-signed certificate for localhost and its key into one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    today = dt.datetime.now(dt.UTC)
+    day = dt.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "certificate.pem"
+    pem.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return pem
+
+
+def trusting(version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    """Make a client's context that accepts every certificate and speaks this version of TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = context.minimum_version = version
+    return context
+
+
+class Client:
+    """A client's end of a TLS connection, in memory."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.ssl = context.wrap_bio(self.incoming, self.outgoing)
+        self.server_hello = b""
+
+    def step(self, received: bytes = b"") -> bytes:
+        """Continue the handshake; return what to send to the server."""
+        self.incoming.write(received)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self.ssl.do_handshake()
+        return self.outgoing.read()
+
+    def encrypt(self, data: bytes) -> bytes:
+        self.ssl.write(data)
+        return self.outgoing.read()
+
+    def decrypt(self, ciphertext: bytes) -> bytes:
+        """Return all data; after the server's close_notify, too."""
+        self.incoming.write(ciphertext)
+        data = b""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while piece := self.ssl.read(65536):
+                data += piece
+        return data
+
+
+def _secret(keylog: Path, label: str) -> bytes:
+    """Return a secret of the only connection in a key log."""
+    (secret,) = re.findall(rf"^{label} \w+ (\w+)$", keylog.read_text(), re.MULTILINE)
+    return bytes.fromhex(secret)
+
+
+class Records13:
+    """Encrypts records as a client of TLS 1.3 whose handshake is complete, and which sends nothing by itself any more.
+
+    :param keylog: the ``keylog_filename`` of the client's context.
+    """
+
+    def __init__(self, client: ssl.SSLObject | ssl.SSLSocket, keylog: Path) -> None:
+        assert client.cipher()[0] == "TLS_AES_256_GCM_SHA384"  # type: ignore[index]  # The handshake is complete.
+        self._use(_secret(keylog, "CLIENT_TRAFFIC_SECRET_0"))
+
+    def data(self, data: bytes, padding: int = 0) -> bytes:
+        return self._encrypt(data + b"\x17" + bytes(padding))
+
+    def key_update(self) -> bytes:
+        """Change the client's key, and request a change of the server's (RFC 8446, section 4.6.3)."""
+        record = self._encrypt(b"\x18\0\0\x01\x01\x16")
+        self._use(self._expand(b"traffic upd", 48))
+        return record
+
+    def _use(self, secret: bytes) -> None:
+        # HMAC by hand, because `hmac` takes three times as long and the flood must outrun the server.
+        pad = secret.ljust(128, b"\0")
+        self._inner, self._outer = (hashlib.sha384(pad.translate(mask)) for mask in _HMAC_MASKS)
+        self._aead = AESGCM(self._expand(b"key", 32))
+        self._iv = int.from_bytes(self._expand(b"iv", 12))
+        self._sequence = 0
+
+    def _expand(self, label: bytes, length: int) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(struct.pack("!HB", length, len(label) + 6) + b"tls13 " + label + b"\0\x01")
+        outer.update(inner.digest())
+        return outer.digest()[:length]
+
+    def _encrypt(self, content: bytes) -> bytes:
+        header = b"\x17\x03\x03" + struct.pack("!H", len(content) + 16)
+        nonce = (self._iv ^ self._sequence).to_bytes(12)
+        self._sequence += 1
+        return header + self._aead.encrypt(nonce, content, header)
+
+
+class Records12:
+    """Encrypts records as a client of TLS 1.2, like `Records13`.
+
+    :param server_hello: the first bytes that the server sent.
+    """
+
+    def __init__(self, client: ssl.SSLObject | ssl.SSLSocket, keylog: Path, server_hello: bytes) -> None:
+        assert client.cipher()[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"  # type: ignore[index]  # The handshake is complete.
+        (client_random,) = re.findall(r"^CLIENT_RANDOM (\w+)", keylog.read_text(), re.MULTILINE)
+        secret = _secret(keylog, "CLIENT_RANDOM")
+        seed = chained = b"key expansion" + server_hello[11:43] + bytes.fromhex(client_random)
+        block = b""
+        for _ in range(2):  # The key block has 40 bytes (RFC 5246, section 6.3).
+            chained = hmac.digest(secret, chained, "sha256")
+            block += hmac.digest(secret, chained + seed, "sha256")
+        self._aead, self._salt = AESGCM(block[:16]), block[32:36]
+        self._sequence = 1  # The client's Finished was its first record.
+
+    def data(self, data: bytes) -> bytes:
+        return self._encrypt(b"\x17", data)
+
+    def client_hello(self) -> bytes:
+        """Try to renegotiate (RFC 5246, section 7.4.1.2)."""
+        return self._encrypt(b"\x16", b"\x01\0\0\0")
+
+    def _encrypt(self, kind: bytes, content: bytes) -> bytes:
+        sequence = self._sequence.to_bytes(8)
+        self._sequence += 1
+        associated = sequence + kind + b"\x03\x03" + struct.pack("!H", len(content))
+        sealed = self._aead.encrypt(self._salt + sequence, content, associated)
+        return kind + b"\x03\x03" + struct.pack("!H", len(sealed) + 8) + sequence + sealed
