@@ -3,37 +3,47 @@
 import hashlib
 import hmac
 import logging
+import mmap
+import os
 import re
-import threading
+import stat
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Thread
 from typing import Protocol, runtime_checkable
 
 B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
 
 _B64TOKEN = re.compile(B64TOKEN)
 _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_MAX_FILE_BYTES = 1 << 20
+_SHORTEST_LINE_BYTES = 2
+_DIGEST_BYTES = 32
+# Published digests follow their size and a checksum.
+_SIZE_BYTES = 4
+_DIGESTS_AT = _SIZE_BYTES + _DIGEST_BYTES
 
 _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class TokenCheck(Protocol):
-    """An object that says whether a token is valid."""
+    """An object that decides whether a token is valid."""
 
     def accepts(self, token: str) -> bool:
-        """Say whether the token, a ``b64token``, is valid. Several threads may call this at the same time."""
+        """Return whether the token, a ``b64token``, is valid. Several threads may call this at the same time."""
 
 
 class Tokens:
-    """Valid tokens, of which only the SHA-256 digests are kept."""
+    """Valid tokens, stored as SHA-256 digests."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        """Take the valid tokens.
+        """Store the digests of the valid tokens.
 
-        :raises TypeError: this is one string, not several, or one of them is no string.
-        :raises ValueError: there is none, or one that no client could send; the message does not show it.
+        :raises TypeError: ``tokens`` is one string, or an item is not a string.
+        :raises ValueError: there is no token, or no client could send one of them; the message does not show it.
         """
         if isinstance(tokens, str | bytes):
             raise TypeError("tokens is an iterable of strings, not one string")
@@ -42,75 +52,129 @@ class Tokens:
             raise ValueError("there is no token, so every request would be refused")
 
     def accepts(self, token: str) -> bool:
-        """Say whether the token is one of these."""
+        """Return whether the token is one of these."""
         presented = hashlib.sha256(token.encode()).digest()
         found = False
-        for digest in self._digests:  # All are compared, so the time does not show which one it was.
+        for digest in self._digests:  # Compare all, so that the time does not show which one matched.
             found |= hmac.compare_digest(presented, digest)
         return found
 
 
 class TokenFile(Tokens):
-    """The valid tokens in a file, which is read again when it has changed.
+    """The valid tokens in a file, which each process reads again after a change.
 
-    One token a line, or ``sha256:`` and the hexadecimal SHA-256 digest of one; an empty line, or one that starts with
-    ``#``, is ignored. If the file cannot be read, has a line of another form, or has no token, the tokens that it had
-    before stay valid, and the log says so.
+    A line is a token, or ``sha256:`` and the hexadecimal SHA-256 digest of one. Empty lines and lines that start with
+    ``#`` are ignored. A change counts once two looks a second apart read the same, because another process may still be
+    writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and the log says
+    so. A pipe is read once, at the start.
     """
 
-    _SECONDS_BETWEEN_READS = 1.0
+    _SECONDS_BETWEEN_LOOKS = 1.0
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
 
-        :raises ValueError: a line has another form, or there is no token; the message shows no token.
-        :raises OSError: the file cannot be read.
+        :raises ValueError: it is not a small regular file, has a bad line, or has no token; the message shows no token.
+        :raises OSError: it cannot be read.
         """
         self._path = Path(path)
-        self._content = self._path.read_bytes()
-        self._digests = _digests_in(self._content)
+        self._is_pipe = self._path.is_fifo()
+        self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
+        # Workers publish the digests here, so that a worker that is forked later starts with those in force: the file
+        # may be unusable by then, and a token that was removed from it must not become valid again.
+        self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
+        self._publish()
+        self._candidate: tuple[list[bytes] | str, float] = ("", 0.0)
+        self._settled: tuple[int, ...] | None = None
         self._problem = ""
-        self._read_at = time.monotonic()
-        self._lock = threading.Lock()
+        self._watching_process = 0
 
     def accepts(self, token: str) -> bool:
-        """Say whether the token was in the file when it was last read, at most a second ago."""
-        if time.monotonic() - self._read_at >= self._SECONDS_BETWEEN_READS and self._lock.acquire(blocking=False):
-            try:
-                self._read_again()
-            finally:
-                self._lock.release()
+        """Return whether the token is one of those in force."""
+        if self._watching_process != os.getpid():  # Threads do not survive a fork.
+            self._watching_process = os.getpid()
+            self._adopt()
+            if not self._is_pipe:
+                Thread(target=_watch, args=[weakref.ref(self)], name=__name__, daemon=True).start()
         return super().accepts(token)
 
-    def _read_again(self) -> None:
-        self._read_at = time.monotonic()
-        problem = ""
+    def look(self) -> None:
+        """Look at the file once. A thread calls this every second."""
+        now = time.monotonic()
+        state = None
+        found: list[bytes] | str
         try:
-            if self._path.is_fifo():
-                raise ValueError("it is a pipe, read once")  # To open it again could take for ever.
-            content = self._path.read_bytes()
-            if content != self._content:
-                self._digests = _digests_in(content)
-                self._content = content
-                _log.info("the token file has changed; valid tokens: %d", len(self._digests))
-        except (OSError, ValueError) as error:
-            problem = str(error)
-            if problem != self._problem:
-                _log.error("the token file cannot be used, the old tokens stay valid: %s", problem)
-        self._problem = problem
+            status = self._path.stat()
+            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if state == self._settled:
+                return
+            found = _digests_in(_read_regular(self._path))
+        except Exception as error:  # If it raised anything else, such as a MemoryError, the thread would end.
+            found = str(error) or repr(error)
+        candidate, since = self._candidate
+        if found != candidate:
+            self._candidate = found, now
+        elif now - since >= self._SECONDS_BETWEEN_LOOKS:
+            self._take_effect(found, state)
+
+    def _take_effect(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
+        if isinstance(found, str):
+            if found != self._problem:
+                _log.error("the token file cannot be used, the old tokens stay valid: %s", found)
+            self._problem = found
+            return
+        self._problem = ""
+        self._settled = state
+        if found != self._digests:
+            self._digests = found
+            self._publish()
+            _log.info("the token file has changed; valid tokens: %d", len(found))
+
+    def _publish(self) -> None:
+        digests = b"".join(self._digests)
+        header = len(digests).to_bytes(_SIZE_BYTES, "big") + hashlib.sha256(digests).digest()
+        self._published[: _DIGESTS_AT + len(digests)] = header + digests
+
+    def _adopt(self) -> None:
+        size = int.from_bytes(self._published[:_SIZE_BYTES], "big")
+        digests = self._published[_DIGESTS_AT : _DIGESTS_AT + size]
+        # Another worker may be publishing just now; then this one reads the file a second later.
+        if hashlib.sha256(digests).digest() == self._published[_SIZE_BYTES:_DIGESTS_AT]:
+            self._digests = [digests[at : at + _DIGEST_BYTES] for at in range(0, size, _DIGEST_BYTES)]
+
+
+def _watch(reference: "weakref.ref[TokenFile]") -> None:
+    while token_file := reference():
+        token_file.look()
+        del token_file
+        time.sleep(TokenFile._SECONDS_BETWEEN_LOOKS)
 
 
 def digest_of(token: str) -> bytes:
-    """Give the SHA-256 digest of a token.
+    """Return the SHA-256 digest of a token.
 
-    :raises TypeError: it is no string.
-    :raises ValueError: no client could send it; the message does not show it.
+    :raises TypeError: the token is not a string.
+    :raises ValueError: no client could send the token; the message does not show it.
     """
     if not isinstance(token, str):
         raise TypeError(f"a token is a string, not {type(token).__name__}")
     if not _B64TOKEN.fullmatch(token):
         raise ValueError("a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750")
     return hashlib.sha256(token.encode()).digest()
+
+
+def _read_regular(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):  # To open or read a pipe or a device could take for ever.
+        raise ValueError("it is not a regular file")
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise ValueError("it is larger than 1 MiB")
+    return content
 
 
 def _digests_in(content: bytes) -> list[bytes]:

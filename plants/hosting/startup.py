@@ -1,6 +1,5 @@
 """Hooks of Gunicorn's master when the hosted service starts. Importing this module reads the environment."""
 
-import atexit
 import errno
 import logging
 import os
@@ -9,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def on_starting(server: Any) -> None:
         for address in cfg.address:
             try_to_bind(address, may_be_in_use=cfg.reuse_port)
     announce_new_token()
+    _protect_signals_from_forks()
     try:
         with _as_workers(cfg):  # They could not write into a file of another user.
             # After USR2 the store is already in use, and nothing is made.
@@ -119,24 +120,27 @@ def _or_stop(problem: str, remedy: str) -> Iterator[None]:
         stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {remedy}")
 
 
-def when_ready(_server: Any) -> None:
-    """Let the master look at the token file every second, as workers do while they are asked.
+def post_worker_init(_worker: Any) -> None:
+    """Start to watch the token file; without this, the first request would."""
+    settings.tokens.accepts("-")
 
-    A worker that is started later begins with the tokens that the master knows. If those were old and the file were
-    not usable now, a token that had been taken out of the file would be valid again.
+
+def _protect_signals_from_forks() -> None:
+    """Let a signal that reaches a worker before it has set up its own handlers end that worker.
+
+    Python forgets a signal that arrives between ``fork()`` and the child's first instruction, and the handlers of the
+    master would swallow a later one. Then the master would wait for that worker until ``graceful_timeout``.
     """
-    # A signal and not a thread: a process that has threads should not fork. A worker does not inherit the timer.
-    signal.signal(signal.SIGALRM, lambda *_: settings.tokens.accepts("-"))
-    signal.setitimer(signal.ITIMER_REAL, 1, 1)
-    # At its end Python removes the handler, and then the signal would end the process with another status.
-    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
-    os.register_at_fork(after_in_child=_end_at_a_signal)
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
+    def in_child() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        unblock()
 
-def _end_at_a_signal() -> None:
-    # Until a worker has set up its signals, the master's handlers would lose one, and the master wait for the worker.
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, numbers)
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, numbers)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def pre_exec(server: Any) -> None:

@@ -4,11 +4,14 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import pytest
 
-from plants.tokens import TokenFile
+from plants.tokens import TokenFile, Tokens
+from tests.support.process import comes_true
 
 
 @pytest.fixture
@@ -77,74 +80,153 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         TokenFile(tmp_path / "nothing")
 
 
-def test_a_change_takes_effect_after_a_second(path: Path, clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def look_twice(tokens: TokenFile, clock: list[float]) -> None:
+    for _ in range(2):
+        clock.append(clock[-1] + 1)
+        tokens.look()
+
+
+def test_a_change_takes_effect_once_two_looks_a_second_apart_agree(
+    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     tokens = TokenFile(path)
-    path.write_text("second\n")
+    for content in ("sha", "sha256:", digest_line("second").rstrip()):  # as another process writes it
+        path.write_text(content)
+        clock.append(clock[-1] + 1)
+        tokens.look()
+        assert (tokens.accepts("first"), tokens.accepts("sha")) == (True, False)
     clock.append(clock[-1] + 0.9)
-    assert (tokens.accepts("first"), tokens.accepts("second")) == (True, False)
+    tokens.look()
+    assert tokens.accepts("first")
     clock.append(clock[-1] + 0.1)
+    tokens.look()
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
-    clock.append(clock[-1] + 1)
-    assert tokens.accepts("second")
-    path.write_text("third\n")
-    clock.append(clock[-1] + 0.9)
-    assert tokens.accepts("second")
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"", "the file has no token"), (b"not a token\n", "line 1 is neither a token"), (None, "No such file")],
-    ids=["empty", "bad line", "gone"],
-)
-def test_a_file_that_turns_bad_keeps_the_tokens_and_is_reported_once(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, content: bytes | None, reason: str
+def test_a_settled_file_is_not_read_again(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = TokenFile(path)
+    look_twice(tokens, clock)
+    with monkeypatch.context() as patch:
+        patch.delattr(Path, "open")
+        look_twice(tokens, clock)
+    path.write_text("second\n")
+    look_twice(tokens, clock)
+    assert tokens.accepts("second")
+
+
+def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
+    tokens = TokenFile(path)
+    assert tokens.accepts("first")
+    path.write_text("second\n")
+    assert comes_true(lambda: Tokens.accepts(tokens, "second"))
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_text(""), "the file has no token"),
+    "bad line": (lambda path: path.write_text("not a token\n"), "line 1 is neither a token"),
+    "gone": (Path.unlink, "No such file"),
+    "device": (link_to_a_device, "it is not a regular file"),
+    "sparse": (lambda path: os.truncate(path, 300_000_000), "it is larger than 1 MiB"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
+def test_a_bad_change_keeps_the_tokens_and_is_logged_once(
+    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
 ) -> None:
     tokens = TokenFile(path)
-    path.unlink() if content is None else path.write_bytes(content)
-    for _ in range(3):
-        clock.append(clock[-1] + 1)
-        assert tokens.accepts("first")
+    change(path)
+    look_twice(tokens, clock)
+    look_twice(tokens, clock)
+    assert tokens.accepts("first")
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
     assert message.startswith("the token file cannot be used, the old tokens stay valid: ")
     assert reason in message
     assert "not a token" not in caplog.text
-    path.write_text("second\n")
-    clock.append(clock[-1] + 1)
+    new = path.with_name("new")
+    new.write_text("second\n")
+    new.replace(path)
+    look_twice(tokens, clock)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
 
 
-def test_a_file_that_turns_bad_again_is_reported_again(
+def test_a_lack_of_memory_while_reading_keeps_the_tokens(
+    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    tokens = TokenFile(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        look_twice(tokens, clock)
+    assert tokens.accepts("first")
+    assert caplog.messages == ["the token file cannot be used, the old tokens stay valid: MemoryError()"]
+
+
+def test_a_file_that_turns_bad_again_is_logged_again(
     path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = TokenFile(path)
     for content in ("", "first\n", ""):
         path.write_text(content)
-        clock.append(clock[-1] + 1)
-        tokens.accepts("first")
+        look_twice(tokens, clock)
     assert len(caplog.records) == 2
 
 
-def test_a_pipe_is_read_once_and_nobody_waits_for_it_again(
-    tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("target", ["/", "/dev/null", "/dev/zero"])
+def test_only_a_regular_file_or_a_pipe_is_read(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(ValueError, match=r"^it is not a regular file$"):
+        TokenFile(path)
+
+
+def test_at_most_a_mebibyte_is_read(path: Path) -> None:
+    line = digest_line("a")
+    fits = "#" * ((1 << 20) - len(line) - 1) + "\n" + line
+    path.write_text(fits)
+    assert TokenFile(path).accepts("a")
+    path.write_text(fits + "\n")
+    with pytest.raises(ValueError, match=r"^it is larger than 1 MiB$"):
+        TokenFile(path)
+
+
+def test_a_pipe_is_read_once_at_the_start(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=["first\n"])
     writer.start()
     tokens = TokenFile(pipe)
     writer.join()
-    clock.append(clock[-1] + 1)
+    before = threading.active_count()
     assert tokens.accepts("first")
-    assert caplog.messages == ["the token file cannot be used, the old tokens stay valid: it is a pipe, read once"]
+    assert threading.active_count() == before
 
 
-def test_while_one_thread_reads_the_file_the_others_do_not_wait(path: Path, clock: list[float]) -> None:
-    tokens = TokenFile(path)
-    path.write_text("second\n")
-    clock.append(clock[-1] + 1)
-    with tokens._lock:
-        assert tokens.accepts("first")
-    assert tokens.accepts("second")
+# A fork copies everything but what has been published, as copy() does.
+
+
+def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list[float]) -> None:
+    path.write_text("first\nsecond\n")
+    master = TokenFile(path)
+    worker = copy(master)
+    path.write_text("second\nthird\n")
+    look_twice(worker, clock)
+    path.write_text("not a token\n")
+    later_worker = copy(master)
+    assert [later_worker.accepts(token) for token in ("first", "second", "third")] == [False, True, True]
+
+
+def test_a_later_process_ignores_tokens_that_are_half_published(path: Path) -> None:
+    master = TokenFile(path)
+    master._published[10] ^= 1  # as if a worker were writing
+    assert copy(master).accepts("first")
