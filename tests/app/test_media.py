@@ -174,7 +174,7 @@ MESSAGES = [
     ),
     (
         b"{}",
-        "The body is not a NewPlant. name: Missing data for required field. id: Missing data for required field.",
+        "The body is not a NewPlant. id: Missing data for required field. name: Missing data for required field.",
     ),
 ]
 

@@ -1,11 +1,14 @@
-"""What the application uses of Falcon and marshmallow that they do not promise; a new version of them fails here."""
+"""Undocumented parts of Falcon, marshmallow and the standard library that the application relies on."""
 
+import json
 import subprocess
 import sys
+from json.encoder import encode_basestring_ascii
 
 import falcon
 import falcon.testing
-from marshmallow import Schema, fields
+import pytest
+from marshmallow import Schema, post_load
 
 from plants.framework import json_app
 
@@ -61,16 +64,22 @@ def test_a_tool_that_observes_may_put_its_own_class_and_middleware_in_the_place_
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 
 
-def test_marshmallow_fields_are_asked_for_a_value_by_deserialize() -> None:
-    """``_deserialize``: called with every value that is neither missing nor None, before the validators."""
-    asked = []
+def test_marshmallow_schema_knows_its_hooks() -> None:
+    """``_hooks``: the methods of a schema that a decorator has marked, by the kind of hook."""
 
-    class Asked(fields.Raw):
-        def _deserialize(self, value: object, attr: object, data: object, **_options: object) -> object:
-            asked.append((value, attr, data))
-            return value
+    class Hooked(Schema):
+        @post_load
+        def hook(self, data: object, **_options: object) -> object:
+            return data
 
-    schema = Schema.from_dict({"a": Asked(), "b": Asked(), "c": Asked(allow_none=True)})()
-    document = {"a": 1, "c": None}
-    assert schema.load(document) == document
-    assert asked == [(1, "a", document)]
+    assert not any(Schema()._hooks.values())
+    assert any(Hooked()._hooks.values())
+
+
+def test_json_encoder_quotes_strings_alone() -> None:
+    """``json.encoder.encode_basestring_ascii``: not documented."""
+    for text in ("Fern", '"\\/\n', "\0\x7f\x80\u20ac\ud800\U0001f33f"):
+        assert encode_basestring_ascii(text) == json.dumps(text)
+    for value in (None, 1, b"Fern", ["Fern"]):
+        with pytest.raises(TypeError):
+            encode_basestring_ascii(value)  # type: ignore[arg-type]
