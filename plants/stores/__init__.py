@@ -75,14 +75,7 @@ class PlantStore(abc.ABC):
         """
 
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Give what each call returns, in order, once everything that they added is kept.
-
-        A store that can keep the plants of several requests with one commit does it here. The calls run in this
-        thread, one after the other, and use the store as they would alone. A call whose plants cannot be kept is run
-        again, and there ``add`` raises what it must; so a call does nothing outside the store but to return a value. A
-        call that is run again may read what later calls of its batch added. An exception that leaves a call leaves this
-        too, and then nobody knows what of these calls' plants is kept.
-        """
+        """Return what each call returns."""
         return [call() for call in calls]
 
     def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # a store may have nothing to make

@@ -1,142 +1,189 @@
-"""What those stores share that keep many plants with one commit."""
+"""A base class for stores that commit plants in batches (group commit)."""
 
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import weakref
+from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
-from typing import TypeVar
 
-from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.stores.engine import Engine, Fates, PlantRefused
+from plants.stores import Plant, PlantStore, StoreUnavailable
+from plants.stores.breaker import CircuitBreaker
+from plants.stores.connections import Connections, Outcomes, PlantRejected
 
-_MOST_TEXT = 2_000_000  # characters a commit, so that one with the largest plants ends in time
+_MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 
-_T = TypeVar("_T")
+_stores: "weakref.WeakSet[BatchStore]" = weakref.WeakSet()
+
+
+class PendingAdd:
+    """The pending result of an add, in the words of ``concurrent.futures``."""
+
+    __slots__ = ("_batch", "_deadline", "error", "plant")
+
+    def __init__(self, plant: Plant, batch: "_Batch", deadline: float) -> None:
+        self.plant = plant
+        self.error: Exception | None = None
+        self._batch = batch
+        self._deadline = deadline
+
+    def result(self) -> None:
+        """Return once the plant is stored.
+
+        :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
+        :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
+        """
+        breaker = self._batch.breaker
+        try:
+            self._batch.commit(self._deadline)
+            if self.error:
+                raise self.error
+        except Exception as error:
+            breaker.record_failure(error)
+            raise
+        finally:
+            del self  # Else the exception and this frame refer to each other, until the garbage collector comes.
+
+
+class _Batch:
+    """Plants of one commit. The thread that first asks for a result commits for the others (leader/follower)."""
+
+    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], None]) -> None:
+        self.breaker = breaker
+        self.pending: list[PendingAdd] = []
+        self.characters = 0
+        self._commit = commit
+        self._leader = threading.Lock()
+        self._done = False
+
+    def commit(self, deadline: float) -> None:
+        """Return once this thread or another one has committed the batch.
+
+        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
+        """
+        if self._done:
+            return
+        if not self._leader.acquire(blocking=False):
+            self.breaker.raise_if_open()
+            if not self._leader.acquire(timeout=max(0, deadline - time.monotonic())):
+                raise StoreUnavailable("no answer in time")
+        try:
+            if not self._done:
+                self._commit(self, deadline)
+        finally:
+            self._leader.release()
+
+    def resolve(self, outcomes: Outcomes) -> None:
+        """Pass each outcome to its pending add, and forget them: they refer to this batch."""
+        for pending, outcome in zip(self.pending, outcomes, strict=True):
+            pending.error = outcome
+        self.pending = []
+        self._done = True
 
 
 class BatchStore(PlantStore):
-    """A store that keeps the plants of many calls with one commit.
+    """A store that commits the plants of all calls that wait at a moment.
 
-    The calls run as if every plant were kept whose id no other plant of the batch has. Then all these plants are
-    written at once. If all are kept, everything that the calls were told is true; else those calls run again that used
-    the id of one that is not, and now ``add`` says what became of their plants.
-
-    :param new_engine: gives what a process needs that uses the store for the first time; nothing is connected yet.
-    :param patience: how many seconds a call takes at most, about.
+    :param new_connections: returns the connections of a process; nothing is connected yet.
+    :param patience: about the seconds after which a call gives up.
     """
 
     max_batch = 256
     multiprocess = True
 
-    def __init__(self, new_engine: Callable[[float, mmap.mmap], Engine], patience: float) -> None:
-        self._was_made = mmap.mmap(-1, 1)
-        self._new_engine = partial(new_engine, patience, self._was_made)
+    def __init__(self, new_connections: Callable[[float, mmap.mmap], Connections], patience: float) -> None:
+        # A byte that all processes share: not 0 once the store has had its file or its table.
+        self._created = mmap.mmap(-1, 1)
+        self._new_connections = partial(new_connections, patience, self._created)
         self._patience = patience
-        self._engines: dict[int, Engine] = {}
-        self._thread = _Thread()
+        self._inherited: list[Connections] = []
+        self._start()
+        _stores.add(self)
+
+    def _start(self) -> None:
+        self._connections = self._new_connections()
+        self._breaker = CircuitBreaker(self._connections.check)
+        self._lock = threading.Lock()
+        self._batch = self._new_batch()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child process."""
+        # The parent's connections stay referenced, because closing them here would close them there.
+        self._inherited.append(self._connections)
+        self._start()
+
+    def submit(self, plant: Plant) -> PendingAdd:
+        """Put a plant into the next batch, which is committed when the result of one of its plants is asked for."""
+        with self._lock:
+            batch = self._batch
+            if len(batch.pending) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
+                batch = self._batch = self._new_batch()
+            pending = PendingAdd(plant, batch, time.monotonic() + self._patience)
+            batch.characters += len(plant.name) + len(plant.tag or "")
+            batch.pending.append(pending)
+        return pending
 
     def add(self, plant: Plant) -> None:
-        if fate := self._fate_of(plant):
-            raise self._engine().counted(fate)
+        self.submit(plant).result()
 
     def get(self, plant_id: int) -> Plant | None:
-        batch = self._thread.batch
-        if batch and batch.fates is None and plant_id in batch.added:
-            batch.uses.append((batch.call, plant_id))
-            return batch.added[plant_id][1]
-        return self._ask(lambda engine, deadline: engine.find(plant_id, deadline))
+        return self._connections.find(plant_id, time.monotonic() + self._patience)
 
     def check(self) -> None:
-        self._ask(lambda engine, deadline: engine.check(deadline))
-
-    def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        if self._thread.batch:
-            return super().together(calls)
-        batch = self._thread.batch = _Batch(time.monotonic() + self._patience)
-        if self._engine().refuses():
-            batch.fates = {}  # Each call is refused at once, and none runs twice.
-        results: list[_T] = []
-        try:
-            for batch.call, call in enumerate(calls):
-                results.append(call())
-            if batch.added:
-                fates = batch.fates = self._keep([plant for _, plant in batch.added.values()])
-                again = sorted({call for call, plant_id in batch.uses if plant_id in fates})
-                for batch.call in again:
-                    results[batch.call] = calls[batch.call]()
-        finally:
-            del self._thread.batch
-        return results
+        self._breaker.probe(time.monotonic() + self._patience)
 
     def prepare(self, *, make: bool = True) -> None:
         if not make:
-            self._was_made[0] = 1
-        with closing(self._new_engine()) as engine:
-            engine.check(time.monotonic() + self._patience)
+            self._created[0] = 1
+        with closing(self._new_connections()) as connections:
+            connections.check(time.monotonic() + self._patience)
 
     def close(self) -> None:
-        self._engine().close()
+        if self._batch.pending:
+            with suppress(StoreUnavailable):
+                self._batch.commit(time.monotonic() + self._patience)
+        self._connections.close()
 
-    def _fate_of(self, plant: Plant) -> Exception | None:
-        """Say why a plant that is added is not kept."""
-        batch = self._thread.batch
-        if batch:
-            own = batch.call, plant
-            if batch.fates is None:
-                batch.uses.append((batch.call, plant.id))
-                return None if batch.added.setdefault(plant.id, own) is own else PlantIdInUse(plant.id)
-            fate = batch.fates.get(plant.id)
-            if isinstance(fate, PlantIdInUse) or batch.added.get(plant.id) == own:
-                batch.added.pop(plant.id, None)  # A call is told once; if it adds its plant again, the id is in use.
-                return fate
-        return self._keep([plant]).get(plant.id)
+    def _new_batch(self) -> _Batch:
+        return _Batch(self._breaker, self._commit)
 
-    def _keep(self, plants: list[Plant]) -> Fates:
-        if len(plants) == 1 or sum(len(plant.name) + len(plant.tag or "") for plant in plants) < _MOST_TEXT:
-            try:
-                return self._use(lambda engine, deadline: engine.keep(plants, deadline))
-            except StoreUnavailable as error:
-                # Each has its own: an exception that is raised again and again collects its tracebacks.
-                return {plant.id: StoreUnavailable(str(error)) for plant in plants}
-            except PlantRefused as error:
-                if len(plants) == 1:
-                    return {plants[0].id: error.reason}
-        middle = len(plants) // 2
-        return self._keep(plants[:middle]) | self._keep(plants[middle:])
+    def _commit(self, batch: _Batch, deadline: float) -> None:
+        def collect() -> list[Plant]:
+            with self._lock:
+                if batch is self._batch:
+                    self._batch = self._new_batch()
+            return [pending.plant for pending in batch.pending]
 
-    def _ask(self, work: Callable[[Engine, float], _T]) -> _T:
+        outcomes: Outcomes = []
         try:
-            return self._use(work)
+            outcomes = self._insert(collect, deadline)
+        finally:
+            # An interrupted leader, by Ctrl-C for example, leaves no follower waiting.
+            batch.resolve(outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()])
+
+    def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        try:
+            outcomes = self._breaker.run(partial(self._connections.insert, collect), deadline)
         except StoreUnavailable as error:
-            self._engine().counted(error)
-            raise
-
-    def _use(self, work: Callable[[Engine, float], _T]) -> _T:
-        batch = self._thread.batch
-        return self._engine().use(work, batch.deadline if batch else time.monotonic() + self._patience)
-
-    def _engine(self) -> Engine:
-        # A parent's engine stays in the dictionary of its child, unused: its connections and its locks are the
-        # parent's, and to close them here would be to close them there.
-        pid = os.getpid()
-        return self._engines.get(pid) or self._engines.setdefault(pid, self._new_engine())
-
-
-class _Batch:
-    """What calls add together."""
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.call: int  # that runs
-        self.added: dict[int, tuple[int, Plant]] = {}  # by its id, each plant and the call that added it
-        self.uses: list[tuple[int, int]] = []  # calls, and ids of which they were told something
-        self.fates: Fates | None = None  # None while the calls run as if all were kept
+            # Each caller gets its own: an exception that is raised repeatedly collects tracebacks.
+            return [type(error)(*error.args) for _ in collect()]
+        except PlantRejected as error:
+            plants = collect()
+            if len(plants) == 1:
+                return [error.reason]
+            middle = len(plants) // 2
+            first, second = plants[:middle], plants[middle:]
+            return self._insert(lambda: first, deadline) + self._insert(lambda: second, deadline)
+        if None in outcomes:
+            self._breaker.record_write()
+        return outcomes
 
 
-class _Thread(threading.local):
-    """The batch that this thread runs, if it does."""
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.after_fork()
 
-    batch: _Batch | None = None
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -21,7 +21,8 @@ from psycopg.pq import TransactionStatus
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
-from plants.stores.engine import MEND, Engine, Fates, PlantRefused, StoreUnusable
+from plants.stores.breaker import StoreUnusable
+from plants.stores.connections import HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
 
 _DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -42,7 +43,7 @@ _SET_UP = """
 # What there is to say against the table: it could refuse a plant, or lose one.
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
-_GONE = f"the table plants is gone; {MEND}"
+_GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -82,11 +83,13 @@ class PostgresStore(BatchStore):
             ) from None
 
 
-class _Pool(Engine):
+class _Pool(Connections):
     """The connections of one process; each is one caller's at a time."""
 
-    def __init__(self, conninfo: str, max_connections: int, patience: float, was_made: mmap.mmap) -> None:
-        super().__init__(patience, was_made)
+    def __init__(self, conninfo: str, max_connections: int, patience: float, created: mmap.mmap) -> None:
+        self._patience = patience
+        self._created = created
+        self._is_closed = False
         self._conninfo = conninfo
         self._turn = threading.Lock()
         # The connections that nobody uses, and None for each that may still be made.
@@ -94,12 +97,14 @@ class _Pool(Engine):
         for _ in range(max_connections):
             self._idle.put(None)
 
-    def keep(self, plants: list[Plant], deadline: float) -> Fates:
-        # In the order of their ids: two batches of the same ids wait for each other, but never in a circle.
-        columns = [list(column) for column in zip(*sorted(plants), strict=True)]
-        rows = self._run(lambda connection: connection.run(_INSERT, columns), deadline)
-        kept = {plant_id for (plant_id,) in rows}
-        return {plant.id: PlantIdInUse(plant.id) for plant in plants if plant.id not in kept}
+    def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        rows = self._run(lambda connection: connection.run(_INSERT, _columns(collect())), deadline)
+        stored = {plant_id for (plant_id,) in rows}
+        outcomes: Outcomes = []
+        for plant in collect():
+            outcomes.append(None if plant.id in stored else PlantIdInUse(plant.id))
+            stored.discard(plant.id)  # A second plant of the batch with this id is not stored.
+        return outcomes
 
     def find(self, plant_id: int, deadline: float) -> Plant | None:
         rows = self._run(lambda connection: connection.run(_SELECT, [plant_id]), deadline)
@@ -131,9 +136,9 @@ class _Pool(Engine):
                 time.sleep(pause)
                 pause *= 2  # It also leaves the last attempt as much time as the others took together.
         except (psycopg.DataError, UnicodeEncodeError) as error:
-            raise PlantRefused(error) from None
+            raise PlantRejected(error) from None
         except _CONSTRAINTS as error:
-            raise PlantRefused(StoreUnavailable(_told(error))) from None
+            raise PlantRejected(StoreUnavailable(_told(error))) from None
         except errors.UndefinedTable:
             raise StoreUnusable(_GONE) from None
         except psycopg.Error as error:
@@ -193,7 +198,7 @@ class _Pool(Engine):
 
     def _check(self, connection: "_Connection") -> None:
         faults = connection.run(_FAULTS)
-        if faults[:1] == [("is gone",)] and not self._was_made[0]:
+        if faults[:1] == [("is gone",)] and not self._created[0]:
             # Processes that make the table at once may meet in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
@@ -201,7 +206,7 @@ class _Pool(Engine):
         faults = faults and connection.run(_FAULTS)
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
-        self._was_made[0] = 1
+        self._created[0] = 1
         connection.run(_INSERT, [[], [], []])
 
 
@@ -235,6 +240,12 @@ class _Connection(psycopg.Connection[_Row]):
     def note(self, notice: errors.Diagnostic) -> None:
         # PostgreSQL reports success, with a mere warning, when the wait for a synchronous standby was cancelled.
         self.replication_cancelled |= notice.source_function == "SyncRepWaitForLSN"
+
+
+def _columns(plants: list[Plant]) -> list[list[object]]:
+    # Sorted by id: two batches of the same ids wait for each other, but never in a circle.
+    first = {plant.id: plant for plant in reversed(plants)}
+    return [list(column) for column in zip(*(first[plant_id] for plant_id in sorted(first)), strict=True)]
 
 
 def _told(error: psycopg.Error) -> str:

@@ -1,25 +1,26 @@
 """One SQLite file: needs no further package, and is shared by all processes of one machine."""
 
+import logging
 import mmap
 import os
 import re
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import closing, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
-from plants.stores.engine import MEND, Engine, Fates, StoreUnusable
+from plants.stores.breaker import StoreUnusable
+from plants.stores.connections import HOW_TO_RECOVER, Connections, Outcomes
 
-_LOCK_POLL = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
+_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 _SET_UP = """
@@ -35,31 +36,46 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-# What the byte is that all processes share, once SQLite's log has been lost while connections are open.
+# The byte that all processes share has this value once SQLite's log has been lost while connections are open.
 _LOG_IS_LOST = 2
 
+_MAX_LOG_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
+
 _T = TypeVar("_T")
-_Job = tuple[Callable[[sqlite3.Connection], Any], Future[Any]]
+
+_log = logging.getLogger(__name__)
+
+# The connections of this process to each file, and the files to which its parent had one when it forked.
+_open_connections: Counter[str] = Counter()
+_inherited_files: set[str] = set()
+
+
+def _after_fork() -> None:
+    _inherited_files.update(path for path, number in _open_connections.items() if number)
+    _open_connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class SQLiteStore(BatchStore):
     """Plants in one SQLite file on a local disk. An acknowledged plant survives ``kill -9`` and a power cut.
 
-    All that waits at one moment is one transaction, so that the price of making it durable is paid once (group
-    commit). Nobody is answered before the commit, and nothing is tried again after a commit that failed: what became
-    of it is not known, and StoreUnavailable says so.
+    All plants that wait at a moment are one transaction. No call returns before its commit. A commit that failed is not
+    retried, because its outcome is unknown: every call in it raises StoreUnavailable.
 
-    The directory is never made. Fork before the first use: SQLite does not carry a connection across a fork.
+    The directory is never made. Fork before the first use: SQLite does not support a connection across a fork, and a
+    child of a process that has one raises StoreUnavailable.
     """
 
     worker_threads = 2  # One parses and responds while the other commits.
 
     def __init__(self, path: str, patience: float = 2.5) -> None:
-        super().__init__(partial(_File, str(Path(path).absolute())), patience)
+        super().__init__(partial(_FileConnections, str(Path(path).absolute())), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Give the store for ``sqlite:///relative/file`` or ``sqlite:////absolute/file``, percent-encoded.
+        """Return the store for ``sqlite:///relative/file`` or ``sqlite:////absolute/file``, percent-encoded.
 
         :raises ValueError: the URL names no file, or has more than a file.
         """
@@ -69,175 +85,233 @@ class SQLiteStore(BatchStore):
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
 
-class _File(Engine):
-    """The connection of one process. Whoever has the lock does the work of all who wait for it."""
+class _LogLost(StoreUnusable):
+    """SQLite's write-ahead log was removed or replaced, but not the file."""
 
-    def __init__(self, path: str, patience: float, was_made: mmap.mmap) -> None:
-        super().__init__(patience, was_made)
+    def __init__(self) -> None:
+        super().__init__("SQLite's log was removed or replaced: wait until every process has closed the file")
+
+
+class _FileConnections(Connections):
+    """A connection that writes, and one that reads: with a write-ahead log, a reader waits for no writer."""
+
+    def __init__(self, path: str, patience: float, created: mmap.mmap) -> None:
         self._path = path
-        self._turn = threading.Lock()
-        self._waiting: deque[_Job] = deque()
-        self._connection: sqlite3.Connection | None = None
-        self._files: tuple[str, ...] = ()
-        self._identities: list[tuple[int, ...] | None] = []
+        self._patience = patience
+        self._created = created
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._writer: _OpenFile | None = None
+        self._reader: _OpenFile | None = None
+        self._closed = False
+        self._log_too_long = False
 
-    def keep(self, plants: list[Plant], deadline: float) -> Fates:
-        return self._run(partial(_insert, plants), deadline)
+    def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        return self._write(lambda connection: _insert(collect(), connection), deadline)
 
     def find(self, plant_id: int, deadline: float) -> Plant | None:
-        row = self._run(lambda connection: connection.execute(_SELECT, (plant_id,)).fetchone(), deadline)
+        with self._locked(self._read_lock, deadline, self._close_reader):
+            self._check_open()
+            if self._created[0] == _LOG_IS_LOST:
+                raise _LogLost  # Only a writer recovers it.
+            reader = self._reader = self._reader or self._connect(timeout=self._patience)
+            row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
+            reader.check_unchanged()
         return None if row is None else Plant(plant_id, *row)
 
     def check(self, deadline: float) -> None:
-        self._run(_check, deadline)
+        self._write(_rewrite_page, deadline)
 
     def close(self) -> None:
+        self._closed = True
         deadline = time.monotonic() + self._patience
-        has_lock = self._turn.acquire(timeout=self._patience)
-        if has_lock and self._waiting:
-            self._commit(deadline)
-        self._is_closed = True
-        if has_lock:
-            with suppress(sqlite3.Error, StoreUnavailable):
-                self._copy_the_log(deadline)
-            self._disconnect()
-            self._turn.release()
+        with suppress(StoreUnavailable), self._locked(self._read_lock, deadline, self._close_reader):
+            self._close_reader()
+        with suppress(StoreUnavailable), self._locked(self._write_lock, deadline, self._close_writer):
+            self._checkpoint(deadline)
+            self._close_writer()
 
-    def _copy_the_log(self, deadline: float) -> None:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+
+    def _checkpoint(self, deadline: float) -> None:
         # SQLite lets the last connection copy the log into the file. Two that close at once leave it to each other.
-        if self._connection:
-            self._look()
-            while self._connection.execute("PRAGMA wal_checkpoint").fetchone()[0] and time.monotonic() < deadline:
-                time.sleep(_LOCK_POLL)
+        if self._writer:
+            self._writer.check_unchanged()
+            checkpoint = partial(self._writer.connection.execute, "PRAGMA wal_checkpoint")
+            while checkpoint().fetchone()[0] and time.monotonic() < deadline:
+                time.sleep(_LOCK_POLL_SECONDS)
 
-    def _disconnect(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
+    def _close_writer(self) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
 
-    def _run(self, work: Callable[[sqlite3.Connection], _T], deadline: float) -> _T:
-        """Give what the work gives, once it is committed."""
-        outcome: Future[_T] = Future()
-        self._waiting.append((work, outcome))
-        if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
-            outcome.cancel()
+    def _close_reader(self) -> None:
+        if self._reader:
+            self._reader.close()
+            self._reader = None
+
+    @contextmanager
+    def _locked(self, lock: threading.Lock, deadline: float, close: Callable[[], None]) -> Iterator[None]:
+        """Use a connection, and close it if anything fails."""
+        if not lock.acquire(timeout=max(0, deadline - time.monotonic())):
             raise StoreUnavailable(f"{self._path}: no answer in time")
         try:
-            if not outcome.done():
-                self._commit(deadline)
-        finally:
-            self._turn.release()
-        return outcome.result()
-
-    def _commit(self, deadline: float) -> None:
-        jobs: list[_Job] = []
-        try:
-            connection, polled = self._begin(deadline)
-            began = time.monotonic()
-            # Gathered only now: who came while another process had the lock goes with this commit.
-            jobs = self._gather()
-            results = [(outcome, work(connection)) for work, outcome in jobs]
-            connection.execute("COMMIT")
-            # A commit into a file that was removed or replaced keeps nothing.
-            self._look()
-            for outcome, result in results:
-                outcome.set_result(result)
-            if polled:
-                # Others wait for the file, too: leave it long enough for one of them to notice.
-                time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL))
+            yield
         except BaseException as error:
-            self._disconnect()
-            kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
-            for _, outcome in jobs or self._gather():
-                outcome.set_exception(kind(f"{self._path}: {error}"))
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C; the others do not wait for ever
+            close()
+            if isinstance(error, _LogLost):
+                self._created[0] = _LOG_IS_LOST
+            if isinstance(error, Exception):
+                kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
+                raise kind(f"{self._path}: {error}") from error
+            raise
+        finally:
+            lock.release()
 
-    def _gather(self) -> list[_Job]:
-        """Give what waits, without what is waited for no longer."""
-        jobs = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        return [job for job in jobs if job[1].set_running_or_notify_cancel()]
+    def _write(self, work: Callable[[sqlite3.Connection], _T], deadline: float) -> _T:
+        """Return what the work returns, once its transaction is committed."""
+        with self._locked(self._write_lock, deadline, self._close_writer):
+            writer, waited = self._begin(deadline)
+            began = time.monotonic()
+            writer.check_table_unchanged()
+            result = work(writer.connection)
+            writer.connection.execute("COMMIT")
+            # A commit to a file that was removed or replaced stores nothing.
+            writer.check_unchanged()
+            self._check_log_size(writer)
+            if waited:
+                # Other processes wait for the file, too. Leave it long enough for one of them to notice.
+                time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
+        return result
 
-    def _begin(self, deadline: float) -> tuple[sqlite3.Connection, bool]:
-        """Give the connection when it may write, and whether that was not at once."""
-        if self._is_closed:
-            raise StoreUnavailable("the store is closed")
-        polled = False
+    def _begin(self, deadline: float) -> tuple["_OpenFile", bool]:
+        """Return the connection once it may write, and whether it had to wait."""
+        self._check_open()
+        waited = False
         while True:
             try:
-                connection = self._connection or self._connect()
-                connection.execute("BEGIN IMMEDIATE")
+                writer = self._writer = self._writer or self._connect_writer()
+                writer.connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
                     raise
-                time.sleep(_LOCK_POLL)
-                polled = True
+                time.sleep(_LOCK_POLL_SECONDS)
+                waited = True
             else:
-                # Before anything is written, too: with a lock file of its own, this process would write over what
-                # another one has in the log.
-                self._look()
-                return connection, polled
+                # With a lock file of its own, this process would overwrite what another one has in the log.
+                writer.check_unchanged()
+                return writer, waited
 
-    def _connect(self) -> sqlite3.Connection:
-        may_make = not self._was_made[0]
-        # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
-        path = os.path.realpath(self._path)
-        if not may_make and not Path(path).exists():
-            raise StoreUnusable(f"the file is gone; {MEND}")
-        uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if may_make else 'rw'}"
-        connect = partial(sqlite3.connect, uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
-        if self._was_made[0] == _LOG_IS_LOST:
-            with closing(connect()) as connection:
-                # This fails while another connection is open, whose log is the one that was lost.
-                connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
-        self._connection = connection = connect()
+    def _connect_writer(self) -> "_OpenFile":
+        if self._created[0] == _LOG_IS_LOST:
+            with self._read_lock:
+                self._close_reader()
+            # What is in the log is in the file once the last connection of all processes has been closed. A new one
+            # would begin a new log before that, without it. This fails while such a connection is open.
+            with closing(_OpenFile(self._path)) as file:
+                file.connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
+        return self._connect()
+
+    def _connect(self, timeout: float = 0) -> "_OpenFile":
+        may_create = not self._created[0]
+        file = _OpenFile(self._path, timeout, may_create=may_create)
         try:
-            connection.executescript(_SET_UP + _TABLE if may_make else _SET_UP)
-            _check_table(connection)
-        except Exception:
-            self._disconnect()
+            file.connection.executescript(_SET_UP + _TABLE if may_create else _SET_UP)
+            file.check_table_unchanged()
+            file.identify()
+        except BaseException:
+            file.close()
             raise
-        self._files = (self._path, f"{path}-wal", f"{path}-shm")
-        self._identities = [_identity(file) for file in self._files]
-        self._was_made[0] = 1
-        return connection
+        self._created[0] = 1
+        return file
 
-    def _look(self) -> None:
-        """Tell the database file, its write-ahead log and its lock file from any others of the same names."""
-        found = [_identity(file) for file in self._files]
+    def _check_log_size(self, writer: "_OpenFile") -> None:
+        size = writer.log_size()
+        too_long = size > _MAX_LOG_BYTES
+        if too_long and not self._log_too_long:
+            fault = "a long reader or a fault of the disk keeps SQLite from emptying it"
+            _log.warning("%s-wal has %d MB: %s", self._path, size >> 20, fault)
+        self._log_too_long = too_long
+
+
+class _OpenFile:
+    """A connection, and the identities of the files that it uses."""
+
+    def __init__(self, path: str, timeout: float = 0, *, may_create: bool = False) -> None:
+        # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
+        self._real_path = os.path.realpath(path)
+        if self._real_path in _inherited_files:
+            raise StoreUnusable(
+                "this process was forked while its parent had the file open, and SQLite would lose plants; "
+                "fork before the first use"
+            )
+        if not may_create and not Path(self._real_path).exists():
+            raise StoreUnusable(f"the file is gone; {HOW_TO_RECOVER}")
+        uri = f"file:{quote(os.fsencode(self._real_path))}?mode={'rwc' if may_create else 'rw'}"
+        connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
+        self.connection = connect(uri, uri=True, timeout=timeout)
+        _open_connections[self._real_path] += 1
+        self._schema_version = -1
+        self._paths = path, f"{self._real_path}-wal", f"{self._real_path}-shm"
+
+    def close(self) -> None:
+        self.connection.close()
+        _open_connections[self._real_path] -= 1
+
+    def identify(self) -> None:
+        """Remember the database file, its write-ahead log and its lock file."""
+        self._identities = [_identity(path) for path in self._paths]
+
+    def check_unchanged(self) -> None:
+        """Return if no file was removed or replaced."""
+        found = [_identity(path) for path in self._paths]
         if found == self._identities and all(found):
             return
         if found[0] == self._identities[0] and found[1] != self._identities[1]:
-            # What is in the log is in the file once the last connection of all processes has been closed. A new one
-            # would begin a new log before that, without it.
-            self._was_made[0] = _LOG_IS_LOST
-            raise StoreUnusable("SQLite's log was removed or replaced: wait until every process has closed the file")
-        raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {MEND}")
+            raise _LogLost
+        raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {HOW_TO_RECOVER}")
+
+    def check_table_unchanged(self) -> None:
+        """Return if the table has the store's shape; only a new version of the schema is looked at."""
+        (version,) = self.connection.execute("PRAGMA schema_version").fetchone()
+        if version != self._schema_version:
+            _check_table(self.connection)
+            self._schema_version = version
+
+    def log_size(self) -> int:
+        return os.stat(self._paths[1]).st_size  # noqa: PTH116  # as in _identity
 
 
 def _identity(file: str) -> tuple[int, ...] | None:
     with suppress(OSError):
-        return os.stat(file)[1:3]  # noqa: PTH116  # Path.stat takes twice as long, and this is six times a commit
+        return os.stat(file)[1:3]  # noqa: PTH116  # Path.stat takes twice as long, and this runs six times per commit
     return None
 
 
-def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Fates:
-    fates: Fates = {}
+def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
+    outcomes: Outcomes = []
     cursor = connection.cursor()
     for plant in plants:
+        outcome: Exception | None = None
         try:
             cursor.execute(_INSERT, plant)
         except sqlite3.IntegrityError as error:
             is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
-            fates[plant.id] = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))
+            outcome = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))
         except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant
-            fates[plant.id] = error
-    return fates
+            outcome = error
+        else:
+            if cursor.rowcount != 1:
+                raise StoreUnusable("the table plants did not store a plant, and reported no error")
+        outcomes.append(outcome)
+    return outcomes
 
 
-def _check(connection: sqlite3.Connection) -> None:
-    """Look at the table, and write a page as it is: a full or read-only disk refuses it as it would a plant."""
-    _check_table(connection)
+def _rewrite_page(connection: sqlite3.Connection) -> None:
+    """Write a page as it is: a full or read-only disk rejects it as it would a plant."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
 
@@ -245,7 +319,7 @@ def _check(connection: sqlite3.Connection) -> None:
 def _check_table(connection: sqlite3.Connection) -> None:
     definitions = connection.execute(_SCHEMA).fetchall()
     if not definitions:
-        raise StoreUnusable(f"the table plants is gone; {MEND}")
+        raise StoreUnusable(f"the table plants is gone; {HOW_TO_RECOVER}")
     for kind, sql in definitions:
         text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
         if text != _CONDENSED_TABLE and not text.startswith("createindex"):

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from random import Random
+from typing import Any, cast
 
 import pytest
 from hypothesis import Phase, settings
@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, open_store
+from plants.stores.batch import BatchStore
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
 
 # For each line it forks a process that says what its batches are told, and that the test kills.
 CLIENTS = """
 import json, os, signal, sys
-from functools import partial
 import plants.stores.postgres, plants.stores.sqlite
 from plants.stores import Plant, PlantIdInUse, open_store
 
-def add(store, plant):
+def result(pending):
     try:
-        store.add(plant)
-    except PlantIdInUse:
-        return plant.id
+        pending.result()
+    except PlantIdInUse as error:
+        return error.plant_id
     return "added"
 
 for line in sys.stdin:
@@ -42,7 +42,8 @@ for line in sys.stdin:
         print(os.getpid(), flush=True)
         store = open_store(url)
         for batch in batches:
-            print(json.dumps(store.together([partial(add, store, Plant(*plant)) for plant in batch])), flush=True)
+            pending = [store.submit(Plant(*plant)) for plant in batch]
+            print(json.dumps([result(each) for each in pending]), flush=True)
         while True:
             signal.pause()
     os.waitpid(client, 0)
@@ -72,96 +73,25 @@ class Model(PlantStore):
         self.plants.clear()
 
 
-class Add(NamedTuple):
-    plant: Plant
-    insists: bool = False  # an id in use leaves the call as an exception
+def add(store: PlantStore, plant: Plant) -> object:
+    return outcome(lambda: store.add(plant))
 
 
-class Get(NamedTuple):
-    plant_id: int
-
-
-class Check(NamedTuple):
-    pass
-
-
-class Answer(NamedTuple):
-    """Does not use the store."""
-
-    text: str
-
-
-class Several(NamedTuple):
-    """One call that does one thing after the other."""
-
-    uses: "list[Use]"
-
-
-class Together(NamedTuple):
-    uses: "list[Use]"
-
-
-Use = Add | Get | Check | Answer | Several | Together
-
-
-def use(store: PlantStore, what: Use) -> object:  # noqa: PLR0911  # one a kind
-    """Use a store, or the model of one, and give what it said."""
-    match what:
-        case Add(plant, insists):
-            try:
-                store.add(plant)
-            except PlantIdInUse as error:
-                if insists:
-                    raise
-                return error.plant_id
-            return "added"
-        case Get(plant_id):
-            return store.get(plant_id)
-        case Check():
-            return store.check()
-        case Answer(text):
-            return text
-        case Several(uses):
-            return [use(store, each) for each in uses]
-        case together:
-            return store.together([partial(use, store, each) for each in together.uses])
-
-
-def plants_in(what: Use) -> Iterator[Plant]:
-    """Give the plants that a use may have added."""
-    match what:
-        case Add(plant):
-            yield plant
-        case Several(uses) | Together(uses):
-            yield from itertools.chain.from_iterable(map(plants_in, uses))
+def outcome(result: Callable[[], None]) -> object:
+    """Return the id that is in use, or that the plant was added."""
+    try:
+        result()
+    except PlantIdInUse as error:
+        return error.plant_id
+    return "added"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
 plants = st.builds(Plant, st.sampled_from(IDS), texts, st.none() | texts)
-
-
-def single_uses(ids: list[int]) -> st.SearchStrategy[Use]:
-    return st.one_of(
-        st.builds(
-            Add,
-            st.builds(Plant, st.sampled_from(ids), texts, st.none() | texts),
-            st.sampled_from([False] * 15 + [True]),
-        ),
-        st.builds(Get, st.sampled_from(ids)),
-        st.builds(Check) | st.builds(Answer, texts),
-    )
-
-
-def batches(ids: list[int]) -> st.SearchStrategy[Use]:
-    def calls(uses: st.SearchStrategy[Use]) -> st.SearchStrategy[Use]:
-        several = st.lists(uses, max_size=4)
-        return st.builds(Several, several) | st.builds(Together, several)
-
-    return st.builds(Together, st.lists(st.recursive(single_uses(ids), calls, max_leaves=6), max_size=10))
-
-
-# The calls of a batch have to do with each other: they are about few ids.
-some_batches = st.lists(st.sampled_from(IDS), min_size=1, max_size=3).flatmap(batches)
+# The plants of a batch have few ids.
+batches = st.lists(st.sampled_from(IDS), min_size=1, max_size=3).flatmap(
+    lambda ids: st.lists(st.builds(Plant, st.sampled_from(ids), texts, st.none() | texts), max_size=10)
+)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -177,30 +107,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.stores = [open_store(url) for _ in range(self.number_of_stores)]
 
     def teardown(self) -> None:
-        for store in [self.model, *self.stores]:
-            assert use(store, Check()) is None
+        for store in self.stores:
+            store.check()
             store.close()
 
-    @rule(what=single_uses(IDS) | some_batches)
-    def use(self, what: Use) -> None:
-        """Use the store; where an exception has left a batch, nobody knows what of its plants is kept."""
-        store = self.stores[next(self.numbers)]
-        before = dict(self.model.plants)
-        try:
-            expected = use(self.model, what)
-        except PlantIdInUse:
-            with pytest.raises(PlantIdInUse):
-                use(store, what)
-            self.model.plants = before
-            self.settle(list(plants_in(what)))
-        else:
-            assert self.agree(use(store, what), expected)
+    @rule(plant=plants)
+    def add(self, plant: Plant) -> None:
+        assert add(self.stores[next(self.numbers)], plant) == add(self.model, plant)
 
-    def agree(self, told: object, expected: object) -> bool:
-        """Say whether a store told the truth: a call of a batch that is run again reads what those behind it added."""
-        if isinstance(expected, list):
-            return isinstance(told, list) and len(told) == len(expected) and all(map(self.agree, told, expected))
-        return told == (self.model.get(told.id) if expected is None and isinstance(told, Plant) else expected)
+    @rule(plant_id=st.sampled_from(IDS))
+    def get(self, plant_id: int) -> None:
+        assert self.stores[next(self.numbers)].get(plant_id) == self.model.get(plant_id)
+
+    @rule()
+    def check(self) -> None:
+        self.stores[next(self.numbers)].check()
+
+    @rule(batch=batches, order=st.randoms(use_true_random=False))
+    def add_a_batch(self, batch: list[Plant], order: Random) -> None:
+        """Submit plants, then ask for their results in any order."""
+        store = self.stores[next(self.numbers)]
+        if isinstance(store, BatchStore):
+            pending = [(store.submit(plant), add(self.model, plant)) for plant in batch]
+            order.shuffle(pending)
+            assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
 
     def settle(self, unsure: list[Plant]) -> None:
         """Use the ids of plants that may be kept or not; each that is kept is as it was given."""
@@ -248,7 +178,7 @@ class LastingMachine(StoreMachine):
         os.kill(pid, signal.SIGKILL)
         lines += iter(stdout.readline, "dead\n")
         for batch, line in zip(batches, lines, strict=False):
-            assert json.loads(line) == [use(self.model, Add(plant)) for plant in batch]
+            assert json.loads(line) == [add(self.model, plant) for plant in batch]
         self.settle([plant for batch in batches[len(lines) :] for plant in batch])
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore, _Pool
-from tests.stores.test_every_store import adding, is_available
+from tests.stores.test_every_store import add_together, is_available
 from tests.support.postgres_server import PostgresServer, free_port
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
@@ -60,9 +60,9 @@ def rows(connection: psycopg.Connection, query: LiteralString) -> list[tuple[obj
 
 
 def pool_of(store: PostgresStore) -> _Pool:
-    engine = store._engine()
-    assert isinstance(engine, _Pool)
-    return engine
+    pool = store._connections
+    assert isinstance(pool, _Pool)
+    return pool
 
 
 @contextmanager
@@ -312,7 +312,7 @@ def test_a_table_that_can_refuse_no_plant_is_used(server: PostgresServer, defini
     server.execute(f"CREATE {definition}")
     with closing(PostgresStore(server.url)) as store:
         store.add(Plant(1, "oak"))
-        assert store.together([partial(store.get, 1)]) == [Plant(1, "oak")]
+        assert store.get(1) == Plant(1, "oak")
     server.execute("DROP TABLE plants")
 
 
@@ -321,6 +321,7 @@ def test_a_table_whose_shape_changes_is_refused_from_the_next_check_on(
 ) -> None:
     store.add(Plant(1, "oak"))
     server.execute("ALTER TABLE plants SET UNLOGGED")
+    wait_until(lambda: not is_available(store))
     for use in (store.check, partial(store.add, Plant(2, "oak"))):
         with pytest.raises(StoreUnavailable, match="UNLOGGED"):
             use()
@@ -354,14 +355,13 @@ def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
     hasty: PostgresStore, server: PostgresServer, admin: psycopg.Connection
 ) -> None:
     def add_all(first: int) -> list[str]:
-        calls = [adding(hasty, Plant(plant_id, "oak")) for plant_id in range(first, first + 32)]
-        return hasty.together([*calls, lambda: "alive"])
+        return add_together(hasty, [Plant(plant_id, "oak") for plant_id in range(first, first + 32)])
 
     hasty.check()
     with table_locked(server), ThreadPoolExecutor(8) as threads:
         for _ in range(3):
             rounds = [threads.submit(add_all, 100 * number) for number in range(8)]
-            assert [add.result(timeout=5) for add in rounds] == [[*["unavailable"] * 32, "alive"]] * 8
+            assert [add.result(timeout=5) for add in rounds] == [["unavailable"] * 32] * 8
         last = threads.map(add_all, range(0, 800, 100))
         assert len(rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'")) <= 1
         assert list(last)
@@ -375,12 +375,12 @@ def test_a_locked_row_holds_back_its_own_batch_only(
     hasty.check()
     with psycopg.connect(server.url) as other:
         other.execute("INSERT INTO plants VALUES (1, 'oak')")
-        held = thread.submit(hasty.together, [adding(hasty, Plant(plant_id, "fern")) for plant_id in (0, 1, 2)])
+        held = thread.submit(add_together, hasty, [Plant(plant_id, "fern") for plant_id in (0, 1, 2)])
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
-        assert hasty.together([adding(hasty, Plant(plant_id, "fern")) for plant_id in (3, 4)]) == ["fern", "fern"]
+        assert add_together(hasty, [Plant(plant_id, "fern") for plant_id in (3, 4)]) == ["added", "added"]
         assert held.result(timeout=5) == ["unavailable"] * 3
         wait_until(lambda: is_available(hasty))
-        assert hasty.together([adding(hasty, Plant(0, "fern"))]) == ["fern"]
+        hasty.add(Plant(0, "fern"))
 
 
 def test_a_plant_that_a_constraint_refuses_costs_only_itself(
@@ -388,34 +388,19 @@ def test_a_plant_that_a_constraint_refuses_costs_only_itself(
 ) -> None:
     store.check()
     server.execute("ALTER TABLE plants ADD CHECK (name <> 'poison')")
-    names = ["oak", "fern", "poison", "moss", "ivy"]
-    calls = [adding(store, Plant(number, name)) for number, name in enumerate(names)]
-    assert store.together([*calls, adding(store, Plant(2, "birch"))]) == [
-        "oak",
-        "fern",
-        "unavailable",
-        "moss",
-        "ivy",
-        "birch",
-    ]
+    plants = [Plant(number, name) for number, name in enumerate(["oak", "fern", "poison", "moss", "ivy"])]
+    assert add_together(store, [*plants, Plant(2, "birch")]) == [*["added"] * 2, "unavailable", *["added"] * 3]
     assert caplog.messages == ["the store is unavailable: CheckViolation, SQLSTATE 23514"]
     with pytest.raises(StoreUnavailable, match="plants_name_check"):
         store.check()
 
 
-def too_large(store: PostgresStore) -> Callable[[], str]:
-    def call() -> str:
-        with suppress(psycopg.DataError):
-            store.add(Plant(2**63, "oak"))
-            return "kept"
-        return "too large"
-
-    return call
-
-
 def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresStore) -> None:
-    calls = [adding(store, Plant(1, "oak")), too_large(store), adding(store, Plant(2, "fern"))]
-    assert store.together(calls) == ["oak", "too large", "fern"]
+    pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "fern"))]
+    pending[0].result()
+    with pytest.raises(psycopg.DataError):
+        pending[1].result()
+    pending[2].result()
 
 
 def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
@@ -424,7 +409,11 @@ def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
     hasty.check()
     with psycopg.connect(server.url) as other:
         other.execute("INSERT INTO plants VALUES (2, 'oak')")
-        assert hasty.together([too_large(hasty), adding(hasty, Plant(2, "fern"))]) == ["too large", "unavailable"]
+        too_large, locked = [hasty.submit(plant) for plant in (Plant(2**63, "oak"), Plant(2, "fern"))]
+        with pytest.raises(psycopg.DataError):
+            too_large.result()
+        with pytest.raises(StoreUnavailable):
+            locked.result()
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["the first who waits", "the next"])
@@ -443,22 +432,22 @@ def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(
 ) -> None:
     store.check()
     with table_locked(server):
-        calls = [adding(store, Plant(plant_id, name)) for plant_id, name in ((1, "oak"), (2, "fern"), (1, "moss"))]
-        batch = thread.submit(store.together, [*calls, lambda: "alive"])
+        plants = [Plant(plant_id, name) for plant_id, name in ((1, "oak"), (2, "fern"), (1, "moss"))]
+        batch = thread.submit(add_together, store, plants)
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
-        assert batch.result() == ["unavailable", "unavailable", "unavailable", "alive"]
+        assert batch.result() == ["unavailable"] * 3
     wait_until(lambda: is_available(store))
 
 
 def test_batches_of_the_same_ids_never_wait_in_a_circle(store: PostgresStore) -> None:
     def add_all(seed: int) -> list[str]:
         ids = random.Random(seed).sample(range(200), 200)
-        return store.together([adding(store, Plant(plant_id, "oak")) for plant_id in ids])
+        return add_together(store, [Plant(plant_id, "oak") for plant_id in ids])
 
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(add_all, range(4)))
-    assert sorted(answer for answers in told for answer in answers) == ["in use"] * 600 + ["oak"] * 200
+    assert sorted(answer for answers in told for answer in answers) == ["added"] * 200 + ["in use"] * 600
 
 
 def test_threads_that_add_all_the_time_let_others_have_their_turn(server: PostgresServer) -> None:

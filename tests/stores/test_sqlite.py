@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from plants.stores import Plant, PlantStoreError, StoreUnavailable, open_store
-from plants.stores.sqlite import _INSERT, SQLiteStore, _check, _File
-from tests.stores.test_every_store import is_available
+from plants.stores import Plant, StoreUnavailable, open_store
+from plants.stores.sqlite import _INSERT, SQLiteStore, _FileConnections
+from tests.stores.test_every_store import add_together, is_available
 
 NOBODY = 65534
 
@@ -49,23 +49,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
     assert any(condition() or never.wait(0.001) for _ in range(5000))
 
 
-def engine_of(store: SQLiteStore) -> _File:
-    engine = store._engine()
-    assert isinstance(engine, _File)
-    return engine
+def connections_of(store: SQLiteStore) -> _FileConnections:
+    connections = store._connections
+    assert isinstance(connections, _FileConnections)
+    return connections
 
 
-def caller(store: SQLiteStore, plant: Plant) -> Callable[[], str]:
-    """What an application makes of an add."""
-
-    def call() -> str:
-        try:
-            store.add(plant)
-        except (PlantStoreError, OverflowError) as error:
-            return type(error).__name__
-        return plant.name
-
-    return call
+def number_waiting(store: SQLiteStore) -> int:
+    return len(store._batch.pending)
 
 
 @contextmanager
@@ -200,7 +191,7 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
         disk.wait()
 
     with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(engine_of(store)._run, hang, time.monotonic() + 5)
+        hanging = thread.submit(connections_of(store)._write, hang, time.monotonic() + 5)
         has_begun.wait()
         try:
             yield
@@ -226,24 +217,17 @@ def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> No
         hasty.add(Plant(1, "oak"))
 
 
-def test_what_waits_is_done_before_the_store_is_closed(store: SQLiteStore) -> None:
-    outcome: Future[None] = Future()
-    engine_of(store)._waiting.append((_check, outcome))
-    store.close()
-    assert outcome.exception() is None
-
-
-def test_calls_together_that_took_too_long_have_no_store_and_are_not_kept(
-    hasty: SQLiteStore, caplog: pytest.LogCaptureFixture
+def test_an_add_whose_time_is_over_is_no_outage(
+    hasty: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Callable[[], object]] = [
-        partial(threading.Event().wait, 0.6),
-        caller(hasty, Plant(1, "oak")),
-        partial(is_available, hasty),
-    ]
-    assert hasty.together(calls) == [False, "StoreUnavailable", False]
-    assert caplog.messages == ["the store is unavailable: no time left"]
-    wait_until(lambda: is_available(hasty))
+    hasty.check()
+    monkeypatch.setattr(hasty, "_patience", -1.0)
+    late = hasty.submit(Plant(1, "oak"))
+    monkeypatch.undo()
+    with pytest.raises(StoreUnavailable, match=r"^no time left$"):
+        late.result()
+    assert caplog.messages == []
+    hasty.add(Plant(2, "oak"))
     assert hasty.get(1) is None
 
 
@@ -252,7 +236,7 @@ def all_waiting(store: SQLiteStore, path: Path, plants: list[Plant]) -> Iterator
     """Hold the file until every plant waits for it."""
     with ThreadPoolExecutor(len(plants)) as threads, locked(path):
         adds = [threads.submit(store.add, plant) for plant in plants]
-        wait_until(lambda: len(engine_of(store)._waiting) == len(plants))
+        wait_until(lambda: number_waiting(store) == len(plants))
         yield adds
 
 
@@ -266,20 +250,22 @@ def test_all_adds_that_wait_are_one_transaction(store: SQLiteStore, path: Path) 
     assert log.stat().st_size - before < 2 * 5000  # a page of 4096 bytes and its header are written once
 
 
-def test_who_waits_for_a_commit_that_is_interrupted_is_told(store: SQLiteStore, path: Path) -> None:
-    def interrupt(_connection: object) -> None:
+class Interrupt(str):
+    """A name that ends the commit as Ctrl-C or a greenlet's timeout does."""
+
+    __slots__ = ()
+
+    def __conform__(self, _protocol: object) -> None:
         raise KeyboardInterrupt
 
-    store.check()
-    with ThreadPoolExecutor(1) as thread:
-        with all_waiting(store, path, [Plant(1, "oak")]) as [add]:
-            interrupted = thread.submit(engine_of(store)._run, interrupt, time.monotonic() + 5)
-            wait_until(lambda: len(engine_of(store)._waiting) == 2)
-        assert {type(add.exception(timeout=5)), type(interrupted.exception(timeout=5))} == {
-            StoreUnavailable,
-            KeyboardInterrupt,
-        }
-    wait_until(lambda: is_available(store))
+
+def test_an_interrupted_commit_leaves_no_plant_of_its_batch_waiting(store: SQLiteStore) -> None:
+    pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2, Interrupt("fern")))]
+    with pytest.raises(KeyboardInterrupt):
+        pending[1].result()
+    with pytest.raises(StoreUnavailable, match=r"^the commit was interrupted$"):
+        pending[0].result()
+    store.add(Plant(3, "oak"))
     assert store.get(1) is None
 
 
@@ -305,7 +291,7 @@ def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path
     path.unlink()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         store.add(Plant(2, "Moss"))
-    assert engine_of(store).refuses()
+    assert store._breaker.is_open()
 
 
 def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLiteStore, path: Path) -> None:
@@ -313,12 +299,11 @@ def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLite
     path.unlink()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         store.add(Plant(2, "Moss"))
-    engine = engine_of(store)
-    wait_until(lambda: not engine.refuses())
+    wait_until(lambda: not store._breaker.is_open())
     with ThreadPoolExecutor(1) as thread:
-        with engine._turn:
+        with connections_of(store)._write_lock:
             trial = thread.submit(store.add, Plant(2, "Moss"))
-            wait_until(lambda: len(engine._waiting) == 1)
+            wait_until(store._breaker.is_open)
             with pytest.raises(StoreUnavailable, match="removed or replaced"):
                 store.add(Plant(3, "Ivy"))
         assert isinstance(trial.exception(), StoreUnavailable)
@@ -328,14 +313,14 @@ def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLite
 def test_a_failure_begins_an_outage_unless_the_store_has_just_worked(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, *, has_worked: bool
 ) -> None:
-    monkeypatch.setattr("plants.stores.engine._REST", 60.0)
+    monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.check()
     if has_worked:
         store.check()
     with disk_full(path), pytest.raises(StoreUnavailable):
         store.add(Plant(1, "oak"))
-    assert engine_of(store).refuses() is not has_worked
+    assert store._breaker.is_open() is not has_worked
 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["flickers", "is over"])
@@ -348,7 +333,8 @@ def test_the_log_has_a_line_for_each_end_of_an_outage_that_does_not_flicker(
     quiet: float,
     lines: int,
 ) -> None:
-    monkeypatch.setattr("plants.stores.engine._QUIET", quiet)
+    monkeypatch.setattr("plants.stores.breaker._QUIET_SECONDS", quiet)
+    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
     store.check()
     for _ in range(2):
         with moved_away(path), pytest.raises(StoreUnavailable):
@@ -361,7 +347,7 @@ def test_the_log_has_a_line_for_each_end_of_an_outage_that_does_not_flicker(
 def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
-        engine_of(store)._run(lambda _connection: path.unlink(), time.monotonic() + 5)
+        connections_of(store)._write(lambda _connection: path.unlink(), time.monotonic() + 5)
 
 
 def test_nothing_is_written_without_the_lock_file_that_the_others_have(store: SQLiteStore, path: Path) -> None:
@@ -433,54 +419,29 @@ def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, pa
         assert reopened.get(3) == Plant(3, "oak")
 
 
-def test_what_calls_add_together_is_kept_at_once(store: SQLiteStore, path: Path) -> None:
+def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     log = path.with_name("plants.db-wal")
     before = log.stat().st_size
-    results = store.together([caller(store, Plant(plant_id % 16, f"plant {plant_id}")) for plant_id in range(1, 32)])
-    assert results == [f"plant {plant_id}" for plant_id in range(1, 16)] + ["PlantIdInUse"] * 16
+    results = add_together(store, [Plant(plant_id % 16, f"plant {plant_id}") for plant_id in range(1, 32)])
+    assert results == ["added"] * 15 + ["in use"] * 16
     assert log.stat().st_size - before < 2 * 5000
     assert store.get(15) == Plant(15, "plant 15")
 
 
-def test_calls_together_see_what_those_before_them_added(store: SQLiteStore) -> None:
-    calls: list[Callable[[], object]] = [caller(store, Plant(1, "oak")), partial(store.get, 1), store.check]
-    results = store.together(calls)
-    assert results == ["oak", Plant(1, "oak"), None]
-
-
-def test_a_plant_that_sqlite_cannot_hold_spoils_nothing_of_what_is_added_together(store: SQLiteStore) -> None:
-    calls = [caller(store, Plant(1, "oak")), caller(store, Plant(2**63, "oak"))]
-    assert store.together(calls) == ["oak", "OverflowError"]
-    assert store.get(1) == Plant(1, "oak")
-
-
-@pytest.mark.parametrize("breakage", [*WHILE_OPEN, locked])
-def test_calls_together_that_need_no_store_have_their_results_without_it(
-    hasty: SQLiteStore, path: Path, breakage: Breakage
-) -> None:
-    hasty.add(Plant(1, "oak"))
-    with breakage(path):
-        results = hasty.together([lambda: "alive", caller(hasty, Plant(2, "fern")), lambda: "well"])
-    assert results == ["alive", "StoreUnavailable", "well"]
-    wait_until(lambda: is_available(hasty))
-    assert hasty.together([caller(hasty, Plant(3, "moss"))]) == ["moss"]
-
-
-def test_a_fault_of_one_of_the_calls_together_is_one_of_all_that_add(store: SQLiteStore, path: Path) -> None:
+def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> None:
     store.check()
-    huge = Plant(2, "x" * 20_000_000)  # more than SQLite holds back until the commit
-    calls = [caller(store, Plant(1, "oak")), caller(store, huge), caller(store, Plant(3, "moss")), lambda: "well"]
+    huge = Plant(2, "x" * 20_000_000)  # more than SQLite buffers until the commit
     with disk_full(path):
-        assert store.together(calls) == [*["StoreUnavailable"] * 3, "well"]
+        assert add_together(store, [Plant(1, "oak"), huge]) == ["unavailable"] * 2
     wait_until(lambda: is_available(store))  # It has an outage if the write took long.
-    assert [store.get(plant_id) for plant_id in (1, 2, 3)] == [None] * 3
+    assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
 
-def test_calls_together_are_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+def test_a_batch_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         for _ in range(2):
-            assert hasty.together([caller(hasty, Plant(1, "oak")), lambda: "alive"]) == ["StoreUnavailable", "alive"]
+            assert add_together(hasty, [Plant(1, "oak"), Plant(2, "oak")]) == ["unavailable"] * 2
     wait_until(lambda: is_available(hasty))
     assert hasty.get(1) is None
 
@@ -626,17 +587,46 @@ def test_a_table_that_was_made_by_hand_is_used(path: Path) -> None:
         store.add(Plant(1, "oak"))
 
 
-def test_a_plant_that_a_constraint_refuses_costs_only_itself(
-    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture
+CHANGES = {
+    "a unique index": "CREATE UNIQUE INDEX names ON plants (name)",
+    "a trigger": "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
+    "another column": "ALTER TABLE plants ADD COLUMN place TEXT",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_table_that_changes_is_refused_by_the_next_add(
+    store: SQLiteStore, path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE UNIQUE INDEX names ON plants (name)")
-    calls = [caller(store, Plant(plant_id, name)) for plant_id, name in ((1, "fern"), (2, "oak"), (3, "moss"))]
-    assert store.together(calls) == ["fern", "StoreUnavailable", "moss"]
-    assert caplog.messages == ["the store is unavailable: UNIQUE constraint failed: plants.name"]
+        other.execute(change)
+    assert add_together(store, [Plant(1, "fern"), Plant(2, "oak"), Plant(3, "moss")]) == ["unavailable"] * 3
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM plants").fetchone() == (1,)
     with pytest.raises(StoreUnavailable, match="not the store's own"):
         store.check()
+    [message] = caplog.messages
+    assert "not the store's own" in message
+
+
+def test_an_index_that_cannot_refuse_a_plant_may_be_made_at_any_time(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE INDEX names ON plants (name)")
+    store.add(Plant(1, "oak"))
+
+
+def test_a_plant_that_was_not_inserted_is_not_acknowledged(store: SQLiteStore) -> None:
+    store.add(Plant(1, "oak"))
+    writer = connections_of(store)._writer
+    assert writer
+    # Only this connection sees a temporary trigger, and no version of the schema does.
+    writer.connection.execute(
+        "CREATE TEMP TRIGGER never BEFORE INSERT ON main.plants WHEN NEW.id = 3 BEGIN SELECT RAISE(IGNORE); END"
+    )
+    assert add_together(store, [Plant(2, "oak"), Plant(3, "oak")]) == ["unavailable"] * 2
+    assert store.get(2) is None
 
 
 @pytest.mark.parametrize("breakage", ["no directory", "not a database"])
@@ -705,7 +695,7 @@ def test_a_commit_is_on_the_disk_before_its_answer(store: SQLiteStore) -> None:
         pragmas = ("journal_mode", "synchronous", "fullfsync")
         return [connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
 
-    assert engine_of(store)._run(settings, time.monotonic() + 5) == ["wal", 2, 1]
+    assert connections_of(store)._write(settings, time.monotonic() + 5) == ["wal", 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""A circuit breaker: during an outage of the store one caller retries while the others fail fast."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from plants.stores import StoreUnavailable
+
+_RETRY_SECONDS = 0.5  # between two attempts; a failure so long after the last success is an outage
+_FRESH_SECONDS = 0.5  # for which a success answers probes
+_QUIET_SECONDS = 1.0  # without a failure, after which an outage is over: one that flickers is one for the log
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+
+class StoreUnusable(StoreUnavailable):
+    """The file or the table is gone or is not the store's own; an operator must repair it."""
+
+
+class OutOfTime(StoreUnavailable):
+    """The deadline passed before the store was called, which says nothing about the store."""
+
+
+class CircuitBreaker:
+    """Counts the failures of one process, and logs the start and the end of an outage.
+
+    :param check: writes to the store, and raises StoreUnavailable if a plant cannot be added.
+    """
+
+    def __init__(self, check: Callable[[float], None]) -> None:
+        self._check = check
+        self._probe_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._reason: str | None = None  # why the store is unavailable
+        self._next_attempt = self._succeeded_at = self._written_at = self._failed_at = 0.0
+        self._logged = False  # the start of an outage whose end is not logged yet
+        self._refused = 0  # requests in this outage
+
+    def run(self, work: Callable[[float], _T], deadline: float) -> _T:
+        """Return what the work returns. In an outage, check the store first.
+
+        A failure while other calls succeed, such as a locked row, does not open the breaker.
+
+        :raises StoreUnavailable: the work raised it, or another caller is already retrying.
+        """
+        reason = self._reason
+        if reason:
+            with self._lock:
+                self.raise_if_open()
+                self._next_attempt = deadline
+        if time.monotonic() > deadline:
+            raise OutOfTime("no time left")
+        try:
+            if reason:
+                self._check(deadline)
+                self._reason = None
+            result = work(deadline)
+        except StoreUnavailable as error:
+            if reason or time.monotonic() - self._succeeded_at > _RETRY_SECONDS or isinstance(error, StoreUnusable):
+                self._open(error)
+            raise
+        now = self._succeeded_at = time.monotonic()
+        if self._logged and now - self._failed_at > _QUIET_SECONDS:
+            self._log_end()
+        return result
+
+    def probe(self, deadline: float) -> None:
+        """Check the store unless a plant has just been added or another caller has just checked it.
+
+        :raises StoreUnavailable: a plant cannot be added.
+        """
+        if not self._probe_lock.acquire(timeout=max(0, deadline - time.monotonic())):
+            raise StoreUnavailable("no answer in time")
+        try:
+            if time.monotonic() - self._written_at > _FRESH_SECONDS:
+                self.run(self._check, deadline)
+                self.record_write()
+        except StoreUnavailable as error:
+            if not self.is_open():
+                self._open(error)
+            self.record_failure(error, refused=0)
+            raise
+        finally:
+            self._probe_lock.release()
+
+    def is_open(self) -> bool:
+        """Return whether a call would be refused at once."""
+        return bool(self._reason) and time.monotonic() < self._next_attempt
+
+    def raise_if_open(self) -> None:
+        """Refuse a call during an outage.
+
+        :raises StoreUnavailable: the breaker is open, for this reason.
+        """
+        reason = self._reason
+        if reason and time.monotonic() < self._next_attempt:
+            raise StoreUnavailable(reason)
+
+    def record_write(self) -> None:
+        """Note that the store has just accepted a write."""
+        self._written_at = time.monotonic()
+
+    def record_failure(self, error: Exception, *, refused: int = 1) -> None:
+        """Count refused requests; the first failure logs the start of an outage."""
+        if not isinstance(error, StoreUnavailable) or isinstance(error, OutOfTime):
+            return
+        with self._lock:
+            self._failed_at = time.monotonic()
+            self._written_at = 0.0  # The next probe checks the store.
+            self._refused += refused
+            if not self._logged:
+                self._logged = True
+                line = " ".join(str(error).split())
+                _log.warning("the store is unavailable: %s", line[:500])
+
+    def _open(self, error: StoreUnavailable) -> None:
+        self._reason = str(error)
+        self._next_attempt = time.monotonic() + _RETRY_SECONDS
+
+    def _log_end(self) -> None:
+        with self._lock:
+            if self._logged:
+                self._logged = False
+                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
+                self._refused = 0

@@ -1,0 +1,48 @@
+"""The interface between a store that commits in batches and its driver."""
+
+import abc
+from collections.abc import Callable
+
+from plants.stores import Plant
+
+HOW_TO_RECOVER = (
+    "it is not recreated, because ids already in use would become available; restore it, or restart to begin empty"
+)
+
+Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
+
+
+class PlantRejected(Exception):
+    """No plant was stored because of one of them; ``reason`` is what its caller gets."""
+
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+
+
+class Connections(abc.ABC):
+    """The connections of one process to a store.
+
+    A method returns by its deadline, a ``time.monotonic()``, and raises StoreUnavailable if it cannot do its work.
+    """
+
+    @abc.abstractmethod
+    def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        """Store plants in one transaction and return the outcome of each. Of plants with one id, only the first counts.
+
+        :param collect: returns the plants; call it once a connection is ready, because plants join the batch until
+            then. Later calls return the same plants.
+        :raises StoreUnavailable: it is not known which plants are stored.
+        :raises PlantRejected: none is stored.
+        """
+
+    @abc.abstractmethod
+    def find(self, plant_id: int, deadline: float) -> Plant | None:
+        """Return the plant with this id, or None."""
+
+    @abc.abstractmethod
+    def check(self, deadline: float) -> None:
+        """Return if plants can be written now and the table has the store's shape."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Finish the transactions that have begun and close the connections for good."""
