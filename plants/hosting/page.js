@@ -1,66 +1,93 @@
 const at = (id) => document.getElementById(id);
 
 function element(name, ...children) {
-  const made = document.createElement(name);
-  made.append(...children);
-  return made;
+  const created = document.createElement(name);
+  created.append(...children);
+  return created;
 }
 
-// What the description has between backticks is code.
+// Backticks in the description enclose code.
 const prose = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", part) : part));
 
 const row = (header, ...cells) => {
-  const first = element("th", header);
+  const first = element("th", element("code", header));
   first.scope = "row";
-  return element("tr", first, ...cells.map((cell) => element("td", ...cell)));
+  return element("tr", first, ...cells.map((cell) => element("td", ...prose(cell))));
 };
 
 const api = await (await fetch("openapi.json")).json();
 const [path, methods] = Object.entries(api.paths)[0];
 const [method, operation] = Object.entries(methods)[0];
-const url = new URL(path.slice(1), document.baseURI);
-const follow = (reference) => reference.split("/").slice(1).reduce((found, key) => found[key], api);
+const url = new URL(api.servers[0].url + path, document.baseURI);
+const resolve = ({ $ref, ...node }) => ($ref ? $ref.split("/").slice(1).reduce((found, key) => found[key], api) : node);
+const json = (message) => message.content["application/json"];
 
-function members(schema) {
-  const { allOf = [], properties = {}, required = [] } = schema.$ref ? follow(schema.$ref) : schema;
-  const own = Object.entries(properties).map(([name, { type, format, description }]) =>
-    row(element("code", name), [format ?? type, required.includes(name) ? "" : ", optional"], prose(description)),
+function members(reference) {
+  const { properties, required } = resolve(reference);
+  return Object.entries(properties).map(([name, { type, format, description }]) =>
+    row(name, `${format ?? type}${required.includes(name) ? "" : ", optional"}`, description),
   );
-  return [...own, ...allOf.flatMap(members)];
+}
+
+function headers() {
+  const responses = Object.entries(operation.responses).map(([status, response]) => [status, resolve(response)]);
+  return Object.entries(api.components.headers).map(([name, { description }]) => {
+    const statuses = responses.filter(([, response]) => name in response.headers).map(([status]) => status);
+    return row(name, statuses.length === responses.length ? "all" : statuses.join(", "), description);
+  });
 }
 
 function showDescription() {
   const sent = operation.requestBody;
   const [status, success] = Object.entries(operation.responses).find(([status]) => status.startsWith("2"));
+  const failure = json(operation.responses[400]);
   document.title = api.info.title;
   at("title").replaceChildren(api.info.title);
   at("summary").replaceChildren(`${api.info.summary} Version ${api.info.version}.`);
   at("request").append(`${method.toUpperCase()} ${path}`);
   at("name").append(operation.summary);
   at("about").append(...prose(operation.description));
+  at("origin").append(...prose(Object.values(api.components.securitySchemes)[0].description));
   at("accepted").append(...prose(sent.description));
-  at("sent").append(...members(sent.content["application/json"].schema));
+  at("sent").append(...members(json(sent).schema));
   at("success").append(status);
-  at("received").append(...members(success.content["application/json"].schema));
-  at("judged").append(...prose(api.info.description));
-  // The description lists the codes in a sentence: "40000 what it means; 40001 what it means. What else there is."
-  for (const part of api.components.schemas.Error.properties.error.description.split(/\b(?=\d{5} )/).slice(1)) {
-    const [, code, meaning, rest] = part.match(/^(\d{5}) ([^;.]+)[;.]\s*(.*)$/s);
-    at("errors").append(row(element("code", code), [code.slice(0, 3)], prose(meaning)));
-    at("others").append(rest);
-  }
-  at("body").value = JSON.stringify(Object.values(sent.content["application/json"].examples)[0].value, null, 2);
+  at("received").append(...members(json(success).schema));
+  at("headers").append(...headers());
+  at("checked").append(...prose(api.info.description));
+  at("example").append(JSON.stringify(failure.example, null, 2));
+  at("problem").append(...members(failure.schema));
+  const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);
+  at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
+  at("body").value = JSON.stringify(json(sent).example, null, 2);
 }
 
-function showCurl() {
-  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const parts = [
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+const curl = (authorization) =>
+  [
     `curl ${quoted(url.href)}`,
-    '-H "Authorization: Bearer $TOKEN"',
+    `-H ${authorization}`,
     "-H 'Content-Type: application/json'",
     `--data-raw ${quoted(at("body").value)}`,
-  ];
-  at("curl").textContent = parts.join(" \\\n  ");
+  ].join(" \\\n  ");
+
+const anyToken = '"Authorization: Bearer $TOKEN"';
+
+function showCurl() {
+  at("curl").textContent = curl(anyToken);
+  at("copy").textContent = "Copy";
+}
+
+function copyCurl() {
+  // A page from plain HTTP has no navigator.clipboard.
+  const token = at("token").value.trim();
+  const source = element("textarea", curl(token ? quoted(`Authorization: Bearer ${token}`) : anyToken));
+  document.body.append(source);
+  source.select();
+  const done = document.execCommand("copy");
+  source.remove();
+  at("copy").focus();
+  at("copy").textContent = done ? "Copied" : "Not copied";
 }
 
 function showAnswer(outcome, text) {
@@ -68,24 +95,46 @@ function showAnswer(outcome, text) {
   at("answer").textContent = text;
 }
 
+function useNextId() {
+  // A number would be rounded beyond 2^53.
+  const next = (_, name, id) => `${name}${BigInt(id) + 1n}`;
+  at("body").value = at("body").value.replace(/("id"\s*:\s*)(-?\d+)/, next);
+  at("hint").textContent = "The id in the body is now the next one.";
+  showCurl();
+}
+
 async function send() {
   const token = at("token").value.trim();
-  const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+  const fields = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+  const began = performance.now();
   try {
-    const response = await fetch(url, { method: method.toUpperCase(), headers, body: at("body").value });
+    const response = await fetch(url, { method: method.toUpperCase(), headers: fields, body: at("body").value });
     const text = await response.text();
-    showAnswer(response.ok ? "succeeded" : "failed", `${response.status} ${response.statusText}\n${text}`);
+    const duration = Math.ceil(performance.now() - began);
+    const variable = Object.entries(api.components.headers).filter(([, { schema }]) => !("const" in schema));
+    const received = variable.filter(([name]) => response.headers.has(name));
+    const head = [
+      `${response.status} ${response.statusText} (${duration} ms)`,
+      ...received.map(([name]) => `${name}: ${response.headers.get(name)}`),
+    ];
+    showAnswer(response.ok ? "succeeded" : "failed", `${head.join("\n")}\n\n${text}`);
+    if (response.ok) useNextId();
   } catch (error) {
-    showAnswer("failed", `There is no answer: ${error.message}`);
+    showAnswer("failed", `No response: ${error.message}`);
   }
 }
 
 showDescription();
 showCurl();
-at("body").addEventListener("input", showCurl);
-document.forms[0].addEventListener("submit", (event) => {
+const [form] = document.forms;
+form.addEventListener("input", showCurl);
+form.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+form.addEventListener("submit", (event) => {
   event.preventDefault();
-  showAnswer("waiting", "Sent; waiting for the answer.");
+  showAnswer("waiting", "Waiting for the response.");
   send();
 });
+at("copy").addEventListener("click", copyCurl);
 document.querySelector("main").hidden = false;

@@ -1,5 +1,7 @@
 """The page for people: its files, and what Chromium makes of them."""
 
+import json
+import re
 import shutil
 import subprocess
 import threading
@@ -48,7 +50,7 @@ def test_the_pages_files_need_no_token_and_have_their_types_and_a_strict_policy(
 def test_the_page_is_small() -> None:
     sources = [files("plants.hosting").joinpath(f"page.{kind}").read_text() for kind in ("html", "css", "js")]
     lines = [line for source in sources for line in source.splitlines()]
-    assert len(lines) < 220
+    assert len(lines) < 270
     assert max(len(line) for line in lines if "data:" not in line) <= 120
 
 
@@ -58,6 +60,9 @@ def test_an_embedded_app_has_no_page() -> None:
     assert app.get("/docs", headers=headers, expect_errors=True).json["error"] == 40400
 
 
+CONTROL, META = "\ue009", "\ue03d"
+
+needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
 needs_chromium = pytest.mark.skipif(not shutil.which("chromedriver"), reason="there is no chromedriver")
 
 
@@ -88,7 +93,7 @@ def fill(browser: Browser, token: str, body: str) -> None:
         """for (const [id, value] of Object.entries(arguments[0])) {
             const field = document.getElementById(id);
             field.value = value;
-            field.dispatchEvent(new Event('input'));
+            field.dispatchEvent(new Event('input', {bubbles: true}));
         }""",
         {"token": token, "body": body},
     )
@@ -104,25 +109,30 @@ def answer(browser: Browser) -> str:
     return text_of(browser, "answer")
 
 
+def body_of(response: str) -> Any:
+    return json.loads(response.rpartition("\n")[2])
+
+
 def text_of(browser: Browser, part: str) -> str:
     text: str = browser.run("return document.getElementById(arguments[0]).innerText", part)
     return text
 
 
 @needs_chromium
-def test_the_page_sends_what_was_filled_in_and_shows_each_answer(browser: Browser, service: Service) -> None:
+def test_the_page_sends_the_form_and_shows_each_response(browser: Browser, service: Service) -> None:
     body = '{"id": 10, "name": "Fern 🌿"}'
     fill(browser, TOKEN, body)
-    assert send(browser) == '200 OK\n{"name": "Fern \\ud83c\\udf3f"}'
-    assert send(browser) == '400 Bad Request\n{"error": 40003, "message": "The id 10 is in use."}'
+    assert body_of(send(browser)) == {"name": "Fern 🌿"}
+    fill(browser, TOKEN, body)
+    assert body_of(send(browser)) == {"error": 40003, "message": "The id 10 is in use."}
     fill(browser, "wrong", body)
-    assert send(browser).startswith('401 Unauthorized\n{"error": 40101, ')
+    assert body_of(send(browser))["error"] == 40101
     fill(browser, "", body)
-    assert send(browser).startswith('401 Unauthorized\n{"error": 40100, ')
+    assert body_of(send(browser))["error"] == 40100
     fill(browser, TOKEN, '{"id": 11')
-    assert send(browser).startswith('400 Bad Request\n{"error": 40001, ')
+    assert body_of(send(browser))["error"] == 40001
     fill(browser, "a ✓ that no header can have", body)
-    assert send(browser).startswith("There is no answer: ")
+    assert send(browser).startswith("No response: ")
 
     statuses = ["status of 400", "status of 401", "status of 401", "status of 400"]
     complaints = browser.complaints()
@@ -131,51 +141,125 @@ def test_the_page_sends_what_was_filled_in_and_shows_each_answer(browser: Browse
 
 
 @needs_chromium
+def test_a_response_has_its_status_duration_and_headers(browser: Browser) -> None:
+    fill(browser, "wrong", '{"id": 12, "name": "Fern"}')
+    status, request_id, challenge, empty, _ = send(browser).split("\n")
+    assert re.fullmatch(r"401 Unauthorized \(\d+ ms\)", status)
+    assert re.fullmatch(r"X-Request-ID: [\w.-]+", request_id)
+    assert (challenge, empty) == ('WWW-Authenticate: Bearer realm="plants", error="invalid_token"', "")
+
+
+@needs_chromium
+def test_the_next_id_follows_a_200_without_rounding(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"name": "Fern", "id": 9007199254740993}')
+    assert send(browser).startswith("200 ")
+    assert browser.run("return document.getElementById('body').value") == '{"name": "Fern", "id": 9007199254740994}'
+    assert '"id": 9007199254740994' in text_of(browser, "curl")
+    assert send(browser).startswith("200 ")
+
+
+@needs_chromium
 def test_the_token_is_neither_stored_nor_shown(browser: Browser) -> None:
     fill(browser, TOKEN, '{"id": 20, "name": "Fern"}')
     assert send(browser).startswith("200 ")
     assert TOKEN not in browser.run("return document.documentElement.innerText + document.documentElement.outerHTML")
-    kept = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
-    assert browser.run(kept) == [0, 0, "", ""]
+    stored = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
+    assert browser.run(stored) == [0, 0, "", ""]
     assert browser.run("return document.getElementById('token').type") == "password"
     browser.post("refresh")
     browser.wait_for("!document.querySelector('main').hidden")
     assert browser.run("return document.getElementById('token').value") == ""
 
 
-@needs_chromium
-def test_the_curl_command_sends_the_same(browser: Browser) -> None:
-    fill(browser, TOKEN, '{"id": 30, "name": "Bird\'s nest \\"fern\\" $HOME @x"}')
-    command = text_of(browser, "curl")
+def output_of(command: str, **environment: str) -> Any:
     result = subprocess.run(
-        ["sh", "-c", f"{command} --silent"], env={"TOKEN": TOKEN}, capture_output=True, text=True, check=True
+        ["sh", "-c", f"{command} --silent"], env=environment, capture_output=True, text=True, check=True
     )
-    assert result.stdout == '{"name": "Bird\'s nest \\"fern\\" $HOME @x"}'
-    assert send(browser).startswith('400 Bad Request\n{"error": 40003, ')
+    return json.loads(result.stdout)
+
+
+def copied(browser: Browser) -> str:
+    """Return the text that the Copy button copies."""
+    browser.run("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
+    browser.run("document.getElementById('copy').focus()")
+    browser.press(ENTER)  # A script's click may not write to the clipboard.
+    text: str = browser.run("return window.copied")
+    return text
+
+
+@needs_chromium
+@needs_curl
+def test_the_curl_command_sends_the_same_request(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 30, "name": "Bird\'s nest \\"fern\\" $HOME @x"}')
+    assert output_of(text_of(browser, "curl"), TOKEN=TOKEN) == {"name": 'Bird\'s nest "fern" $HOME @x'}
+    assert body_of(send(browser))["error"] == 40003
+
+
+@needs_chromium
+@needs_curl
+def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 31, "name": "Fern"}')
+    command = copied(browser)
+    assert text_of(browser, "copy") == "Copied"
+    assert browser.run("return document.activeElement.id") == "copy"
+    assert output_of(command) == {"name": "Fern"}
+    fill(browser, "", '{"id": 32, "name": "Fern"}')
+    assert output_of(copied(browser), TOKEN=TOKEN) == {"name": "Fern"}
 
 
 @needs_chromium
 def test_the_page_shows_the_operation_its_members_and_every_error(browser: Browser) -> None:
     assert browser.complaints() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
+    assert text_of(browser, "origin").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
     assert "`" not in browser.run("return document.body.innerText")
     cells = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.innerText)"
     assert browser.run(cells, "#sent th") == ["id", "name", "tag"]
     assert browser.run(cells, "#sent td:nth-child(2)") == ["int64", "string", "string, optional"]
     assert browser.run(cells, "#received th") == ["name", "tag"]
+    assert browser.run(cells, "#problem th") == ["error", "message"]
+    assert json.loads(text_of(browser, "example")) == {"error": 40003, "message": "The id 1 is in use."}
     assert browser.run(cells, "#errors th") == [str(int(code)) for code in ErrorCode]
     assert browser.run(cells, "#errors td:nth-child(2)") == [str(code // 100) for code in ErrorCode]
     assert all(browser.run(cells, "#errors td:nth-child(3)"))
-    assert text_of(browser, "others") == "Another status has its number times 100."
+
+
+@needs_chromium
+def test_the_page_lists_the_headers_with_their_statuses(browser: Browser) -> None:
+    rows = "return [...document.querySelectorAll('#headers tr')].map((row) => [...row.cells].map((c) => c.innerText))"
+    statuses = {name: status for name, status, _ in browser.run(rows)}
+    assert statuses == {
+        "Cache-Control": "all",
+        "X-Content-Type-Options": "all",
+        "X-Request-ID": "all",
+        "WWW-Authenticate": "401",
+        "Allow": "405",
+        "Retry-After": "503",
+    }
 
 
 @needs_chromium
 def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
     browser.press(TAB + TOKEN + TAB + TAB + ENTER)
     assert answer(browser).startswith("200 ")
-    browser.press(TAB)
-    assert browser.run("return document.activeElement.id") == "curl"
-    assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    for focused in ("curl", "copy"):
+        browser.press(TAB)
+        assert browser.run("return document.activeElement.id") == focused
+        assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@needs_chromium
+@pytest.mark.parametrize("modifier", [CONTROL, META], ids=["Ctrl", "Meta"])
+def test_ctrl_enter_in_the_body_sends_the_form(browser: Browser, modifier: str) -> None:
+    fill(browser, "wrong", '{"id": 50, "name": "Fern"}')
+    browser.run("document.getElementById('body').focus()")
+    pressed, released = "keyDown", "keyUp"
+    keys = [
+        {"type": kind, "value": key}
+        for kind, key in [(pressed, modifier), (pressed, ENTER), (released, ENTER), (released, modifier)]
+    ]
+    browser.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": keys}])
+    assert answer(browser).startswith("401 ")
 
 
 @needs_chromium
@@ -251,4 +335,4 @@ def test_the_page_works_below_a_prefix(browser: Browser) -> None:
         browser.open(f"{url}/docs")
         assert f"curl '{url}/plants'" in text_of(browser, "curl")
         fill(browser, TOKEN, '{"id": 40, "name": "Fern"}')
-        assert send(browser) == '200 OK\n{"name": "Fern"}'
+        assert body_of(send(browser)) == {"name": "Fern"}

@@ -4,7 +4,7 @@ import json
 import sys
 
 from plant_store import AuthenticatedClient
-from plant_store.api.default import create_plant
+from plant_store.api.plants import create_plant
 from plant_store.models import NewPlant
 
 url, token = sys.argv[1:]
