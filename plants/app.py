@@ -15,15 +15,24 @@ from plants.tokens import TokenCheck, Tokens
 def create_app(
     store: PlantStore | None = None, *, tokens: Iterable[str] | TokenCheck, max_body_bytes: int = 1_048_576
 ) -> WSGIApplication:
-    """Give a WSGI application (PEP 3333) whose one operation is ``POST /plants``.
+    """Return a WSGI application (PEP 3333) with one operation, ``POST /plants``.
 
-    :param store: where plants are kept; a new ``MemoryStore`` if None.
-    :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` says which are valid.
-    :param max_body_bytes: the largest request body that is read.
-    :raises TypeError, ValueError: an argument cannot be used; the message says which, and shows no token.
+    :param store: where plants are stored; a new ``MemoryStore`` if None.
+    :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
+    :param max_body_bytes: the size of the largest request body that is read.
+    :raises TypeError, ValueError: an argument is not usable; the message names it, and shows no token.
     """
-    if store is not None and (not hasattr(store, "add") or iscoroutinefunction(store.add)):
-        raise TypeError("store is not a PlantStore, or is asynchronous; plants.open_store(url) gives one for a URL")
-    app = json_app(BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)))
-    app.add_route("/plants", PlantCollection(MemoryStore() if store is None else store, max_body_bytes))
+    store = MemoryStore() if store is None else store
+    _require("store", store, "PlantStore", "add", "check", "close", "get")
+    check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
+    _require("tokens", check, "token check", "accepts")
+    app = json_app(BearerAuth(check))
+    app.add_route("/plants", PlantCollection(store, max_body_bytes))
     return app
+
+
+def _require(argument: str, value: object, kind: str, *methods: str) -> None:
+    for name in methods:
+        method = getattr(value, name, None)
+        if isinstance(value, type) or not callable(method) or iscoroutinefunction(method):
+            raise TypeError(f"{argument} is not a {kind} object, because it has no synchronous {name}() method")

@@ -9,7 +9,7 @@ import re
 import stat
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Protocol, runtime_checkable
@@ -42,11 +42,11 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         """Store the digests of the valid tokens.
 
-        :raises TypeError: ``tokens`` is one string, or an item is not a string.
+        :raises TypeError: ``tokens`` is not an iterable of strings, or it is a string or a mapping.
         :raises ValueError: there is no token, or no client could send one of them; the message does not show it.
         """
-        if isinstance(tokens, str | bytes):
-            raise TypeError("tokens is an iterable of strings, not one string")
+        if isinstance(tokens, str | bytes | bytearray | Mapping) or not isinstance(tokens, Iterable):
+            raise TypeError("tokens is neither an iterable of strings nor an object with accepts(token)")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
             raise ValueError("there is no token, so every request would be refused")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
@@ -74,20 +75,36 @@ def test_an_app_without_a_store_has_a_new_one() -> None:
         )
 
 
-class Asynchronous:
-    async def add(self, _plant: Plant) -> None: ...
+class AsyncAdd(MemoryStore):
+    async def add(self, _plant: Plant) -> None: ...  # type: ignore[override]  # the mistake that is tested
 
 
-@pytest.mark.parametrize(
-    "store", ["memory:", 0, object(), Asynchronous()], ids=["a URL", "a number", "an object", "async"]
-)
-def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
-    with pytest.raises(TypeError, match=r"^store is not a PlantStore, or is asynchronous; plants.open_store"):
+class NoCheck:
+    add = get = close = print
+
+
+STORES = {
+    "URL": ("memory:", "add"),
+    "path": (Path("plants.db"), "add"),
+    "number": (0, "add"),
+    "function": (print, "add"),
+    "class": (MemoryStore, "add"),
+    "dictionary": ({}, "add"),
+    "set": (set(), "check"),
+    "asynchronous": (AsyncAdd(), "add"),
+    "without check": (NoCheck(), "check"),
+}
+
+
+@pytest.mark.parametrize(("store", "method"), STORES.values(), ids=STORES)
+def test_create_app_rejects_what_is_not_a_store(store: Any, method: str) -> None:
+    message = rf"^store is not a PlantStore object, because it has no synchronous {method}\(\) method$"
+    with pytest.raises(TypeError, match=message):
         plants.create_app(store, tokens=[TOKEN])
 
 
-@pytest.mark.parametrize("limit", [0, -1, None, "1048576", 1e6, True, 2**63 - 1], ids=repr)
-def test_a_limit_that_is_no_number_of_bytes_is_refused_at_once(limit: Any) -> None:
+@pytest.mark.parametrize("limit", [0, -1, None, "1048576", 1e6, True, False, 2**63 - 1, int], ids=repr)
+def test_create_app_rejects_a_limit_that_is_not_a_size(limit: Any) -> None:
     with pytest.raises(ValueError, match=r"^max_body_bytes is not an integer above 0$"):
         plants.create_app(tokens=[TOKEN], max_body_bytes=limit)
 

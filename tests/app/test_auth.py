@@ -7,7 +7,7 @@ import pytest
 
 import plants
 from plants import MemoryStore
-from plants.tokens import TokenCheck
+from plants.tokens import TokenCheck, Tokens
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.support.calls import Stream, call, sender
 
@@ -94,10 +94,36 @@ def test_a_token_that_no_client_could_send_is_refused_at_once(tokens: list[str])
     assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
 
 
-@pytest.mark.parametrize("tokens", ["secret", b"secret"], ids=repr)
-def test_one_string_is_not_taken_for_a_list_of_tokens(tokens: Any) -> None:
-    with pytest.raises(TypeError, match=r"^tokens is an iterable of strings, not one string$"):
+@pytest.mark.parametrize(
+    "tokens",
+    ["secret", b"secret", bytearray(b"secret"), None, 1, True, object(), lambda _token: True, {"anna": "secret"}, int],
+    ids=["string", "bytes", "bytearray", "None", "number", "boolean", "object", "function", "dictionary", "class"],
+)
+def test_create_app_rejects_what_is_not_a_list_of_tokens(tokens: Any) -> None:
+    message = r"^tokens is neither an iterable of strings nor an object with accepts\(token\)$"
+    with pytest.raises(TypeError, match=message):
         plants.create_app(tokens=tokens)
+
+
+class AsyncCheck:
+    async def accepts(self, _token: str) -> bool: ...  # type: ignore[empty-body]  # the mistake that is tested
+
+
+class NotCallable:
+    accepts = True
+
+
+@pytest.mark.parametrize("tokens", [AsyncCheck(), NotCallable(), AsyncCheck, Tokens], ids=repr)
+def test_create_app_rejects_what_is_not_a_token_check(tokens: Any) -> None:
+    message = r"^tokens is not a token check object, because it has no synchronous accepts\(\) method$"
+    with pytest.raises(TypeError, match=message):
+        plants.create_app(tokens=tokens)
+
+
+@pytest.mark.parametrize("kind", [tuple, set, frozenset, iter, dict.keys], ids=repr)
+def test_create_app_accepts_tokens_in_any_iterable(kind: Any) -> None:
+    send = sender(plants.create_app(tokens=kind({"secret": "anna"})))
+    assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
 
 
 @pytest.mark.parametrize("token", [b"secret", None, 1, ["secret"]], ids=repr)
