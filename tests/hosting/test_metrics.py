@@ -24,8 +24,7 @@ from plants.hosting import metrics
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.postgres_server import free_port
-from tests.support.process import children
+from tests.support.process import children, free_port
 from tests.support.worker_server import Client, eventually
 
 COUNT = "http_server_request_duration_seconds_count"

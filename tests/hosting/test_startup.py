@@ -14,8 +14,7 @@ import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
-from tests.support.postgres_server import free_port
-from tests.support.process import Process, children, comes_true, wait_for_workers
+from tests.support.process import Process, children, comes_true, free_port, wait_for_workers
 from tests.support.worker_server import eventually
 
 

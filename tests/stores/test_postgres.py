@@ -21,7 +21,8 @@ import pytest
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore, _Pool
 from tests.stores.test_every_store import add_together, is_available
-from tests.support.postgres_server import PostgresServer, free_port
+from tests.support.postgres_server import PostgresServer
+from tests.support.process import free_port
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 

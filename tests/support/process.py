@@ -1,23 +1,70 @@
-"""A process that a test has started, and waiting for what it does."""
+"""Processes that tests start: waiting for what they do, and ending them whatever happens."""
 
+import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import IO, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
-PATIENCE_SECONDS = 30
+# Nothing measures time by it. It is long, because a machine that runs much else may need 10 s to start a service.
+PATIENCE_SECONDS = 60
 # The last line, once the process has closed the file.
 END = "(end)"
 # Before a command: its coverage is not measured, as with the fixture of this name.
 UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
-
-
+# Reads the number of a process group when it starts and again when it has ended. When the test run ends, even by
+# SIGKILL, it kills those that are left.
+_REAPER = """
+import contextlib, os, signal, sys
+groups = set()
+for line in sys.stdin:
+    groups ^= {int(line)}
+for group in groups:
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+"""
 _T = TypeVar("_T")
+
+
+@cache
+def _reaper(_parent: int) -> int:
+    """Start the reaper of this process, and return the pipe that it reads."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", "-c", _REAPER]
+    process = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True)
+    process.returncode = 0  # It ends after this process, so there is nothing to wait for.
+    os.close(reading)
+    return writing
+
+
+def _note(process: "subprocess.Popen[Any]") -> None:
+    os.write(_reaper(os.getpid()), b"%d\n" % process.pid)
+
+
+def start(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a process that leads a process group; `end` and the end of the test run kill the whole group."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    _note(process)
+    return process
+
+
+def end(process: "subprocess.Popen[Any]") -> None:
+    """Wait until a process that was told to stop has ended, and kill what is left of its group."""
+    try:
+        process.wait(PATIENCE_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        _note(process)
 
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
@@ -62,6 +109,17 @@ def _status(process: int, pattern: str) -> str:
     return found[1] if found else "0"
 
 
+def free_port() -> int:
+    """Return a port that no other process is assigned while this one runs, and that a server can still bind."""
+    # A server's own SO_REUSEADDR lets it bind the port, because this socket has the option too and does not listen.
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("127.0.0.1", 0))
+        port: int = reservation.getsockname()[1]
+        reservation.detach()
+        return port
+
+
 class Process:
     """A running process. What it writes is read all the time, so that it never waits for a reader.
 
@@ -70,7 +128,7 @@ class Process:
     """
 
     def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
-        self.process = subprocess.Popen(
+        self.process = start(
             command, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
         )
         self.lines: list[str] = []
@@ -115,10 +173,9 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        patience = threading.Timer(PATIENCE_SECONDS, self.process.kill)
-        patience.start()
         self.process.terminate()
-        self.process.wait()
-        patience.cancel()
-        for reader in self._readers:
-            reader.join(PATIENCE_SECONDS)  # A process that it left behind may write on.
+        try:
+            end(self.process)
+        finally:
+            for reader in self._readers:
+                reader.join()

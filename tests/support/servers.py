@@ -1,15 +1,14 @@
 """The servers that the hosted application is tested and measured on, and how each is started."""
 
 import http.client
-import socket
+import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.process import UNMEASURED
+from tests.support.process import UNMEASURED, comes_true, end, free_port, start
 
 BIN = Path(sys.executable).parent
 GUNICORN = "gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"
@@ -22,7 +21,7 @@ COMMANDS = {
     "Granian": GRANIAN,
     "Granian, 1 thread": f"{GRANIAN} --blocking-threads 1",
     "uWSGI": (
-        f"uwsgi --http11-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {sys.prefix}"
+        f"uwsgi --http11-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {shlex.quote(sys.prefix)}"
         " --master --die-on-term --enable-threads --threads 4 --buffer-size 16384 --disable-logging"
     ),
     "waitress": "waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app",
@@ -34,18 +33,17 @@ COMMANDS = {
 @contextmanager
 def serving(command: str, env: dict[str, str]) -> Iterator[int]:
     """Run a server on a free port, and give the port once it is ready."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    words = [*UNMEASURED, *f"{BIN}/{command}".replace("PORT", str(port)).split()]
-    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    port = free_port()
+    program, *options = shlex.split(command.replace("PORT", str(port)))
+    words = [*UNMEASURED, str(BIN / program), *options]
+    process = start(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not is_ready(port):
-            assert process.poll() is None, f"{command} has ended"
-            time.sleep(0.02)
+        assert comes_true(lambda: is_ready(port) or process.poll() is not None)
+        assert process.poll() is None, f"{command} has ended"
         yield port
     finally:
         process.terminate()
-        process.wait(20)
+        end(process)
 
 
 def is_ready(port: int) -> bool:
