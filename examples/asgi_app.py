@@ -1,4 +1,4 @@
-"""The plant store under /store of an ASGI application: uvicorn examples.asgi_app:app."""
+"""Mount the plant store under /store of an ASGI application (in this folder: uvicorn asgi_app:app)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ import plants
 
 
 async def garden(_request: Request) -> PlainTextResponse:
-    """Answer with the host's own page."""
+    """Return the host's own page."""
     return PlainTextResponse("garden")
 
 
@@ -20,7 +20,7 @@ plant_store = plants.create_app(tokens=["secret"])
 
 
 def store(environ: dict[str, Any], start_response: Any) -> Any:
-    """Say what a2wsgi does not: its body ends where the request's does, a chunked one too."""
+    """Set what a2wsgi leaves out: reading the body ends at the end of the request, even if it is chunked."""
     return plant_store(environ | {"wsgi.input_terminated": True}, start_response)
 
 

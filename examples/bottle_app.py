@@ -1,4 +1,4 @@
-"""The plant store under /store of a Bottle application: gunicorn -c /dev/null examples.bottle_app:app."""
+"""Mount the plant store under /store of a Bottle application (in this folder: gunicorn bottle_app:app)."""
 
 from bottle import Bottle
 
@@ -10,5 +10,5 @@ app.mount("/store/", plants.create_app(tokens=["secret"]))
 
 @app.get("/")
 def garden() -> str:
-    """Answer with the host's own page."""
+    """Return the host's own page."""
     return "garden"

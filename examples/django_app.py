@@ -1,4 +1,4 @@
-"""The plant store under /store of a Django project: gunicorn -c /dev/null examples.django_app:app."""
+"""Mount the plant store under /store of a Django project (in this folder: gunicorn django_app:app)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ import plants
 
 
 def garden(_request: HttpRequest) -> HttpResponse:
-    """Answer with the host's own page."""
+    """Return the host's own page."""
     return HttpResponse("garden")
 
 
@@ -21,7 +21,7 @@ store = plants.create_app(tokens=["secret"])
 
 
 def app(environ: dict[str, Any], start_response: Any) -> Any:
-    """Give the store what is below /store, and Django the rest."""
+    """Pass a request below /store to the plant store, and any other to Django."""
     if environ["PATH_INFO"].startswith("/store/"):
         environ["SCRIPT_NAME"] += "/store"
         environ["PATH_INFO"] = environ["PATH_INFO"].removeprefix("/store")

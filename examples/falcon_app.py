@@ -1,4 +1,4 @@
-"""The plant store under /store of another Falcon application: gunicorn -c /dev/null examples.falcon_app:app."""
+"""Mount the plant store under /store of a Falcon application (in this folder: gunicorn falcon_app:app)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class Garden:
     """The host's own page."""
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer with it."""
+        """Return the page."""
         resp.text = "garden"
 
 
@@ -21,7 +21,7 @@ store = plants.create_app(tokens=["secret"])
 
 
 def app(environ: dict[str, Any], start_response: Any) -> Any:
-    """Give the store what is below /store, and the host the rest."""
+    """Pass a request below /store to the plant store, and any other to the host."""
     if environ["PATH_INFO"].startswith("/store/"):
         environ["SCRIPT_NAME"] += "/store"
         environ["PATH_INFO"] = environ["PATH_INFO"].removeprefix("/store")

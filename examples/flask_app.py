@@ -1,4 +1,4 @@
-"""The plant store under /store of a Flask application: flask --app examples/flask_app.py run."""
+"""Mount the plant store under /store of a Flask application (in this folder: gunicorn flask_app:app)."""
 
 from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
@@ -11,5 +11,5 @@ app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/store": plants.create_app(t
 
 @app.get("/")
 def garden() -> str:
-    """Answer with the host's own page."""
+    """Return the host's own page."""
     return "garden"

@@ -1,4 +1,4 @@
-"""Tokens that the host itself checks, here with an end: gunicorn -c /dev/null examples.own_check:app."""
+"""Check tokens in the host, here with an expiry time (in this folder: gunicorn own_check:app)."""
 
 import time
 
@@ -6,14 +6,14 @@ import plants
 
 
 class Leases:
-    """Tokens that are valid until a time."""
+    """Tokens and the times at which they expire."""
 
     def __init__(self) -> None:
-        self.ends = {"secret": time.time() + 3600}
+        self.expiry = {"secret": time.time() + 3600}
 
     def accepts(self, token: str) -> bool:
-        """Tell whether the token is valid now."""
-        return self.ends.get(token, 0) > time.time()
+        """Return whether the token is valid now."""
+        return self.expiry.get(token, 0) > time.time()
 
 
 leases = Leases()

@@ -1,4 +1,4 @@
-"""The factories that paste.ini names."""
+"""The application factories of paste.ini."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,12 +7,12 @@ import plants
 
 
 def store(_global_config: dict[str, str], tokens: str) -> Any:
-    """Give the plant store, with the tokens that the ini file has."""
+    """Return the plant store with the tokens of the ini file."""
     return plants.create_app(tokens=tokens.split())
 
 
 def garden(_global_config: dict[str, str]) -> Callable[..., Iterable[bytes]]:
-    """Give the host's own page."""
+    """Return the host's own page."""
 
     def app(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])

@@ -1,4 +1,4 @@
-"""The plant store under /store of a Pyramid application: gunicorn -c /dev/null examples.pyramid_app:app."""
+"""Mount the plant store under /store of a Pyramid application (in this folder: gunicorn pyramid_app:app)."""
 
 from pyramid.config import Configurator
 from pyramid.request import Request
@@ -9,7 +9,7 @@ import plants
 
 
 def garden(_request: Request) -> Response:
-    """Answer with the host's own page."""
+    """Return the host's own page."""
     return Response("garden")
 
 

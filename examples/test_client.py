@@ -1,4 +1,4 @@
-"""A test of a client, with nothing but the fixture that the package brings: pytest examples/test_client.py."""
+"""Test a client with the fixture that the package installs (in this folder: pytest test_client.py)."""
 
 import json
 import urllib.error
@@ -10,18 +10,18 @@ from plants import StoreUnavailable
 
 
 def create(url: str, token: str, **plant: object) -> object:
-    """Create a plant: the client that is tested."""
+    """Create a plant: this function is the client under test."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/plants", json.dumps(plant).encode(), headers)
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
 def test_the_client_creates_a_plant(plants_server):
     assert create(plants_server.url, plants_server.token, id=1, name="Fern") == {"name": "Fern"}
 
 
-def test_the_client_sees_that_the_store_is_down(plants_server):
+def test_the_client_raises_if_the_store_is_down(plants_server):
     plants_server.store.fault = StoreUnavailable("for this test")
     with pytest.raises(urllib.error.HTTPError, match="503"):
         create(plants_server.url, plants_server.token, id=1, name="Fern")

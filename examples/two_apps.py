@@ -1,4 +1,4 @@
-"""Two plant stores side by side in one process, with stores and tokens of their own."""
+"""Run two independent plant stores in one process (in this folder: gunicorn two_apps:app)."""
 
 from werkzeug.exceptions import NotFound
 from werkzeug.middleware.dispatcher import DispatcherMiddleware

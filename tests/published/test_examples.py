@@ -1,8 +1,12 @@
 """The application inside other frameworks' applications, through the examples themselves."""
 
+import re
 import runpy
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,14 +17,17 @@ from plants import MemoryStore, PlantStore
 from plants.app import create_app
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, HostContract, Send, new_plant
 from tests.support.calls import asgi_sender, sender
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, environment, send_to
+from tests.support.process import UNMEASURED, Process
 
 EXAMPLES = CHECKOUT / "examples"
 
 
 def load(name: str) -> Any:
     if name.endswith(".ini"):
-        return loadapp(f"config:{EXAMPLES / name}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(EXAMPLES)
+            return loadapp(f"config:{EXAMPLES / name}")
     return runpy.run_path(str(EXAMPLES / name))["app"]
 
 
@@ -131,7 +138,7 @@ def test_the_hosts_own_token_check_is_asked() -> None:
     names = runpy.run_path(str(EXAMPLES / "own_check.py"))
     send = sender(names["app"])
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
-    names["leases"].ends["secret"] = 0
+    names["leases"].expiry["secret"] = 0
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 
 
@@ -140,8 +147,30 @@ def test_the_example_of_a_clients_test_passes(pytester: pytest.Pytester) -> None
     pytester.runpytest_subprocess("-p", "no:cacheprovider", EXAMPLES / "test_client.py").assert_outcomes(passed=2)
 
 
+# An example, the path at which it mounts the plant store, and its token.
+RUN = {mounted.example: ("/store", "secret") for mounted in Mounted.__subclasses__()} | {
+    "two_apps.py": ("/north", "north-secret"),
+    "own_check.py": ("", "secret"),
+}
+
+
+@pytest.mark.parametrize(("example", "prefix", "token"), [(name, *row) for name, row in RUN.items()], ids=RUN)
+def test_the_command_of_an_example_serves_it_without_warnings(
+    tmp_path: Path, example: str, prefix: str, token: str
+) -> None:
+    folder = shutil.copytree(EXAMPLES, tmp_path / "examples")
+    found = re.search(r"in this folder: (\w+)(.+?)\)", (folder / example).read_text())
+    assert found
+    port = {"gunicorn": "--bind=127.0.0.1:0", "uvicorn": "--port=0"}[found[1]]
+    command = [*UNMEASURED, sys.executable, "-m", found[1], *found[2].split(), port]
+    with Process(command, cwd=folder, env=environment()) as process:
+        served_at = int(process.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
+        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
+        assert send_to(served_at, new_plant(), path=f"{prefix}/plants", headers=headers).plant == {"name": "Fern"}
+    assert not [line for line in process.lines if "warning" in line.lower()]
+
+
 def test_no_example_is_without_a_test() -> None:
-    tested = {"two_apps.py", "own_check.py", "test_client.py", "paste_app.py"}
-    tested |= {mounted.example for mounted in Mounted.__subclasses__()}
+    tested = {*RUN, "test_client.py", "paste_app.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     assert all(len(path.read_text().splitlines()) < 30 for path in EXAMPLES.glob("*.*"))
