@@ -77,20 +77,36 @@ def add_error_handling(app: "falcon.App[Any, Any]") -> None:
 
 
 def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    resp.data = _body_of(error)
+
+
+def _body_of(error: falcon.HTTPError) -> bytes:
     # What Falcon itself raises (no such path, no such method, a bad Content-Length) has no code.
-    resp.data = error_body(error.code or error.status_code * 100, error.description)
+    return error_body(error.code or error.status_code * 100, error.description)
 
 
 def _raise_http_error(_req: object, _resp: object, error: Exception, _params: object) -> NoReturn:
+    raise _as_http_error(error)
+
+
+def error_response(error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:
+    """Return status, headers and body for an error that was raised after Falcon had responded."""
+    http = _as_http_error(error)
+    body = _body_of(http)
+    headers = HEADERS | dict(http.headers or {}) | {"Content-Length": str(len(body))}
+    return falcon.code_to_http_status(http.status), [(name.lower(), value) for name, value in headers.items()], [body]
+
+
+def _as_http_error(error: Exception) -> falcon.HTTPError:
     match error:
         case NotAPlant():
             faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
-            raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
+            return http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
         case PlantIdInUse():
-            raise http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
+            return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():
             # Not logged here: the store itself logs the begin and the end of an outage, not each request.
-            raise http_error(ErrorCode.UNAVAILABLE)
+            return http_error(ErrorCode.UNAVAILABLE)
         case _:
             _log.error("a request failed", exc_info=error)
-            raise http_error(ErrorCode.INTERNAL)
+            return http_error(ErrorCode.INTERNAL)

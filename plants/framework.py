@@ -1,13 +1,15 @@
 """A Falcon application that keeps the contract where Falcon's defaults differ from it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from wsgiref.types import StartResponse
 
 import falcon
 from falcon.routing import map_http_methods, set_default_responders
 
-from plants.errors import HEADERS, add_error_handling
+from plants.errors import HEADERS, add_error_handling, error_response
+from plants.stores import PendingAdd
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
@@ -29,7 +31,49 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor
         # A server may leave out an empty path. Some hosts give a decoded one, from which Falcon raises unanswered.
         if not env.setdefault("PATH_INFO", "").isascii():
             env["PATH_INFO"] = env["PATH_INFO"].encode("latin-1", "replace").decode("latin-1")
-        return super().__call__(env, start_response)
+        # An application that mounts this one may read the status before the body, as Bottle does.
+        if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
+            return super().__call__(env, start_response)
+        response = _DeferredResponse(start_response)
+        env["plants.pending_adds"] = response.pending_adds
+        response.body = super().__call__(env, response.capture)
+        if response.pending_adds:
+            return response
+        start_response(*response.head)
+        return response.body
+
+
+class _DeferredResponse:
+    """A response that starts with its first iteration, once the plant is stored (PEP 3333 allows it so late)."""
+
+    head: tuple[str, list[tuple[str, str]]]
+    body: Iterable[bytes]
+
+    def __init__(self, start_response: StartResponse) -> None:
+        self.pending_adds: list[PendingAdd] = []
+        self._start_response = start_response
+
+    def capture(self, status: str, headers: list[tuple[str, str]], _exc_info: object = None) -> Any:
+        """Take the place of ``start_response``."""
+        self.head = status, headers
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            self._wait()
+        except Exception as error:
+            status, headers, self.body = error_response(error)
+            self.head = status, headers
+        self._start_response(*self.head)
+        yield from self.body
+
+    def close(self) -> None:
+        # A host that discards the response has to leave the plant as any other host does: stored.
+        with suppress(Exception):
+            self._wait()
+
+    def _wait(self) -> None:
+        while self.pending_adds:
+            self.pending_adds.pop().result()
 
 
 class _JSONResponse(falcon.Response):

@@ -6,7 +6,7 @@ import falcon
 
 from plants.media import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import Plant, PlantStore
+from plants.stores import GroupCommitStore, PendingAdd, Plant, PlantStore
 
 _new_plant_schema = NewPlantSchema()
 _plant_schema = PlantSchema()
@@ -21,9 +21,16 @@ class PlantCollection:
         self._store = store
         self._max_body_bytes = max_body_bytes
 
+    def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
+        """Add the plant, or leave its pending result with the application, which can respond later."""
+        if pending_adds is not None and isinstance(self._store, GroupCommitStore):
+            pending_adds.append(self._store.submit(plant))
+        else:
+            self._store.add(plant)
+
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Add the plant in the body, and answer with it."""
+        """Add the plant in the body, and respond with it."""
         document = read_json(req, self._max_body_bytes)
         plant = Plant(**_new_plant_schema.load(document))
-        self._store.add(plant)
+        self._add(plant, req.env.get("plants.pending_adds"))
         resp.data = _plant_schema.dumps(plant).encode()

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -92,6 +92,28 @@ class PlantStore(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Finish what has begun, and give back what the store holds. A second call does nothing."""
+
+
+class PendingAdd(Protocol):
+    """The pending result of an add, in the words of ``concurrent.futures``."""
+
+    def result(self) -> None:
+        """Return once the plant is stored.
+
+        :raises PlantIdInUse: as ``add`` does.
+        :raises StoreUnavailable: as ``add`` does.
+        """
+
+
+class GroupCommitStore(PlantStore):
+    """A store that commits the plants of several requests at once."""
+
+    @abc.abstractmethod
+    def submit(self, plant: Plant) -> PendingAdd:
+        """Accept a plant, which is committed at the latest when its result is asked for."""
+
+    def add(self, plant: Plant) -> None:
+        self.submit(plant).result()
 
 
 def open_store(url: str) -> PlantStore:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from plants.stores import Plant, PlantStore, StoreUnavailable
+from plants.stores import GroupCommitStore, Plant, StoreUnavailable
 from plants.stores.breaker import CircuitBreaker
 from plants.stores.connections import Connections, Outcomes, PlantRejected
 
@@ -18,8 +18,8 @@ _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants 
 _stores: "weakref.WeakSet[BatchStore]" = weakref.WeakSet()
 
 
-class PendingAdd:
-    """The pending result of an add, in the words of ``concurrent.futures``."""
+class _PendingAdd:
+    """The result of a plant in a batch."""
 
     __slots__ = ("_batch", "_deadline", "error", "plant")
 
@@ -30,11 +30,6 @@ class PendingAdd:
         self._deadline = deadline
 
     def result(self) -> None:
-        """Return once the plant is stored.
-
-        :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
-        :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
-        """
         breaker = self._batch.breaker
         try:
             self._batch.commit(self._deadline)
@@ -52,7 +47,7 @@ class _Batch:
 
     def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], None]) -> None:
         self.breaker = breaker
-        self.pending: list[PendingAdd] = []
+        self.pending: list[_PendingAdd] = []
         self.characters = 0
         self._commit = commit
         self._leader = threading.Lock()
@@ -83,7 +78,7 @@ class _Batch:
         self._done = True
 
 
-class BatchStore(PlantStore):
+class BatchStore(GroupCommitStore):
     """A store that commits the plants of all calls that wait at a moment.
 
     :param new_connections: returns the connections of a process; nothing is connected yet.
@@ -114,19 +109,15 @@ class BatchStore(PlantStore):
         self._inherited.append(self._connections)
         self._start()
 
-    def submit(self, plant: Plant) -> PendingAdd:
-        """Put a plant into the next batch, which is committed when the result of one of its plants is asked for."""
+    def submit(self, plant: Plant) -> _PendingAdd:
         with self._lock:
             batch = self._batch
             if len(batch.pending) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
                 batch = self._batch = self._new_batch()
-            pending = PendingAdd(plant, batch, time.monotonic() + self._patience)
+            pending = _PendingAdd(plant, batch, time.monotonic() + self._patience)
             batch.characters += len(plant.name) + len(plant.tag or "")
             batch.pending.append(pending)
         return pending
-
-    def add(self, plant: Plant) -> None:
-        self.submit(plant).result()
 
     def get(self, plant_id: int) -> Plant | None:
         return self._connections.find(plant_id, time.monotonic() + self._patience)
