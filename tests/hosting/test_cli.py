@@ -20,7 +20,7 @@ from plants.hosting import cli, settings
 from plants.hosting.settings import Settings
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import children
+from tests.support.process import children, free_port
 
 PLANTS = [sys.executable, "-m", "plants"]
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -357,6 +357,7 @@ def test_a_check_of_the_configuration_says_the_same_of_it(options: str, env: dic
 
 
 def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
+    address = f"127.0.0.1:{free_port()}"
     cases: list[tuple[list[str], dict[str, str], str]] = [
         (["-w", "2"], {}, "cannot be shared by 2 worker processes"),
         ([], {"WEB_CONCURRENCY": "2"}, "cannot be shared by 2 worker processes"),
@@ -366,7 +367,7 @@ def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
         (["-b", "nonexistent.invalid:80"], {}, "cannot listen at nonexistent.invalid:80 ("),
         (["--pid", "/nonexistent/pid"], {}, "cannot make /nonexistent/pid (No such file or directory); "),
         (["--log-file", "/"], {}, "Is a directory"),
-        (["-b", "127.0.0.1:9"], {"PLANTS_METRICS_BIND": "127.0.0.1:9"}, "an address of the service itself"),
+        (["-b", address], {"PLANTS_METRICS_BIND": address}, "an address of the service itself"),
     ]
     for options, env, problem in cases:
         assert problem in the_line(run("serve", "--check-config", *options, **env))

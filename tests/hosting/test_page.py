@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from plants.probes import WithoutToken, probes
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
+from tests.support.needs import needs, needs_chromium
 from tests.support.process import UNMEASURED
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
@@ -61,9 +61,6 @@ def test_an_embedded_app_has_no_page() -> None:
 
 
 CONTROL, META = "\ue009", "\ue03d"
-
-needs_curl = pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
-needs_chromium = pytest.mark.skipif(not shutil.which("chromedriver"), reason="there is no chromedriver")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +185,7 @@ def copied(browser: Browser) -> str:
 
 
 @needs_chromium
-@needs_curl
+@needs("curl")
 def test_the_curl_command_sends_the_same_request(browser: Browser) -> None:
     fill(browser, TOKEN, '{"id": 30, "name": "Bird\'s nest \\"fern\\" $HOME @x"}')
     assert output_of(text_of(browser, "curl"), TOKEN=TOKEN) == {"name": 'Bird\'s nest "fern" $HOME @x'}
@@ -196,7 +193,7 @@ def test_the_curl_command_sends_the_same_request(browser: Browser) -> None:
 
 
 @needs_chromium
-@needs_curl
+@needs("curl")
 def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
     fill(browser, TOKEN, '{"id": 31, "name": "Fern"}')
     command = copied(browser)

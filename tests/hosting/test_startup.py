@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.needs import needs_root
 from tests.support.process import Process, children, comes_true, free_port, wait_for_workers
 from tests.support.worker_server import eventually
 
@@ -147,7 +148,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
     assert not any("the token file" in line for line in service.lines)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@needs_root
 def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
     user = 12345
     with tempfile.TemporaryDirectory() as folder:  # Not pytest's: that one is root's alone.
@@ -160,7 +161,7 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
             assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@needs_root
 @pytest.mark.usefixtures("unmeasured")
 def test_the_master_stays_root_where_the_store_of_another_user_cannot_be_used() -> None:
     command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345"]
@@ -172,7 +173,7 @@ def test_the_master_stays_root_where_the_store_of_another_user_cannot_be_used() 
         assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@needs_root
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
 def test_a_token_file_that_only_root_can_read_stops_a_start_as_another_user(options: list[str], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"

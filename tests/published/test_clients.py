@@ -1,6 +1,7 @@
 """Clients of other languages: the service and its description serve their tools."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,20 +12,16 @@ import pytest
 
 from plants.testing import Server
 from tests.support.hosted import CHECKOUT
+from tests.support.needs import needs
 
 PYTHON_CLIENT = (
-    f"{sys.executable} -m venv env && env/bin/pip install --quiet openapi-python-client >&2 && "
+    f"{shlex.quote(sys.executable)} -m venv env && env/bin/pip install --quiet openapi-python-client >&2 && "
     "env/bin/openapi-python-client generate --path openapi.json --output-path plant_store --meta none >&2 && "
     "env/bin/python client.py URL TOKEN"
 )
 TYPESCRIPT_CLIENT = (
     "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN"
 )
-
-
-def needs(*programs: str) -> pytest.MarkDecorator:
-    missing = [program for program in programs if not shutil.which(program)]
-    return pytest.mark.skipif(bool(missing), reason=f"there is no {missing}")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
     # The command ends with the service itself, which each test starts for itself.
     setup, _, _ = START.rpartition(" && ")
-    command = setup.replace("python3", sys.executable, 1)
+    command = setup.replace("python3", shlex.quote(sys.executable), 1)
     subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=600)
     return clone
 
@@ -91,7 +91,8 @@ def test_the_source_distribution_has_all_that_its_tests_need(clone: Path) -> Non
         if path.is_file() and not path.relative_to(clone).parts[0].endswith(("venv", "build", "egg-info"))
     }
     script = "python -m venv .builder && .builder/bin/pip install --quiet build && .builder/bin/python -m build --sdist"
-    subprocess.run(["sh", "-c", script.replace("python", sys.executable, 1)], cwd=clone, check=True, timeout=300)
+    command = script.replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=300)
     (archive,) = (clone / "dist").iterdir()
     with tarfile.open(archive) as files:
         packed = {name.partition("/")[2] for name in files.getnames()}

@@ -3,7 +3,7 @@
 import http.client
 import json
 import re
-import shutil
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,6 +23,7 @@ from plants.stores.sqlite import SQLiteStore
 from plants.testing import FaultyStore, Received, Server, serve
 from tests.contract import Answer
 from tests.support.hosted import CHECKOUT
+from tests.support.needs import needs
 from tests.support.process import comes_true
 
 
@@ -470,12 +471,12 @@ def test_the_command_ends_at_once_where_it_has_no_input() -> None:
     assert json.loads(result.stdout).keys() == {"url", "token"}
 
 
-@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
+@needs("curl")
 def test_a_shell_script_starts_the_command_tells_it_to_fail_and_ends_it(tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(.*?)```", (CHECKOUT / "docs/testing.md").read_text(), re.DOTALL)
     with serve() as server:
         port = server.url.rpartition(":")[2]
-    script = script.replace("python ", f"{sys.executable} ").replace("8001", port)
+    script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("8001", port)
     result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["error"] == 50300
     assert list(tmp_path.iterdir()) == []

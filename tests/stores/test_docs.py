@@ -1,6 +1,8 @@
 """What docs/stores.md says is so: each of its commands, in the order in which they stand there."""
 
+import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 from plants.stores import Plant, PlantStore, open_store
 from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer, find_binaries
+from tests.support.process import PATIENCE_SECONDS
 
 DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
@@ -34,18 +37,18 @@ def file(tmp_path: Path) -> Path:
 
 def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
     environ = {
-        "PATH": f"{Path(sys.executable).parent}:{find_binaries()}:/usr/bin:/bin",
+        "PATH": f"{Path(sys.executable).parent}:{find_binaries()}:{os.defpath}",
         "FILE": str(file),
         "PLANTS_STORE": server.url if server else "",
         "PYTHONPATH": str(CHECKOUT),
     }
-    command = command.replace("python3", sys.executable)
+    command = command.replace("python3", shlex.quote(sys.executable))
     return subprocess.run(
         ["bash", "-e", "-c", command],
         env=environ,
         cwd=file.parent,
         check=True,
-        timeout=30,
+        timeout=PATIENCE_SECONDS,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
