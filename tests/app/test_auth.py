@@ -113,7 +113,9 @@ class NotCallable:
     accepts = True
 
 
-@pytest.mark.parametrize("tokens", [AsyncCheck(), NotCallable(), AsyncCheck, Tokens], ids=repr)
+@pytest.mark.parametrize(
+    "tokens", [AsyncCheck(), NotCallable(), AsyncCheck, Tokens], ids=["async", "not callable", "async class", "class"]
+)
 def test_create_app_rejects_what_is_not_a_token_check(tokens: Any) -> None:
     message = r"^tokens is not a token check object, because it has no synchronous accepts\(\) method$"
     with pytest.raises(TypeError, match=message):
