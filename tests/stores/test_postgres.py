@@ -233,7 +233,17 @@ def test_a_plant_that_postgresql_cannot_hold_is_no_outage(store: PostgresStore, 
 
 
 PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"
-PART = "TABLE part PARTITION OF plants FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+TRIGGER = "CREATE TRIGGER twice BEFORE INSERT"
+FUNCTION = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+WHOLE = "FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+THIRDS = [f"FOR VALUES WITH (MODULUS 3, REMAINDER {number})" for number in range(3)]
+
+
+def partitioned(method: str, *partitions: str) -> str:
+    parts = (f"; CREATE TABLE p{number} PARTITION OF plants {bounds}" for number, bounds in enumerate(partitions))
+    return f"{PLANTS} PARTITION BY {method} (id){''.join(parts)}"
+
+
 SHAPES = {
     "int4 id": ("TABLE plants (id int PRIMARY KEY, name text, tag text)", "lacks one of"),
     "short name": ("TABLE plants (id bigint PRIMARY KEY, name varchar(9), tag text)", "lacks one of"),
@@ -266,10 +276,7 @@ SHAPES = {
         "another value in id",
     ),
     "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
-    "a trigger": (
-        f"{PLANTS}; CREATE TRIGGER twice BEFORE INSERT ON plants EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-        "the trigger twice",
-    ),
+    "a trigger": (f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}", "the trigger twice"),
     "a rule": (
         f"{PLANTS}; CREATE RULE never AS ON INSERT TO plants DO INSTEAD NOTHING",
         "the rule never",
@@ -279,10 +286,35 @@ SHAPES = {
         "row security",
     ),
     "unlogged": (f"UNLOGGED {PLANTS}", "UNLOGGED"),
-    "an unlogged part": (
-        f"{PLANTS} PARTITION BY HASH (id); CREATE UNLOGGED {PART}",
+    "an unlogged partition": (partitioned("HASH", WHOLE).replace("TABLE p0", "UNLOGGED TABLE p0"), "UNLOGGED"),
+    "an unlogged partition of a partition": (
+        f"{partitioned('HASH', WHOLE)} PARTITION BY HASH (id); CREATE UNLOGGED TABLE leaf PARTITION OF p0 {WHOLE}",
         "UNLOGGED",
     ),
+    "a partition with unique names": (
+        f"{partitioned('HASH', WHOLE)}; CREATE UNIQUE INDEX ON p0 (name)",
+        "another unique key",
+    ),
+    "a partition that needs a tag": (
+        f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ALTER tag SET NOT NULL",
+        "wants another value in tag",
+    ),
+    "a partition with a check": (
+        f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ADD CONSTRAINT small CHECK (id < 9)",
+        "the constraint small",
+    ),
+    "a partition with a trigger": (f"{partitioned('HASH', WHOLE)}; {TRIGGER} ON p0 {FUNCTION}", "the trigger twice"),
+    "no partition": (partitioned("HASH"), "no partition for some ids"),
+    "a hash without a partition": (partitioned("HASH", *THIRDS[:2]), "no partition for some ids"),
+    "a gap between ranges": (
+        partitioned("RANGE", "FOR VALUES FROM (MINVALUE) TO (0)", "FOR VALUES FROM (10) TO (MAXVALUE)"),
+        "no partition for some ids",
+    ),
+    "ranges that end": (
+        partitioned("RANGE", "FOR VALUES FROM (MINVALUE) TO (0)", "FOR VALUES FROM (0) TO (1000)"),
+        "no partition for some ids",
+    ),
+    "a list": (partitioned("LIST", "FOR VALUES IN (1, 2)"), "no partition for some ids"),
 }
 
 
@@ -305,9 +337,17 @@ def test_a_table_of_another_shape_is_refused_with_the_reason(
         "TABLE plants (note text, tag text, name text, id bigint UNIQUE, since date NOT NULL DEFAULT now())",
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, number bigint GENERATED ALWAYS AS IDENTITY)",
         f"{PLANTS}; CREATE INDEX ON plants (name)",
-        f"{PLANTS} PARTITION BY HASH (id); CREATE {PART}",
+        partitioned("HASH", WHOLE),
+        partitioned("HASH", *THIRDS[:2], *(f"FOR VALUES WITH (MODULUS 6, REMAINDER {number})" for number in (2, 5))),
+        partitioned(
+            "RANGE",
+            "FOR VALUES FROM (1000) TO (MAXVALUE)",
+            "FOR VALUES FROM (MINVALUE) TO (-10)",
+            "FOR VALUES FROM (-10) TO (1000)",
+        ),
+        partitioned("LIST", "DEFAULT"),
     ],
-    ids=["further columns", "a further identity", "an index", "partitions"],
+    ids=["further columns", "a further identity", "an index", "a partition", "hashes", "ranges", "a default"],
 )
 def test_a_table_that_can_refuse_no_plant_is_used(server: PostgresServer, definition: str) -> None:
     server.execute(f"CREATE {definition}")
