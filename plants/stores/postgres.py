@@ -2,16 +2,16 @@
 
 import math
 import mmap
-import queue
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from typing import Any, LiteralString, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -29,77 +29,93 @@ _DEFAULTS = (
     "keepalives_idle=10 keepalives_interval=2 keepalives_count=3"
 )
 
-_TABLE = "CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
-_INSERT = (
-    "INSERT INTO plants (id, name, tag) SELECT * FROM unnest(%b::bigint[], %b::text[], %b::text[]) "
-    "ON CONFLICT (id) DO NOTHING RETURNING id"
-)
-_SELECT = "SELECT name, tag FROM plants WHERE id = %s"
-_SET_UP = """
-    SELECT set_config('statement_timeout', %s, false),
+_TABLE = b"CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
+_INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RETURNING id"
+# VALUES, because a distributed engine sends each row of it to the row's node; the rows of a SELECT go through one node.
+# A few sizes, because the server plans each statement once.
+_INSERTS = {
+    rows: _INSERT.format(
+        "VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3)),
+    ).encode()
+    for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+}
+_INSERT_NOTHING = _INSERT.format("SELECT 0, '', '' WHERE false").encode()
+_SELECT = b"SELECT name, tag FROM plants WHERE id = $1"
+_SET_UP = b"""
+    SELECT set_config('statement_timeout', $1, false), set_config('client_min_messages', 'warning', false),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
         THEN set_config('synchronous_commit', 'on', false) END
 """
-# What there is to say against the table: it could refuse a plant, or lose one.
+_SET_LOCK_TIMEOUT = b"SELECT set_config('lock_timeout', $1, false)"
+# Each row is a reason why the table could refuse or lose a plant.
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
+_LOCK_TIMEOUT = 200  # milliseconds that a batch waits for a transaction that holds one of its ids
+_SHORT_LOCK_TIMEOUT = 10  # while another transaction is known to hold some id
+_CONTENTION_SECONDS = 1.0  # after a lock timeout
+_CHECK_SECONDS = 0.1  # for which a check of the table allows to say that ids are in use
+_RECONNECT_SECONDS = 1.0  # between two attempts to open one more connection
+
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
-# The server itself says that it kept nothing, and that the next attempt may go well.
-_KEPT_NOTHING = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
-# A constraint that is not the store's own refuses one plant of a statement, and may take others.
-_CONSTRAINTS = (psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
+# The server reports that nothing was stored and that a retry may succeed.
+_RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
+# The server rejects a statement because of one row, and might accept the others.
+_REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
 
 
 class PostgresStore(BatchStore):
     """Plants in a table of a database server. An acknowledged plant survives what the server promises.
 
-    All plants of a batch are one statement and so one transaction. It is tried again only while the server says that it
-    kept nothing. When a connection is lost or silent after the statement was sent, nobody knows what was kept, and the
-    answer is StoreUnavailable. Looking for the rows would not settle it: a fail-over may take them back.
+    A batch is one statement and so one transaction. It is retried only if the server reports that nothing was stored.
+    If the connection is lost or silent after the statement was sent, the outcome is unknown, and ``add`` raises
+    StoreUnavailable. Reading the rows back would not settle it, because a fail-over may undo them.
     """
 
     worker_threads = 4  # Several batches commit at a time.
 
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
-        conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo))
-        super().__init__(partial(_Pool, conninfo, max_connections), patience)
+        conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo) | {"client_encoding": "UTF8"})
+        super().__init__(partial(_Pool, _split_hosts(conninfo), max_connections), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Give the store for a connection URL of libpq, which may name several hosts.
+        """Open the store of a libpq connection URL, which may name several hosts.
 
-        :raises ValueError: libpq cannot read the URL.
+        :raises ValueError: libpq cannot parse the URL.
         """
         try:
             return cls(url)
-        except psycopg.ProgrammingError:
-            # Its message may quote the password.
+        except (psycopg.ProgrammingError, ValueError):
+            # libpq's message may quote the password.
             raise ValueError(
                 "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
             ) from None
 
 
 class _Pool(Connections):
-    """The connections of one process; each is one caller's at a time."""
+    """Connections of one process. Each serves one caller at a time, and callers are served in order of arrival."""
 
-    def __init__(self, conninfo: str, max_connections: int, patience: float, created: mmap.mmap) -> None:
+    def __init__(self, conninfos: list[str], max_connections: int, patience: float, created: mmap.mmap) -> None:
         self._patience = patience
         self._created = created
         self._is_closed = False
-        self._conninfo = conninfo
-        self._turn = threading.Lock()
-        # The connections that nobody uses, and None for each that may still be made.
-        self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
-        for _ in range(max_connections):
-            self._idle.put(None)
+        self._conninfos = conninfos.copy()  # one per host, the one that worked last first
+        self._max_connections = max_connections
+        self._pool_lock = threading.Lock()  # for the next five
+        self._idle: list[_Connection] = []
+        self._open_count = 0  # idle or in use
+        self._waiters: deque[Future[_Connection]] = deque()
+        self._connecting = False  # in a thread, one connection at a time
+        self._next_attempt_at = 0.0
+        self._contended_until = 0.0
+        self._checked_at = 0.0  # because an id was in use
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        rows = self._run(lambda connection: connection.run(_INSERT, _columns(collect())), deadline)
-        stored = {plant_id for (plant_id,) in rows}
+        stored = self._run(partial(self._insert, collect), deadline)
         outcomes: Outcomes = []
         for plant in collect():
             outcomes.append(None if plant.id in stored else PlantIdInUse(plant.id))
@@ -107,147 +123,259 @@ class _Pool(Connections):
         return outcomes
 
     def find(self, plant_id: int, deadline: float) -> Plant | None:
-        rows = self._run(lambda connection: connection.run(_SELECT, [plant_id]), deadline)
+        rows = self._run(lambda connection: connection.run(_SELECT, [str(plant_id)]), deadline)
         return Plant(plant_id, *rows[0]) if rows else None
 
     def check(self, deadline: float) -> None:
         self._run(self._check, deadline)
 
     def close(self) -> None:
-        self._is_closed = True
-        with suppress(queue.Empty):
-            while True:
-                if connection := self._idle.get_nowait():
-                    connection.close()
+        with self._pool_lock:
+            self._is_closed = True
+            while self._idle:
+                self._discard(self._idle.pop())
+            self._fail_waiters(StoreUnavailable("the store is closed"))
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
-        """Give what the work gives; try it again while the server says that it kept nothing."""
+        """Return what the work returns; retry while the server reports that nothing was stored."""
         pause = 0.005
-        try:
-            while True:
-                connection = self._take(deadline)
-                try:
-                    return work(connection)
-                except _KEPT_NOTHING:
-                    if time.monotonic() + pause > deadline:
-                        raise
-                finally:
-                    self._give_back(connection)
-                time.sleep(pause)
-                pause *= 2  # It also leaves the last attempt as much time as the others took together.
-        except (psycopg.DataError, UnicodeEncodeError) as error:
-            raise PlantRejected(error) from None
-        except _CONSTRAINTS as error:
-            raise PlantRejected(StoreUnavailable(_told(error))) from None
-        except errors.UndefinedTable:
-            raise StoreUnusable(_GONE) from None
-        except psycopg.Error as error:
-            raise StoreUnavailable(_told(error)) from error
-
-    def _take(self, deadline: float) -> "_Connection":
-        while not self._is_closed:
-            # In turn: from the queue alone, a thread that has just given a connection back would get it again.
-            if not self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
-                raise StoreUnavailable("all connections are busy")
+        while True:
+            connection = self._acquire(deadline)
             try:
-                connection = self._idle.get(timeout=max(0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise StoreUnavailable("all connections are busy") from None
+                return work(connection)
+            except psycopg.Error as error:
+                if not isinstance(error, _RETRYABLE) or time.monotonic() + pause > deadline:
+                    raise _unavailable(error) from None
             finally:
-                self._turn.release()
-            if connection and not connection.has_news():
-                connection.deadline = deadline
-                return connection
-            if connection:
-                connection.close()
-            self._connect_within(deadline)
-        raise StoreUnavailable("the store is closed")
+                self._release(connection)
+            time.sleep(pause)
+            pause *= 2  # The last attempt has as much time as all the others together.
 
-    def _give_back(self, connection: "_Connection") -> None:
-        is_usable = connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._is_closed
-        if not is_usable:
-            connection.close()
-        self._idle.put(connection if is_usable else None)
-
-    def _connect_within(self, deadline: float) -> None:
-        # In a thread: to look up a host's name, and to try one host after the other, takes as long as it takes. A
-        # connection that comes late serves those who come later.
-        outcome: Future[None] = Future()
-        threading.Thread(target=self._connect, args=(outcome,), name="plants-postgresql", daemon=True).start()
+    def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
+        is_contended = time.monotonic() < self._contended_until
         try:
-            outcome.result(timeout=max(0, deadline - time.monotonic()))
-        except TimeoutError:
-            raise StoreUnavailable("no connection could be made in time") from None
-
-    def _connect(self, outcome: Future[None]) -> None:
-        connection = None
-        try:
-            connection = _Connection.connect(self._conninfo, autocommit=True)
-            connection.deadline = time.monotonic() + self._patience
-            connection.add_notice_handler(connection.note)
-            # In milliseconds, and sooner than the caller leaves: a statement that the server gave up keeps nothing.
-            connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
+            connection.set_lock_timeout(_SHORT_LOCK_TIMEOUT if is_contended else _LOCK_TIMEOUT)
+            first = {plant.id: plant for plant in reversed(collect())}
+            # Sorted by id: two batches with the same ids wait for each other, but never in a cycle.
+            plants = sorted(first.values())
+            stored = connection.insert(plants)
+        except errors.LockNotAvailable as error:
+            # If the table itself is locked, this waits for it, or times out and so fails the whole batch.
+            connection.set_lock_timeout(0)
+            connection.run(_INSERT_NOTHING)
+            self._contended_until = time.monotonic() + _CONTENTION_SECONDS
+            raise PlantRejected(_unavailable(error)) from None
+        except _REJECTIONS as error:
+            raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
+        except UnicodeEncodeError as error:
+            raise PlantRejected(error) from None
+        # A trigger that somebody has just created may be why a row was not inserted.
+        if len(stored) < len(plants) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
             self._check(connection)
-            self._give_back(connection)
-            outcome.set_result(None)
-        except Exception as error:
-            if connection:
-                connection.close()
-            self._idle.put(None)
-            outcome.set_exception(error)
+            self._checked_at = time.monotonic()
+        return stored
 
     def _check(self, connection: "_Connection") -> None:
         faults = connection.run(_FAULTS)
         if faults[:1] == [("is gone",)] and not self._created[0]:
-            # Processes that make the table at once may meet in the catalogue in spite of IF NOT EXISTS.
+            # Processes that create the table at once may collide in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
-        # Looked at again: the first look may have been older than a table that another process has just made.
+        # The first query may be older than a table that another process has just created.
         faults = faults and connection.run(_FAULTS)
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
         self._created[0] = 1
-        connection.run(_INSERT, [[], [], []])
+        connection.run(_INSERT_NOTHING)
+
+    def _acquire(self, deadline: float) -> "_Connection":
+        waiter: Future[_Connection] = Future()
+        try:
+            with self._pool_lock:
+                if self._is_closed:
+                    raise StoreUnavailable("the store is closed")
+                self._waiters.append(waiter)
+                self._serve_waiters()
+            connection = waiter.result(timeout=max(0, deadline - time.monotonic()))
+        except BaseException as error:
+            with self._pool_lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                elif waiter.done() and not waiter.exception():
+                    self._put_back(waiter.result())  # It came too late for this caller.
+            if isinstance(error, TimeoutError):
+                reason = "all connections are busy" if self._open_count else "no connection could be made in time"
+                raise StoreUnavailable(reason) from None
+            raise
+        connection.deadline = deadline
+        return connection
+
+    def _release(self, connection: "_Connection") -> None:
+        with self._pool_lock:
+            self._put_back(connection)
+
+    def _put_back(self, connection: "_Connection") -> None:
+        if connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._is_closed:
+            self._idle.append(connection)
+        else:
+            self._discard(connection)
+        self._serve_waiters()
+
+    def _discard(self, connection: "_Connection") -> None:
+        connection.close()
+        self._open_count -= 1
+
+    def _serve_waiters(self) -> None:
+        """Pass idle connections to the callers that wait longest; connect if there are too few."""
+        while self._waiters and self._idle:
+            connection = self._idle.pop()
+            if connection.has_unread_input():
+                self._discard(connection)
+            else:
+                self._waiters.popleft().set_result(connection)
+        if not self._waiters or self._connecting or self._open_count == self._max_connections:
+            return
+        if self._open_count and time.monotonic() < self._next_attempt_at:
+            return
+        try:
+            # In a thread, because resolving a name and trying several hosts take unbounded time. A connection that
+            # comes late serves later callers.
+            threading.Thread(target=self._connect, name="plants-postgresql", daemon=True).start()
+            self._connecting = True
+        except RuntimeError as error:
+            self._note_failed_attempt(StoreUnavailable(f"no connection could be made: {error}"))
+
+    def _connect(self) -> None:
+        connection, failure = None, StoreUnavailable("the attempt to connect was interrupted")
+        try:
+            connection = self._open_connection()
+        except Exception as error:
+            failure = _unavailable(error)
+        finally:
+            with self._pool_lock:
+                self._connecting = False
+                if connection:
+                    self._open_count += 1
+                    self._put_back(connection)
+                else:
+                    self._note_failed_attempt(failure)
+
+    def _note_failed_attempt(self, failure: StoreUnavailable) -> None:
+        self._next_attempt_at = time.monotonic() + _RECONNECT_SECONDS
+        if not self._open_count:
+            self._fail_waiters(failure)
+
+    def _fail_waiters(self, failure: StoreUnavailable) -> None:
+        for waiter in self._waiters:
+            # Each caller gets its own: an exception that is raised repeatedly collects tracebacks.
+            waiter.set_exception(type(failure)(*failure.args))
+        self._waiters.clear()
+
+    def _open_connection(self) -> "_Connection":
+        """Connect to the first host that accepts writes, beginning with the one that did so last."""
+        failures = []
+        for conninfo in self._conninfos.copy():
+            try:
+                connection = _Connection.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+            except psycopg.OperationalError as error:
+                failures.append(str(error))
+                continue
+            self._conninfos.remove(conninfo)
+            self._conninfos.insert(0, conninfo)
+            try:
+                connection.deadline = time.monotonic() + self._patience
+                connection.add_notice_handler(connection.note_warning)
+                # The statement timeout ends before the caller's: a statement that the server cancels stores nothing.
+                connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
+                self._check(connection)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        raise StoreUnavailable("; ".join(failures))
 
 
 class _Connection(psycopg.Connection[_Row]):
-    """A connection on which nothing waits beyond a deadline, even if the server's machine is gone."""
+    """A connection whose waits end at a deadline, even if the server's machine is gone."""
 
     deadline = math.inf
-    replication_cancelled = False
+    _lock_timeout: int | None = None
+    _warning: str | None = None
 
-    def has_news(self) -> bool:
-        # What an idle connection has to read is almost always its end: better seen now than after the statement was
-        # sent, when it would leave the outcome unknown. Not select(), which takes no descriptor above 1023.
-        poll = select.poll()
-        poll.register(self, select.POLLIN)
-        return bool(poll.poll(0))
+    def insert(self, plants: list[Plant]) -> set[int]:
+        """Insert plants and return the ids that were not in use."""
+        rows = next(rows for rows in _INSERTS if rows >= len(plants))
+        # A repeated plant is not inserted twice, because its id is then in use.
+        padded = plants + plants[-1:] * (rows - len(plants))
+        self._warning = None
+        inserted = self.run(_INSERTS[rows], [value for plant in padded for value in _parameters(plant)])
+        if self._warning:
+            self.close()
+            raise psycopg.OperationalError(self._warning)
+        return {plant_id for (plant_id,) in inserted}
 
-    def run(self, query: LiteralString | bytes, parameters: Sequence[object] = ()) -> list[_Row]:
+    def run(self, query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
         try:
-            cursor = self.execute(query, parameters)
+            return self.execute(query, parameters).fetchall()
         except errors.ReadOnlySqlTransaction:
             self.close()
             raise
-        if self.replication_cancelled:
-            self.close()
-            raise psycopg.OperationalError("the wait for the synchronous standby was cancelled")
-        return cursor.fetchall()
+
+    def set_lock_timeout(self, milliseconds: int) -> None:
+        if milliseconds != self._lock_timeout:
+            self.run(_SET_LOCK_TIMEOUT, [str(milliseconds)])
+            self._lock_timeout = milliseconds
+
+    def has_unread_input(self) -> bool:
+        """Return whether the server has sent something, which on an idle connection is almost always its end.
+
+        After a statement was sent, the end of the connection would leave the outcome unknown.
+        """
+        poll = select.poll()  # select() accepts no descriptor above 1023.
+        poll.register(self, select.POLLIN)
+        return bool(poll.poll(0))
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))
 
-    def note(self, notice: errors.Diagnostic) -> None:
-        # PostgreSQL reports success, with a mere warning, when the wait for a synchronous standby was cancelled.
-        self.replication_cancelled |= notice.source_function == "SyncRepWaitForLSN"
+    def note_warning(self, notice: errors.Diagnostic) -> None:
+        # If a wait for a synchronous standby is cancelled, PostgreSQL reports success and a warning. Citus repeats a
+        # warning of a worker under the name of a function of its own, so every warning counts.
+        if notice.severity_nonlocalized == "WARNING":
+            self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
 
-def _columns(plants: list[Plant]) -> list[list[object]]:
-    # Sorted by id: two batches of the same ids wait for each other, but never in a circle.
-    first = {plant.id: plant for plant in reversed(plants)}
-    return [list(column) for column in zip(*(first[plant_id] for plant_id in sorted(first)), strict=True)]
+def _split_hosts(conninfo: str) -> list[str]:
+    """Return a connection string for each host, unless libpq shall choose one at random."""
+    parameters = conninfo_to_dict(conninfo)
+    if parameters.get("load_balance_hosts") == "random":
+        return [conninfo]
+    lists = {
+        name: str(parameters[name]).split(",")
+        for name in ("host", "hostaddr", "port")
+        if "," in str(parameters.get(name))
+    }
+    hosts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return [make_conninfo(conninfo, **host) for host in hosts] or [conninfo]
 
 
-def _told(error: psycopg.Error) -> str:
-    """Say what happened without what the server says of a statement, which may quote a plant."""
+def _parameters(plant: Plant) -> tuple[str, str, str | None]:
+    if not -(2**63) <= plant.id < 2**63:
+        raise psycopg.DataError("an id is a 64-bit integer")
+    # Text, because psycopg types an int by its size, and each combination of types would be another statement.
+    return str(plant.id), plant.name, plant.tag
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    if isinstance(error, StoreUnavailable):
+        return error
+    if isinstance(error, errors.UndefinedTable):
+        return StoreUnusable(_GONE)
+    return StoreUnavailable(_redacted(error))
+
+
+def _redacted(error: Exception) -> str:
+    """Describe an error without the server's message about a statement, which may quote a plant."""
+    if not isinstance(error, psycopg.Error):
+        return type(error).__name__
     return f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error)

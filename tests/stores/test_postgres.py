@@ -200,9 +200,102 @@ def test_a_cancelled_wait_for_the_standby_does_not_count_as_kept(
         adds = thread.submit(lambda: list(map(store.add, (Plant(plant_id, "oak") for plant_id in count()))))
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
         rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
-        with pytest.raises(StoreUnavailable, match=r"^the wait for the synchronous standby was cancelled"):
+        with pytest.raises(StoreUnavailable, match="a warning from SyncRepWaitForLSN"):
             adds.result()
     store.add(Plant(-1, "oak"))
+
+
+def test_a_role_cannot_hide_that_a_wait_for_the_standby_was_cancelled(
+    server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    with closing(PostgresStore(f"{server.url}?options=-c%20client_min_messages%3Derror")) as store:
+        store.check()
+        with setting(admin, "synchronous_standby_names", "absent"):
+            adds = thread.submit(lambda: list(map(store.add, (Plant(plant_id, "oak") for plant_id in count()))))
+            wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
+            rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
+            assert isinstance(adds.exception(), StoreUnavailable)
+
+
+@pytest.mark.parametrize(("level", "expected"), [("WARNING", "unavailable"), ("INFO", "added")])
+def test_any_warning_during_the_insert_leaves_its_outcome_unknown(
+    store: PostgresStore, server: PostgresServer, level: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.check()
+    server.execute(f"""
+        CREATE OR REPLACE FUNCTION warn() RETURNS text LANGUAGE plpgsql AS
+        'BEGIN RAISE {level} ''something''; RETURN 1; END'
+    """)
+    server.execute("ALTER TABLE plants ADD note text DEFAULT warn()")
+    assert add_together(store, [Plant(1, "oak")]) == [expected]
+    assert ("a warning from exec_stmt_raise leaves the outcome unknown" in caplog.text) == (level == "WARNING")
+    server.execute("ALTER TABLE plants ALTER note DROP DEFAULT")
+    wait_until(lambda: is_available(store))
+    store.add(Plant(2, "fern"))
+
+
+@pytest.mark.parametrize("in_url", [True, False], ids=["the URL", "the environment"])
+def test_text_is_utf8_whatever_the_client_is_configured_for(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, *, in_url: bool
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with closing(PostgresStore(server.url + "?client_encoding=LATIN1" * in_url)) as store:
+        store.add(Plant(1, "Ж"))
+        assert store.get(1) == Plant(1, "Ж")
+
+
+FAILURES = {
+    "an index on long names": ("CREATE INDEX ON plants (name)", "ProgramLimitExceeded"),
+    "an index that fails": ("CREATE INDEX ON plants ((1 / (length(name) - 9000)))", "DivisionByZero"),
+    "a default that fails": ("ALTER TABLE plants ADD n int, ALTER n SET DEFAULT 1 / length('')", "DivisionByZero"),
+}
+
+
+@pytest.mark.parametrize(("statement", "reason"), FAILURES.values(), ids=FAILURES)
+def test_an_insert_that_the_table_cannot_take_is_unavailable(
+    store: PostgresStore, server: PostgresServer, statement: str, reason: str
+) -> None:
+    store.check()
+    server.execute(statement)
+    with pytest.raises(StoreUnavailable, match=reason):
+        store.add(Plant(1, random.Random(1).randbytes(4500).hex()))
+
+
+def test_a_database_that_forbids_to_create_the_table_is_unavailable(
+    server: PostgresServer, admin: psycopg.Connection
+) -> None:
+    admin.execute("""
+        CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''never''; END'
+    """)
+    admin.execute("CREATE EVENT TRIGGER forbid ON ddl_command_start EXECUTE FUNCTION forbid()")
+    try:
+        with closing(PostgresStore(server.url)) as store:
+            for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
+                with pytest.raises(StoreUnavailable, match="RaiseException"):
+                    use()
+    finally:
+        admin.execute("DROP EVENT TRIGGER forbid")
+        admin.execute("DROP FUNCTION forbid")
+
+
+def test_a_trigger_created_later_makes_no_free_id_in_use(store: PostgresStore, server: PostgresServer) -> None:
+    store.add(Plant(1, "oak"))
+    server.execute("CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    server.execute("CREATE TRIGGER skip BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION skip()")
+    with pytest.raises(StoreUnavailable, match="has the trigger skip"):
+        store.add(Plant(2, "fern"))
+    server.execute("DROP TRIGGER skip ON plants")
+    wait_until(lambda: is_available(store))
+    with pytest.raises(PlantIdInUse):
+        store.add(Plant(1, "fern"))
+
+
+@pytest.mark.parametrize("number", [1, 5, 7, 255, 256, 600])
+def test_a_batch_of_any_size_is_stored(store: PostgresStore, number: int) -> None:
+    plants = [Plant(plant_id * 2**40 - 2**50, f"oak {plant_id}", "tree" * (plant_id % 2)) for plant_id in range(number)]
+    assert add_together(store, plants) == ["added"] * number
+    assert [store.get(plant.id) for plant in plants[-3:]] == plants[-3:]
+    assert add_together(store, plants) == ["in use"] * number
 
 
 def test_a_user_who_may_not_create_tables_uses_the_one_that_is_there(
@@ -388,7 +481,7 @@ def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin:
 def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer, configured: str, used: str) -> None:
     with closing(PostgresStore.from_url(f"{server.url}?options=-c%20synchronous_commit%3D{configured}")) as store:
         store.check()
-        shown = pool_of(store)._run(lambda connection: connection.run("SHOW synchronous_commit"), time.monotonic() + 5)
+        shown = pool_of(store)._run(lambda connection: connection.run(b"SHOW synchronous_commit"), time.monotonic() + 5)
         assert shown == [(used,)]
 
 
@@ -410,18 +503,36 @@ def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
     assert hasty.get(0) is None
 
 
-def test_a_locked_row_holds_back_its_own_batch_only(
-    hasty: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
-) -> None:
-    hasty.check()
+def test_a_held_id_costs_only_its_own_plant(store: PostgresStore, server: PostgresServer) -> None:
+    plants = [Plant(plant_id, "oak") for plant_id in range(20)]
+    store.check()
     with psycopg.connect(server.url) as other:
-        other.execute("INSERT INTO plants VALUES (1, 'oak')")
-        held = thread.submit(add_together, hasty, [Plant(plant_id, "fern") for plant_id in (0, 1, 2)])
-        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
-        assert add_together(hasty, [Plant(plant_id, "fern") for plant_id in (3, 4)]) == ["added", "added"]
-        assert held.result(timeout=5) == ["unavailable"] * 3
-        wait_until(lambda: is_available(hasty))
-        hasty.add(Plant(0, "fern"))
+        other.execute("INSERT INTO plants VALUES (3, 'fern'), (11, 'fern')")
+        for _ in range(2):
+            results = add_together(store, plants)
+            assert [results[3], results[11]] == ["unavailable"] * 2
+        assert set(results) == {"in use", "unavailable"}
+        store.add(Plant(100, "oak"))
+    assert add_together(store, plants) == ["in use"] * 20
+
+
+def test_a_lock_on_the_table_fails_the_whole_batch(hasty: PostgresStore, server: PostgresServer) -> None:
+    hasty.check()
+    with table_locked(server):
+        assert add_together(hasty, [Plant(plant_id, "oak") for plant_id in range(100)]) == ["unavailable"] * 100
+    wait_until(lambda: is_available(hasty))
+    assert hasty.get(0) is None
+
+
+def test_a_batch_waits_for_a_short_lock_on_the_table(
+    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    store.check()
+    with table_locked(server):
+        batch = thread.submit(add_together, store, [Plant(1, "oak"), Plant(2, "fern")])
+        # After the lock timeout the batch waits for the table.
+        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock' AND query LIKE '%WHERE false%'"))
+    assert batch.result() == ["added", "added"]
 
 
 def test_a_plant_that_a_constraint_refuses_costs_only_itself(
@@ -444,28 +555,96 @@ def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresSt
     pending[2].result()
 
 
-def test_a_locked_row_holds_back_no_other_plant_that_is_kept_apart(
-    hasty: PostgresStore, server: PostgresServer
-) -> None:
-    hasty.check()
-    with psycopg.connect(server.url) as other:
-        other.execute("INSERT INTO plants VALUES (2, 'oak')")
-        too_large, locked = [hasty.submit(plant) for plant in (Plant(2**63, "oak"), Plant(2, "fern"))]
-        with pytest.raises(psycopg.DataError):
-            too_large.result()
-        with pytest.raises(StoreUnavailable):
-            locked.result()
-
-
-@pytest.mark.parametrize("is_first", [True, False], ids=["the first who waits", "the next"])
-def test_who_gets_no_connection_in_time_is_told(server: PostgresServer, *, is_first: bool) -> None:
+def test_acquiring_a_connection_times_out(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
-        if is_first:
-            assert pool_of(store)._idle.get() is None
-        else:
-            pool_of(store)._turn.acquire()
+        connection = pool_of(store)._acquire(time.monotonic() + 5)
         with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
             store.add(Plant(1, "oak"))
+        pool_of(store)._release(connection)
+        wait_until(lambda: is_available(store))
+
+
+def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
+    server: PostgresServer, thread: ThreadPoolExecutor
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        pool._release(connection)  # The waiting caller gets it at the moment of its interruption.
+        raise Interrupted
+
+    def interrupt_when_waiting() -> None:
+        wait_until(lambda: pool._waiters)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with closing(PostgresStore(server.url, max_connections=1)) as store:
+        pool = pool_of(store)
+        connection = pool._acquire(time.monotonic() + 5)
+        previous = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            thread.submit(interrupt_when_waiting)
+            with pytest.raises(Interrupted):
+                store.add(Plant(1, "oak"))
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+        store.add(Plant(1, "oak"))
+
+
+def test_the_pool_recovers_after_no_thread_could_be_started(server: PostgresServer) -> None:
+    with closing(PostgresStore(server.url, max_connections=2)) as store:
+        usual = threading.stack_size(2**46)
+        try:
+            for _ in range(5):
+                with pytest.raises(StoreUnavailable, match="can't start new thread"):
+                    pool_of(store)._acquire(time.monotonic() + 5)
+        finally:
+            threading.stack_size(usual)
+        store.add(Plant(1, "oak"))
+
+
+def test_callers_wait_for_a_connection_if_the_server_has_no_other(
+    server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
+) -> None:
+    store.check()
+    admin.execute("CREATE ROLE lonely LOGIN CONNECTION LIMIT 1")
+    admin.execute("GRANT SELECT, INSERT ON plants TO lonely")
+    url = server.url.replace("//postgres@", "//lonely@")
+    with closing(PostgresStore.from_url(url)) as lonely, ThreadPoolExecutor(16) as threads:
+        list(threads.map(lonely.add, (Plant(plant_id, "oak") for plant_id in range(300))))
+    assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
+
+
+def test_a_new_connection_begins_with_the_host_that_worked_last(server: PostgresServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = f"{silent.getsockname()[1]},{server.port}"
+        store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", patience=5)
+        with closing(store):
+            connections = [pool_of(store)._acquire(time.monotonic() + 5) for _ in range(3)]
+            for connection in connections:
+                pool_of(store)._release(connection)
+        accepted, _ = silent.accept()
+        accepted.close()
+        silent.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_libpq_chooses_among_hosts_at_random_if_the_url_says_so(server: PostgresServer) -> None:
+    hosts = f"127.0.0.1:{free_port()},127.0.0.1:{server.port}"
+    with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres?load_balance_hosts=random")) as store:
+        store.add(Plant(1, "oak"))
+
+
+def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
+    store = PostgresStore(f"postgresql://postgres@{'a' * 64}/postgres")
+    with closing(store), pytest.raises(StoreUnavailable, match="UnicodeError"):
+        store.add(Plant(1, "oak"))
+
+
+def test_a_url_with_hosts_and_addresses_that_do_not_match_is_rejected() -> None:
+    with pytest.raises(ValueError, match="the URL of a PostgreSQL store is"):
+        PostgresStore.from_url("postgresql://a,b/plants?hostaddr=127.0.0.1,127.0.0.2,127.0.0.3")
 
 
 def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(
