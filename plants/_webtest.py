@@ -8,7 +8,7 @@ from plants.testing import Deployment
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
-    """A WebTest client of a new deployment, in the process; it sends ``token``, which was valid at first."""
+    """A WebTest client of a new deployment in the process. It sends ``token``, the first valid one."""
 
     def __init__(self) -> None:
         self.deployment = Deployment()
@@ -18,7 +18,7 @@ class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
         self.authorization = ("Bearer", self.token)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but none of the store's: on the client they would do nothing, silently."""
+        """Reject the attributes of the store, because setting them here would have no effect."""
         if name in {"fault", "delay"}:
-            raise AttributeError(f"a client has no {name}; its store has")
+            raise AttributeError(f"a Client has no {name}; its store has fault, delay and fail()")
         super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of those who call the service or embed it; installed with the package, nothing to import."""
+"""Pytest fixtures for tests that call or embed the service. Pytest finds them once the package is installed."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plants_app() -> "Client":
-    """A WebTest client of a service in the process, with a new store and a valid token set."""
+    """A WebTest client of a new service in the process; it sends a valid token."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
         client: Client = _need("plants._webtest").Client()
@@ -24,20 +24,20 @@ def plants_app() -> "Client":
 
 @pytest.fixture
 def plants_server() -> "Iterator[Server]":
-    """A new service on a real port, with ``url``, ``token``, ``store`` and ``requests``."""
+    """A new service on a real port, with ``url``, ``token``, ``headers``, ``store``, ``requests`` and ``fail()``."""
     with _need("plants.testing").serve() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def plants_session_server() -> "Iterator[Server]":
-    """One service on a real port for the whole session; ``reset()`` makes it as new."""
+    """One service on a real port for the whole session; ``reset()`` returns it to its start."""
     with _need("plants.testing").serve() as server:
         yield server
 
 
 def _need(module: str) -> ModuleType:
-    # Imported here, so that a session that uses none of this does not wait for it.
+    # The import is here so that a session without these fixtures does not pay for it.
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

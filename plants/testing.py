@@ -1,4 +1,4 @@
-"""The service in the tests of those who call it or embed it: in the process, or on a real port.
+"""The service in tests of a client or of a host: in the process, or on a real port.
 
 Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` serves tests in other languages.
 """
@@ -6,64 +6,80 @@ Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` 
 import argparse
 import atexit
 import io
+import itertools
 import json
 import math
 import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple
 from wsgiref.types import StartResponse
 
 from waitress import create_server, wasyncore
+from waitress.channel import ClientDisconnected
 
 from plants.app import create_app
+from plants.errors import HEADERS, error_body
 from plants.probes import WithoutToken, probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
-# How many requests can be delayed at the same time.
-_THREADS = 16
+_MAX_DELAYED_REQUESTS = 16
+_FAILURES = {"reset", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
+_HEADERS_BY_STATUS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
-class FaultyStore(PlantStore):
-    """A store that fails and waits on demand. It keeps plants in a dictionary, or in a store that is given.
+class _Strict:
+    """Base of objects on which a misspelt attribute is an error, because setting it would have no effect."""
 
-    ``waiting`` is how many adds wait at the moment.
-    """
+    __slots__ = ()
+    _faults_are_set_by: ClassVar[str]
 
-    waiting: int = 0
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"a {type(self).__name__} has no {name}; {self._faults_are_set_by}")
+        super().__setattr__(name, value)
+
+
+def _number(name: str, value: float, largest: float = math.inf) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= largest:
+        raise ValueError(f"{name} is a number of at least 0, not {value!r}")
+    return value
+
+
+class FaultyStore(_Strict, PlantStore):
+    """A store that fails and waits on demand. It stores plants in a dictionary, or in another store."""
+
+    _faults_are_set_by = "it has fault, delay and fail()"
+    waiting: int = 0  #: how many adds are delayed now
 
     def __init__(self, store: PlantStore | None = None) -> None:
+        if not isinstance(store, PlantStore | None):
+            raise TypeError(f"store is a plants.PlantStore or None, not {store!r}")
         self._given = store
         self._ends_of_delays = 0
         self._changed = threading.Condition()
         self.reset()
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute that exists; any other would do nothing, silently."""
-        if not name.startswith("_") and not hasattr(type(self), name):
-            raise AttributeError(f"a FaultyStore has no {name}; it has fault, delay and fail()")
-        super().__setattr__(name, value)
-
     @property
     def delay(self) -> float:
-        """How many seconds an ``add`` takes."""
+        """The duration of an ``add``, in seconds."""
         return self._delay
 
     @delay.setter
     def delay(self, seconds: float) -> None:
-        if not 0 <= seconds <= threading.TIMEOUT_MAX:
-            raise ValueError(f"a delay is a number of seconds, not {seconds}")
-        self._delay = seconds
+        self._delay = _number("delay", seconds, threading.TIMEOUT_MAX)
 
     @property
     def fault(self) -> Exception | None:
-        """What ``add`` and ``check`` raise: a ``plants.StoreUnavailable`` is answered with 503, any other with 500."""
+        """The exception that ``add`` and ``check`` raise: ``plants.StoreUnavailable`` becomes 503, any other 500."""
         return self._fault
 
     @fault.setter
@@ -71,17 +87,20 @@ class FaultyStore(PlantStore):
         if not isinstance(fault, Exception | None):
             raise TypeError(f"a fault is an exception, such as plants.StoreUnavailable(), not {fault!r}")
         self._fault, self._times = fault, math.inf
+        self._failing_id: int | None = None
 
-    def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
-        """Raise ``fault`` (None: a ``plants.StoreUnavailable``) for the next ``times`` adds, or from now on."""
-        if times < 0:
-            raise ValueError(f"a store fails 0 times or more, not {times}")
+    def fail(self, fault: Exception | None = None, *, times: float = math.inf, plant_id: int | None = None) -> None:
+        """Raise ``fault`` (None: a ``plants.StoreUnavailable``) for the next ``times`` adds, or from now on.
+
+        With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
+        """
+        _number("times", times)
         with self._changed:
             self.fault = (StoreUnavailable("on demand") if fault is None else fault) if times else None
-            self._times = times
+            self._times, self._failing_id = times, plant_id
 
     def reset(self) -> None:
-        """Remove the fault, the delay and the plants; a store that was given keeps its plants."""
+        """Remove the fault, the delay and the plants, but not the plants of another store."""
         with self._changed:
             self.fault = None
             self.delay = 0.0
@@ -89,13 +108,13 @@ class FaultyStore(PlantStore):
         self.end_delays()
 
     def end_delays(self) -> None:
-        """End the delay of all adds that wait."""
+        """End the delays of all adds in flight."""
         with self._changed:
             self._ends_of_delays += 1
             self._changed.notify_all()
 
     def wait_for_adds(self, number: int, timeout: float = 10.0) -> None:
-        """Wait until so many adds are delayed.
+        """Wait until ``number`` adds are delayed.
 
         :raises TimeoutError: there are fewer after ``timeout`` seconds.
         """
@@ -104,40 +123,42 @@ class FaultyStore(PlantStore):
                 raise TimeoutError(f"{self.waiting} adds wait, not {number}")
 
     def add(self, plant: Plant) -> None:
-        """Wait, then raise the fault or keep the plant."""
+        """Wait for the delay, then raise the fault or store the plant."""
         with self._changed:
-            store, ends = self._store, self._ends_of_delays  # A reset drops the plants of adds that wait.
+            store, ends = self._store, self._ends_of_delays  # A reset drops the plants of delayed adds.
             self.waiting += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._ends_of_delays > ends, self.delay)
             self.waiting -= 1
-            fault = self._fault
-            self._times -= 1
-            if self._times <= 0:
-                self.fault = None
+            fault = self._fault if self._failing_id in {None, plant.id} else None
+            if fault:
+                self._times -= 1
+                if self._times <= 0:
+                    self.fault = None
         if fault:
-            raise fault.with_traceback(None)  # It would collect the tracebacks of all requests.
+            raise fault.with_traceback(None)  # A reused exception would collect the tracebacks of all requests.
         store.add(plant)
 
     def get(self, plant_id: int) -> Plant | None:
-        """Give the plant that has this id, or None."""
+        """Return the plant with this id, or None."""
         return self._store.get(plant_id)
 
     def check(self) -> None:
-        """Raise the fault, if there is one."""
-        if fault := self._fault:
-            raise fault.with_traceback(None)
+        """Raise the fault, unless it is for one id."""
+        if self._fault and self._failing_id is None:
+            raise self._fault.with_traceback(None)
         self._store.check()
 
     def close(self) -> None:
-        """Close the store that was given."""
+        """Close the other store."""
         self._store.close()
 
 
 class Received(NamedTuple):
-    """A request that a service got, and the status of its answer.
+    """A request, and its response.
 
-    ``path`` is decoded, ``query`` is not; ``headers`` have names in lower case.
+    ``path`` is decoded, ``query`` is not, and the names of ``headers`` are in lower case. ``error`` is the code of an
+    Error body. After a reset, ``status`` is 0 and ``response`` is empty.
     """
 
     method: str
@@ -146,90 +167,146 @@ class Received(NamedTuple):
     headers: dict[str, str]
     body: bytes
     status: int
+    error: int | None
+    response: bytes
 
 
-class Deployment:
+class Deployment(_Strict):
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``store`` is a ``FaultyStore``, and ``requests`` has the requests that came, in the order of their answers.
+    ``store`` is a ``FaultyStore``, and ``requests`` has the requests in the order of their responses.
     """
 
-    __slots__ = ("_app", "_first_token", "_token", "requests", "store")
+    _failures: "itertools.repeat[int | str]"
+    __slots__ = ("_app", "_failures", "_first_token", "_token", "requests", "store")
+    _faults_are_set_by = "it has fail(), and its store has fault, delay and fail()"
 
-    def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
+    def __init__(
+        self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
+    ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # It raises if no client could send the token.
         self.store = FaultyStore(store)
         self.reset()
-        self._app = WithoutToken(create_app(self.store, tokens=self), probes(self.store))
+        app = create_app(self.store, tokens=self, max_body_bytes=max_body_bytes)
+        self._app = WithoutToken(app, probes(self.store))
 
     @property
     def token(self) -> str:
-        """The one valid token."""
+        """The only valid token."""
         return self._token
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a create: the valid token and the media type."""
+        return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+
     def accepts(self, token: str) -> bool:
-        """Tell whether this is the valid token."""
+        """Return whether this is the valid token."""
         return token == self._token
 
     def rotate_token(self) -> str:
-        """Make a new token, the only valid one from now on, and give it."""
+        """Return a new token, the only valid one from now on."""
         self._token = secrets.token_urlsafe()
         return self._token
 
+    def fail(self, failure: int | str, *, times: float = math.inf) -> None:
+        """Fail the next ``times`` requests to ``/plants``, or all from now on, whatever they contain.
+
+        :param failure: the status of an Error, such as 429; or ``"reset"``, which resets the connection and stores
+            nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
+        """
+        if failure not in _FAILURES:
+            raise ValueError(f"a failure is a status from 400, 'reset' or 'cut', not {failure!r}")
+        _number("times", times)
+        self._failures = itertools.repeat(failure) if times == math.inf else itertools.repeat(failure, int(times))
+
     def reset(self) -> None:
-        """Go back to the start: the first token, no fault, no plants (but those of a given store), no requests."""
+        """Return to the start: the first token, no failure, no plants (except in another store), no requests."""
         self._token = self._first_token
+        self._failures = itertools.repeat(0, 0)
         self.store.reset()
         self.requests: list[Received] = []
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request (PEP 3333)."""
-        requests = self.requests  # A reset makes a new list.
+        """Respond to a request (PEP 3333), and record it."""
+        requests = self.requests  # A reset replaces the list.
+        failure = next(self._failures, None) if environ["PATH_INFO"] == "/plants" else None
         body = environ["wsgi.input"].read()
         environ["wsgi.input"] = io.BytesIO(body)
-        statuses = []
+        status, response = 0, b""
 
-        def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
-            statuses.append(int(status[:3]))
-            return start_response(status, headers, *exc_info)
+        def start(line: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
+            nonlocal status
+            status = int(line[:3])
+            return start_response(line, headers, *exc_info)
 
-        answer = self._app(environ, start)
-        headers = {
+        match failure:
+            case None | "cut":
+                response = b"".join(self._app(environ, start))
+            case int():
+                response = error_body(failure * 100)
+                headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
+                start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
+        error = json.loads(response)["error"] if status >= HTTPStatus.BAD_REQUEST and response else None
+        if failure == "cut":
+            response = response[: len(response) // 2]
+        fields = {
             key.removeprefix("HTTP_").replace("_", "-").lower(): value
             for key, value in environ.items()
             if key.startswith(("HTTP_", "CONTENT_"))
         }
         path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-        requests.append(Received(method, path, query, headers, body, statuses[-1]))
-        return answer
+        requests.append(Received(method, path, query, fields, body, status, error, response))
+        if failure == "reset":
+            raise ConnectionResetError("on demand")
+        return [response]
 
 
 class Server(Deployment):
     """A new deployment on a real port; ``url`` is its base address, without a slash at the end."""
 
-    __slots__ = ("url",)
+    __slots__ = ("_sockets", "url")
 
     url: str
+    _sockets: dict[int, Any]
+
+    def __repr__(self) -> str:
+        """Name the address."""
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Respond to a request (PEP 3333), or reset its connection."""
+        try:
+            return super().__call__(environ, start_response)
+        except ConnectionResetError:
+            address = environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"])
+            for channel in list(self._sockets.values()):
+                if channel.addr == address:
+                    channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise ClientDisconnected from None  # Waitress then closes the connection without a response.
 
 
 @contextmanager
-def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None = None) -> Iterator[Server]:
+def serve(
+    *, token: str | None = None, port: int = 0, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
+) -> Iterator[Server]:
     """Serve a new deployment on a port of 127.0.0.1 until the context ends.
 
     :param token: the valid token; a new one if None.
     :param port: the port; one that the system chooses if 0.
-    :param store: where plants are kept; a dictionary if None. It is not closed.
+    :param store: where plants are stored; a dictionary if None. It is not closed.
+    :param max_body_bytes: the size of the largest request body.
     :raises OSError: the port is in use.
     :raises ValueError: no client could send the token.
     """
-    server = Server(token=token, store=store)
+    server = Server(token=token, store=store, max_body_bytes=max_body_bytes)
     # waitress would leave its own socket open if the port is in use.
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_THREADS, connection_limit=1000)
+    sockets = server._sockets = {}
+    http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
     ended = threading.Event()
 
     def run() -> None:
@@ -251,15 +328,24 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     with ExitStack() as stack:
         stack.callback(stop)
         stack.callback(atexit.unregister, stack.close)
-        atexit.register(stack.close)  # where nobody ends the context, the end of the process does
+        atexit.register(stack.close)  # If the caller does not end the context, the end of the process does.
         yield server
+
+
+def _times(words: list[str]) -> float:
+    return int(*words) if words else math.inf
 
 
 def _obey(server: Server, command: str) -> object:
     match command.split():
-        case ["fail", "503" | "500" as status, *times] if not times[1:]:
-            fault = StoreUnavailable("on demand") if status == "503" else RuntimeError("on demand")
-            server.store.fail(fault, times=int(*times) if times else math.inf)
+        case ["fail", "503", *times] if not times[1:]:
+            server.store.fail(times=_times(times))
+        case ["fail", "500", *times] if not times[1:]:
+            server.store.fail(RuntimeError("on demand"), times=_times(times))
+        case ["fail", "id", plant_id, *times] if not times[1:]:
+            server.store.fail(times=_times(times), plant_id=int(plant_id))
+        case ["fail", failure, *times] if not times[1:]:
+            server.fail(int(failure) if failure.isdecimal() else failure, times=_times(times))
         case ["delay", seconds]:
             server.store.delay = float(seconds)
         case ["rotate"]:
@@ -267,7 +353,13 @@ def _obey(server: Server, command: str) -> object:
         case ["reset"]:
             server.reset()
         case ["requests"]:
-            return [request._asdict() | {"body": request.body.decode(errors="replace")} for request in server.requests]
+            return [
+                {
+                    name: value.decode(errors="replace") if isinstance(value, bytes) else value
+                    for name, value in request._asdict().items()
+                }
+                for request in server.requests
+            ]
         case _:
             raise ValueError("no such command")
     return {"url": server.url, "token": server.token}

@@ -20,7 +20,7 @@ import pytest
 from plants import MemoryStore, Plant, StoreUnavailable
 from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
-from plants.testing import FaultyStore, Received, Server, serve
+from plants.testing import Deployment, FaultyStore, Received, Server, serve
 from tests.contract import Answer
 from tests.support.hosted import CHECKOUT
 from tests.support.needs import needs
@@ -112,6 +112,78 @@ def test_a_server_fails_no_more_than_it_is_told(plants_server: Server, times: in
     assert [post(plants_server, id=number).status for number in range(4)] == [503] * times + [200] * (4 - times)
 
 
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+def test_a_server_answers_any_status_on_demand(plants_server: Server, status: int) -> None:
+    plants_server.fail(status, times=1)
+    answer = post(plants_server, token="wrong")
+    assert (answer.status, answer.error) == (status, status * 100)
+    assert ("retry-after" in answer.headers) == (status in {429, 503})
+    assert plants_server.store.get(1) is None
+    assert get(plants_server, "/readyz").status == 200
+    assert post(plants_server).status == 200
+
+
+def test_a_reset_connection_stores_nothing(plants_server: Server) -> None:
+    plants_server.fail("reset", times=2)
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            post(plants_server)
+    assert plants_server.store.get(1) is None
+    assert [(request.status, request.error, request.response) for request in plants_server.requests] == [
+        (0, None, b"")
+    ] * 2
+    assert post(plants_server).status == 200
+
+
+def test_a_cut_response_stores_the_plant(plants_server: Server) -> None:
+    plants_server.fail("cut", times=1)
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        post(plants_server, tag="shade")
+    assert caught.value.partial == plants_server.requests[0].response == b'{"name": "Fern",'
+    assert plants_server.store.get(1) == Plant(1, "Fern", "shade")
+    assert post(plants_server).error == 40003
+
+
+def test_a_failure_lasts_until_it_is_removed(plants_server: Server) -> None:
+    plants_server.fail(429)
+    assert [post(plants_server).status for _ in range(3)] == [429] * 3
+    plants_server.fail(429, times=0)
+    assert post(plants_server).status == 200
+    plants_server.fail("cut")
+    plants_server.reset()
+    assert post(plants_server).status == 200
+
+
+@pytest.mark.parametrize("wrong", [200, 399, 600, "429", "restart", None], ids=repr)
+def test_a_failure_of_another_kind_is_rejected(plants_server: Server, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^a failure is a status from 400, 'reset' or 'cut', not "):
+        plants_server.fail(wrong)
+
+
+def test_a_store_fails_for_one_id(plants_server: Server) -> None:
+    plants_server.store.fail(plant_id=2, times=2)
+    assert [post(plants_server, id=number).status for number in (1, 2, 3, 2, 2)] == [200, 503, 200, 503, 200]
+    plants_server.store.fail(plant_id=4)
+    assert get(plants_server, "/readyz").status == 200
+    plants_server.store.fault = None
+    assert post(plants_server, id=4).status == 200
+
+
+def test_the_app_fixture_fails_on_demand(plants_app: Client) -> None:
+    plants_app.deployment.fail(429, times=1)
+    assert plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=429).json["error"] == 42900
+    plants_app.deployment.fail("reset", times=1)
+    with pytest.raises(ConnectionResetError):
+        plants_app.post_json("/plants", {"id": 1, "name": "Fern"})
+
+
+def test_a_server_has_the_body_limit_and_the_headers_of_a_create() -> None:
+    with serve(max_body_bytes=30, token="mine") as server:
+        assert server.headers == {"Authorization": "Bearer mine", "Content-Type": "application/json"}
+        assert repr(server) == f"<Server {server.url}>"
+        assert (post(server).status, post(server, tag="shade").error) == (200, 41300)
+
+
 @pytest.mark.parametrize("wrong", [503, "503", 0, StoreUnavailable, KeyboardInterrupt()], ids=repr)
 def test_a_fault_that_is_no_exception_is_refused_at_once(wrong: Any) -> None:
     store = FaultyStore()
@@ -124,14 +196,16 @@ def test_a_fault_that_is_no_exception_is_refused_at_once(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, "2", None], ids=repr)
 def test_a_store_cannot_fail_another_number_of_times(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
         FaultyStore().fail(times=wrong)
+    with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
+        Deployment().fail(429, times=wrong)
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e300, "0.5", None], ids=repr)
 def test_a_delay_that_is_no_number_of_seconds_is_refused_at_once(wrong: Any) -> None:
     store = FaultyStore()
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(ValueError, match=r"^delay is a number of at least 0, not "):
         store.delay = wrong
     store.add(Plant(1, "Fern"))
 
@@ -178,7 +252,9 @@ def test_a_server_knows_the_requests_it_got(plants_server: Server) -> None:
     assert first.headers["authorization"] == f"Bearer {plants_server.token}"
     assert first.headers["content-type"] == "application/json"
     assert (json.loads(second.body)["name"], second.status) == ("Ivy", 401)
-    assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200)
+    assert (first.error, json.loads(first.response)) == (None, {"name": "Fern"})
+    assert (second.error, json.loads(second.response)["error"]) == (40101, 40101)
+    assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, None, b'{"status": "live"}')
 
 
 def test_a_server_knows_a_path_as_it_was_meant_and_an_empty_field(plants_server: Server) -> None:
@@ -282,12 +358,17 @@ def test_a_store_that_fails_on_demand_closes_the_one_that_it_is_given(tmp_path: 
 def test_a_wrong_attribute_is_an_error_and_not_silence(plants_server: Server, plants_app: Client) -> None:
     for wrong in (plants_server, plants_app, plants_app.deployment):
         for name in ("fault", "delay"):
-            with pytest.raises(AttributeError):
+            with pytest.raises(AttributeError, match=f"^a (Server|Deployment|Client) has no {name}; .*its store has"):
                 setattr(wrong, name, 1)
     with pytest.raises(AttributeError):
         plants_server.token = "mine"  # type: ignore[misc]
-    with pytest.raises(AttributeError, match="no falt"):
+    with pytest.raises(AttributeError, match=r"^a FaultyStore has no falt; it has fault, delay and fail\(\)$"):
         plants_server.store.falt = RuntimeError()
+
+
+def test_a_store_of_another_type_is_rejected_at_once() -> None:
+    with pytest.raises(TypeError, match=r"^store is a plants\.PlantStore or None, not "):
+        FaultyStore(MemoryStore)  # type: ignore[arg-type]
 
 
 def test_an_in_process_client_answers_401_after_its_token_was_rotated(plants_app: Client) -> None:
@@ -424,13 +505,28 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         assert [request["status"] for request in told(process, "requests")] == [200, 503, 503, 200, 500, 401, 500]
         assert json.loads(told(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
         assert told(process, "reset") == first
+        assert told(process, "fail 429 1") == first
+        assert [post(server, id=3).status for _ in range(2)] == [429, 200]
+        told(process, "fail id 4 1")
+        assert [post(server, id=number).status for number in (5, 4, 4)] == [200, 503, 200]
+        told(process, "fail cut 1")
+        with pytest.raises(http.client.IncompleteRead):
+            post(server, id=6)
+        requests = told(process, "requests")
+        assert [request["error"] for request in requests] == [42900, None, None, 50300, None, None]
+        assert requests[-1]["response"] == '{"name":'
+        assert told(process, "reset") == first
         assert told(process, "delay 0.001") == first
         assert post(server).status == 200
         for wrong in (
             "",
             "fail",
-            "fail 404",
+            "fail 200",
             "fail 503 1 2",
+            "fail 429 x",
+            "fail id",
+            "fail id x",
+            "fail cut -1",
             "fail 503 -1",
             "delay",
             "delay long",
