@@ -1,4 +1,4 @@
-"""The store's interface, its errors, and where a store is chosen by its URL. Nothing here knows HTTP."""
+"""The interface of the stores, their errors, and the choice of a store by its URL. A store knows nothing of HTTP."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ _T = TypeVar("_T")
 
 
 class Plant(NamedTuple):
-    """A plant as a store keeps it.
+    """A plant as it is stored.
 
     ``id`` is from -2^63 to 2^63-1; ``name`` and ``tag`` have any length, but no U+0000 and no lone surrogates.
     """
@@ -19,14 +19,14 @@ class Plant(NamedTuple):
 
 
 class PlantStoreError(Exception):
-    """A store did not take a plant."""
+    """A store did not accept a plant."""
 
 
 class PlantIdInUse(PlantStoreError):
-    """Another plant already has this id; it is as it was."""
+    """Another plant already has this id, and is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
-        super().__init__(plant_id)  # its one argument, so that a copy, also in another process, is equal
+        super().__init__(plant_id)  # The argument of the class, so that the exception can be copied and pickled.
         self.plant_id = plant_id
 
     def __str__(self) -> str:
@@ -35,14 +35,14 @@ class PlantIdInUse(PlantStoreError):
 
 
 class StoreUnavailable(PlantStoreError):
-    """The store cannot be reached now, or cannot keep its promise now; the same call may succeed later."""
+    """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
 
 
 class PlantStore(abc.ABC):
-    """Where plants are kept. Threads may share a store.
+    """The interface of a store. Threads may share a store.
 
-    A hosted service needs a store that declares the three class variables. They have no defaults, so that a store which
-    forgets one stops the start instead of being served with the wrong number.
+    A hosted service needs the three class variables. They have no defaults: a store without them stops the start
+    instead of being served with the wrong numbers.
     """
 
     worker_threads: ClassVar[int]  #: threads of one server process that should call the store
@@ -51,47 +51,48 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def add(self, plant: Plant) -> None:
-        """Keep a plant whose id is not in use.
+        """Store a plant whose id is not in use.
 
-        When this returns, the plant is kept as durably as the store promises. Of any number of concurrent calls for
+        When this returns, the plant is stored as durably as the store promises. Of any number of concurrent calls with
         one id exactly one returns.
 
         :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
-        :raises StoreUnavailable: the plant cannot be kept now, or it is not known whether it was.
+        :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
+        :raises Exception: the store cannot hold this plant, because it is not as ``Plant`` describes.
         """
 
     @abc.abstractmethod
     def get(self, plant_id: int) -> Plant | None:
-        """Give the plant that has this id, or None.
+        """Return the plant with this id, or None. A read waits for no writer.
 
         :raises StoreUnavailable: the store cannot be read now.
         """
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Return if an ``add`` would be taken now.
+        """Return if an ``add`` would succeed now. Callers share a result for up to half a second.
 
-        :raises StoreUnavailable: it would not.
+        :raises StoreUnavailable: an ``add`` would fail.
         """
 
     def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         """Return what each call returns."""
         return [call() for call in calls]
 
-    def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # a store may have nothing to make
-        """Make the file or the table of a new store, and see that it can be used.
+    def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
+        """Create the file or the table of a new store, and check it.
 
-        Call this once, before other processes inherit this object: a file or a table that the store has had is never
-        made again in any of them. Without it, the first use makes what is missing.
+        Call this once, before other processes inherit this object: none of them recreates a file or a table that the
+        store has had. Without this call, the first use creates what is missing.
 
-        :param make: False if the store is one that others serve already: nothing is made, now or later.
-        :raises StoreUnavailable: the store cannot be used now, for this reason; a later use may succeed.
+        :param make: False if other processes serve the store already: nothing is created, now or later.
+        :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
         self.check()
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Finish what has begun, and give back what the store holds. A second call does nothing."""
+        """Commit what was submitted and release all resources. A second call does nothing."""
 
 
 class PendingAdd(Protocol):
@@ -117,9 +118,9 @@ class GroupCommitStore(PlantStore):
 
 
 def open_store(url: str) -> PlantStore:
-    """Give the store that a URL names; nothing is connected before its first use.
+    """Return the store for a URL; it connects at its first use.
 
-    :raises ValueError: the URL names no store; the message says what does.
+    :raises ValueError: the URL names no store; the message describes the URLs that do.
     """
     scheme = url.partition(":")[0]
     if scheme == "memory":

@@ -60,12 +60,18 @@ class CircuitBreaker:
                 self._reason = None
             result = work(deadline)
         except StoreUnavailable as error:
-            if reason or time.monotonic() - self._succeeded_at > _RETRY_SECONDS or isinstance(error, StoreUnusable):
-                self._open(error)
+            now = time.monotonic()
+            is_outage = reason or work == self._check or isinstance(error, StoreUnusable)
+            if is_outage or now - self._succeeded_at > _RETRY_SECONDS:
+                self._reason = str(error)
+                self._next_attempt = now + _RETRY_SECONDS
             raise
-        now = self._succeeded_at = time.monotonic()
-        if self._logged and now - self._failed_at > _QUIET_SECONDS:
-            self._log_end()
+        self._succeeded_at = time.monotonic()
+        with self._lock:
+            if self._logged and self._succeeded_at - self._failed_at > _QUIET_SECONDS:
+                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
+                self._logged = False
+                self._refused = 0
         return result
 
     def probe(self, deadline: float) -> None:
@@ -80,8 +86,6 @@ class CircuitBreaker:
                 self.run(self._check, deadline)
                 self.record_write()
         except StoreUnavailable as error:
-            if not self.is_open():
-                self._open(error)
             self.record_failure(error, refused=0)
             raise
         finally:
@@ -116,14 +120,3 @@ class CircuitBreaker:
                 self._logged = True
                 line = " ".join(str(error).split())
                 _log.warning("the store is unavailable: %s", line[:500])
-
-    def _open(self, error: StoreUnavailable) -> None:
-        self._reason = str(error)
-        self._next_attempt = time.monotonic() + _RETRY_SECONDS
-
-    def _log_end(self) -> None:
-        with self._lock:
-            if self._logged:
-                self._logged = False
-                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
-                self._refused = 0

@@ -380,6 +380,14 @@ def test_a_hosted_service_gets_no_default_for_what_its_store_must_declare(tmp_pa
         needs(PlantStore)
 
 
+@pytest.mark.parametrize("plant", [Plant(1, "a\0b"), Plant(1, "a\0b", "oak"), Plant(1, "oak", "a\0b")], ids=repr)
+def test_a_dictionary_rejects_text_that_it_would_alter(plant: Plant) -> None:
+    store = MemoryStore()
+    with pytest.raises(ValueError, match=r"U\+0000"):
+        store.add(plant)
+    assert store.get(1) is None
+
+
 def test_a_dictionary_spreads_its_plants_whatever_the_steps_of_their_ids() -> None:
     for step in (1, 1024, 2**32):
         store = MemoryStore()

@@ -446,6 +446,153 @@ def test_a_batch_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> 
     assert hasty.get(1) is None
 
 
+def written_pages(store: SQLiteStore) -> list[str]:
+    """Return a list to which each write of a check is appended from now on."""
+    store.check()
+    writer = connections_of(store)._writer
+    assert writer
+    statements: list[str] = []
+
+    def trace(statement: str) -> None:
+        if statement.startswith("PRAGMA user_version ="):
+            statements.append(statement)
+
+    writer.connection.set_trace_callback(trace)
+    return statements
+
+
+def test_probes_that_come_at_once_share_a_check(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe() -> None:
+        together.wait()
+        store.check()
+
+    written = written_pages(store)
+    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.5)
+    wait_until(lambda: time.monotonic() - store._breaker._written_at > 0.5)
+    together = threading.Barrier(33, timeout=5)
+    with ThreadPoolExecutor(32) as threads:
+        with locked(path):
+            probes = [threads.submit(probe) for _ in range(32)]
+            together.wait()
+        assert [probe.exception() for probe in probes] == [None] * 32
+    assert len(written) == 1
+
+
+def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = written_pages(store)
+    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
+    for plant_id in range(3):
+        store.add(Plant(plant_id, "oak"))
+        store.check()
+    assert written == []
+
+
+def test_a_probe_finds_a_full_disk_although_ids_in_use_are_still_found(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.1)
+    store.add(Plant(1, "oak"))
+    with disk_full(path):
+        wait_until(lambda: add_together(store, [Plant(1, "oak")]) == ["in use"] and not is_available(store))
+        assert store._breaker.is_open()
+    wait_until(lambda: is_available(store))
+
+
+def test_a_probe_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
+    with disk_hanging(hasty), ThreadPoolExecutor(2) as threads:
+        probes = [threads.submit(hasty.check) for _ in range(2)]
+        assert [type(probe.exception(timeout=5)) for probe in probes] == [StoreUnavailable] * 2
+
+
+def test_a_read_waits_for_no_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store.add(Plant(1, "oak"))
+    with locked(path):
+        assert store.get(1) == Plant(1, "oak")
+        assert store.get(2) is None
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, log_removed])
+def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, path: Path, breakage: Breakage) -> None:
+    store.add(Plant(1, "oak"))
+    assert store.get(1)
+    with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
+        store.get(1)
+    wait_until(lambda: add_together(store, [Plant(2, "fern")]) != ["unavailable"])
+    assert store.get(1) == Plant(1, "oak")
+
+
+def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    assert store.get(1)
+    path.with_name("plants.db-wal").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="log was removed or replaced"):
+            store.get(1)
+    wait_until(lambda: add_together(store, [Plant(2, "fern")]) != ["unavailable"])
+    assert store.get(1) == Plant(1, "oak")
+
+
+def test_a_log_that_is_not_emptied_is_a_line_of_the_log(
+    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.sqlite._MAX_LOG_BYTES", 5_000_000)
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM plants").fetchall()
+        for plant_id in range(1, 10):
+            store.add(Plant(plant_id, "x" * 1_000_000))
+    [message] = caplog.messages
+    assert message.startswith(f"{path}-wal has ")
+
+
+FORKED = """
+import os, sys
+from contextlib import closing
+from plants.stores import Plant, StoreUnavailable, open_store
+
+def in_a_child(use):
+    child = os.fork()
+    if not child:
+        use()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def refused():
+    for inherited in (store, open_store(sys.argv[1])):
+        add, get = (lambda: inherited.add(Plant(2, "child"))), (lambda: inherited.get(1))
+        for use in (inherited.check, inherited.prepare, add, get):
+            try:
+                use()
+            except StoreUnavailable as error:
+                assert "fork before the first use" in str(error), error
+            else:
+                os._exit(1)
+
+store = open_store(sys.argv[1])
+store.add(Plant(1, "parent"))
+in_a_child(refused)
+in_a_child(lambda: in_a_child(refused))
+store.add(Plant(3, "parent"))
+assert store.get(2) is None
+store.close()
+
+def used():
+    with closing(open_store(sys.argv[1])) as store:
+        store.add(Plant(2, "child"))
+
+in_a_child(used)
+"""
+
+
+def test_a_child_whose_parent_has_the_file_open_refuses_to_use_it(path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=30)
+
+
 INHERITING = """
 import os, sys
 from plants.stores import Plant, StoreUnavailable, open_store
