@@ -8,6 +8,8 @@ from plants.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from plants.app import create_app
 
+__version__ = "1.1.0.dev0"
+
 __all__ = [
     "MemoryStore",
     "Plant",

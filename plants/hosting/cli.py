@@ -1,23 +1,22 @@
-"""The command ``plants``. It imports what a command needs when that runs."""
+"""The command ``plants``. Each command imports what it needs when it runs."""
 
+import json
 import os
 import re
 import signal
+import socket
+import ssl
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import closing
+from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
+import plants
 from plants.hosting import LAST_PORT
-
-_USAGE = """\
-usage: plants serve [gunicorn options]   serve with the packaged configuration; --help lists the options
-       plants check [URL]                ask whether a service is ready, by default the one that serve would start
-       plants config                     print the settings that serve would have
-       plants token                      print a new random token, and its line for PLANTS_TOKENS_FILE
-       plants --version                  print the version, and those of what it runs on
-       plants help                       print this"""
+from plants.hosting.settings import SETTINGS, SETTINGS_HELP, Settings, stop
 
 _CHECK_SECONDS = 2
 
@@ -25,141 +24,180 @@ _CHECK_SECONDS = 2
 def main() -> None:
     """Run the command that ``sys.argv`` names."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:3], "--help"]
     try:
-        _run(sys.argv[1:])
-        print(end="", flush=True)
-    except OSError as error:
-        sys.stdout = None  # Python would try again, and complain.
-        stop(f"standard output takes nothing: {error.strerror}")
-
-
-def _run(arguments: list[str]) -> None:
-    match arguments:
-        case ["serve", *_]:
+        if sys.argv[1:2] == ["serve"]:  # Gunicorn parses its options.
             _serve()
-        case ["check"]:
-            _check(_own_url())
-        case ["check", url] if not url.startswith("-"):
-            _check(url)
-        case ["config"]:
-            _config()
-        case ["token"]:
-            _token()
-        case ["--version" | "-V" | "version"]:
-            _version()
-        case ["help" | "--help" | "-h", *_]:
-            print(_USAGE)
-        case []:
-            _misused(_USAGE)
-        case _:
-            _misused(f"plants: {' '.join(arguments)!r} is not a command; plants help lists them.")
+        else:
+            options = _parser().parse_args()
+            options.run(options)
+    except OSError as error:
+        stop(f"{error.filename}: {error.strerror}" if error.filename else error)
 
 
-def _misused(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"plants: {message}; {self.prog} --help says more.", file=sys.stderr)
+        sys.exit(2)
+
+    def print_help(self, file: Any = None) -> None:
+        _print(self.format_help().rstrip(), file)
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser("plants", epilog=SETTINGS_HELP, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("-V", "--version", action="store_const", const=_version, dest="run", help="print the versions")
+    parser.set_defaults(run=lambda _options: _without_command(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands.add_parser("serve", help="serve; plants serve --help lists its options, which are Gunicorn's")
+    check = commands.add_parser("check", help="ask whether a service is ready")
+    check.add_argument("url", nargs="?", metavar="URL", help="by default, of the service that serve would start")
+    check.set_defaults(run=_check)
+    config = commands.add_parser("config", help="print the settings that serve would have")
+    config.add_argument("--json", action="store_true", help="print them as JSON")
+    config.set_defaults(run=_config)
+    token = commands.add_parser("token", help="print a new random token, and its line for PLANTS_TOKENS_FILE")
+    token.set_defaults(run=_token)
+    commands.add_parser("help", help="print this, or the help of a command")
+    return parser
+
+
+def _without_command(parser: ArgumentParser) -> NoReturn:
+    parser.print_help(sys.stderr)
     sys.exit(2)
 
 
-def stop(problem: object) -> NoReturn:
-    """End the process with one line on standard error: the first of the problem's."""
-    first, *_ = [*str(problem).strip().splitlines(), repr(problem)]
-    sys.exit(f"plants: {first.rstrip(' .:')}.")
+def _print(text: str, file: Any = None) -> None:
+    try:
+        print(text, file=file, flush=True)
+    except OSError as error:
+        sys.stdout = None  # Python would try again, and complain.
+        stop(f"cannot write to standard output: {error.strerror}")
 
 
 def _serve() -> None:
-    _check_numbers()
+    _before_gunicorn()
     # To reload, or to open the log again, makes no sense until Gunicorn takes these over; they would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    from plants.hosting.serve import Serve
+    from plants.hosting.gunicorn_app import Serve
 
     Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
 
 
-def _check_numbers() -> None:
-    # Gunicorn reads these two when it is imported. A bad value would end it with a traceback.
+def _before_gunicorn() -> None:
+    # Gunicorn reads these two, and the working directory, when it is imported, and would end with a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
             stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
-
-
-def _own_url() -> str:
-    import shlex
-    from argparse import ArgumentError, ArgumentParser
-
-    _check_numbers()
-    parser = ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("-b", "--bind", action="append", default=[])
     try:
-        options, _ = parser.parse_known_args(shlex.split(os.environ.get("GUNICORN_CMD_ARGS", "")))
-    except (ArgumentError, ValueError) as error:
-        stop(f"GUNICORN_CMD_ARGS is not usable: {error}")
-    # As Gunicorn reads it: several addresses may have commas between them, and the port may be left out.
-    address = [*options.bind, f":{os.environ.get('PORT', '8000')}"][0].partition(",")[0].removeprefix("tcp://")
-    if address.startswith(("unix:", "fd:")):
-        stop(f"the service listens at {address}; plants check URL needs an http or https address")
-    if not re.search(r":[^]]*$", address):
-        address += ":8000"
-    return f"http://127.0.0.1{address}" if address.startswith(":") else f"http://{address}"
+        os.getcwd()  # noqa: PTH109  # as Gunicorn does
+    except OSError as error:
+        stop(f"the working directory cannot be used: {error.strerror}")
 
 
-def _check(url: str) -> None:
-    address = f"{url.rstrip('/')}/readyz"
-    problems = [f"no answer within {_CHECK_SECONDS} seconds"]
+def _check(options: Namespace) -> None:
+    url = options.url
+    context = ssl.create_default_context()
+    if url is None:
+        url = _own_url()
+        # The certificate is for the name that clients use, and this request has no secret.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
     # In a thread, so that the time limit covers the look-up of the name, too.
-    asking = Thread(target=lambda: problems.append(_problem_at(address)), daemon=True)
+    problems = [f"no answer within {_CHECK_SECONDS} seconds"]
+    asking = Thread(target=lambda: problems.append(_problem_at(address, context)), daemon=True)
     asking.start()
     asking.join(_CHECK_SECONDS)
     if problems[-1]:
         stop(f"{address}: {problems[-1]}")
-    print(f"{address}: ready")
+    _print(f"{address}: ready")
 
 
-def _problem_at(address: str) -> str:
-    """Say in one line why the service is not ready; empty if it is."""
-    from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
+def _own_url() -> str:
+    _before_gunicorn()
+    from plants.hosting.checks import name_of
+    from plants.hosting.gunicorn_app import UserConfiguration
 
+    sys.argv[1:] = ["serve"]  # Gunicorn parses these.
+    service = UserConfiguration(prog="plants serve")
+    address = service.addresses[0]
+    if isinstance(address, int):
+        stop(f"the service listens at {name_of(address)}; plants check URL needs an address")
+    if isinstance(address, str):
+        return name_of(address)
+    host, port = address
+    own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not listened at
+    return f"{'https' if service.cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
+
+
+def _problem_at(address: str, context: ssl.SSLContext) -> str:
+    """Return in one line why the service is not ready, or an empty string if it is."""
     try:
-        parts = urlsplit(address)
-        connections: dict[str, type[HTTPConnection]] = {"http": HTTPConnection, "https": HTTPSConnection}
-        if parts.scheme not in connections or not parts.hostname:
-            return "this is not an http or https address"
-        kind = connections[parts.scheme]
-        with closing(kind(parts.hostname, parts.port or kind.default_port)) as connection:
-            connection.request("GET", parts.path)
-            answer = connection.getresponse()
-            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', answer.read(65536))
+        with closing(_connection_to(address, context)) as connection:
+            connection.request("GET", "/readyz" if address.startswith("unix:") else urlsplit(address).path)
+            response = connection.getresponse()
+            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', response.read(65536))
     except HTTPException:
         return "this is not an HTTP server"
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    if answer.status == OK:
+    if response.status == OK:
         return ""
-    return f"{answer.status} {message[1].decode() if message else ''}"
+    return f"{response.status} {message[1].decode() if message else ''}"
 
 
-def _config() -> None:
-    _check_numbers()
-    from plants.hosting.settings import NAMES, Settings, SettingsError
+def _connection_to(address: str, context: ssl.SSLContext) -> HTTPConnection:
+    if address.startswith("unix:"):
+        return _UnixConnection(address.removeprefix("unix:"))
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("this is not an http or https address")
+    if parts.scheme == "http":
+        return HTTPConnection(parts.hostname, parts.port or 80)
+    return HTTPSConnection(parts.hostname, parts.port or 443, context=context)
 
-    try:
-        settings = Settings.from_environ(os.environ)
-    except SettingsError as error:
-        stop(error)
-    defaults: dict[str, object] = {name: getattr(settings, name[7:].lower(), None) for name in NAMES}
-    for name, default in (defaults | {"WEB_CONCURRENCY": 1, "PORT": None}).items():
-        value = os.environ.get(name)
-        origin = "default" if value is None else "environment"
-        if value is None:
-            value = "" if default is None else str(default).removesuffix(".0")
-        if name == "PLANTS_TOKENS":
-            count = len(re.findall(r"[^,\s]+", os.environ.get(name, "")))
-            value = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
-        elif name == "PLANTS_STORE":
-            value = _without_passwords(value)
-        # A path may have bytes that are no text.
-        print(f"{name}={value.encode(errors='backslashreplace').decode()}  # {origin}")
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def _config(options: Namespace) -> None:
+    _before_gunicorn()
+    from plants.hosting.checks import name_of
+    from plants.hosting.gunicorn_app import Serve
+
+    sys.argv[1:] = ["serve"]  # Gunicorn parses these, and not the options of this command.
+    service = Serve(prog="plants serve")
+    settings = Settings.from_environ(os.environ)
+    defaults = {name: default for name, (default, _) in SETTINGS.items()} | {"WEB_CONCURRENCY": "1", "PORT": ""}
+    rows = {
+        name: (os.environ.get(name, default), "environment" if name in os.environ else "default")
+        for name, default in defaults.items()
+    }
+    count = len(re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", "")))
+    tokens = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
+    rows["PLANTS_TOKENS"] = (tokens, rows["PLANTS_TOKENS"][1])
+    rows["PLANTS_STORE"] = (_without_passwords(settings.store), rows["PLANTS_STORE"][1])
+    rows["PLANTS_LOG_FORMAT"] = (settings.log_format, rows["PLANTS_LOG_FORMAT"][1])
+    rows["bind"] = (",".join(map(name_of, service.addresses)), "Gunicorn")
+    for name in ("threads", "worker_connections", "certfile"):
+        rows[name] = (str(service.cfg.settings[name].get() or ""), "Gunicorn")
+    if options.json:
+        _print(json.dumps({name: {"value": value, "from": origin} for name, (value, origin) in rows.items()}, indent=2))
+    else:
+        # A path may have bytes that are not text.
+        lines = (f"{name}={value}  # {origin}" for name, (value, origin) in rows.items())
+        _print("\n".join(lines).encode(errors="backslashreplace").decode())
 
 
 def _without_passwords(url: str) -> str:
@@ -170,18 +208,18 @@ def _without_passwords(url: str) -> str:
     )
 
 
-def _token() -> None:
+def _token(_options: Namespace) -> None:
     import secrets
 
     from plants.tokens import digest_of
 
     token = secrets.token_urlsafe(32)
-    print(token, f"sha256:{digest_of(token).hex()}", sep="\n")
+    _print(f"{token}\nsha256:{digest_of(token).hex()}")
 
 
-def _version() -> None:
+def _version(_options: Namespace) -> None:
     import platform
     from importlib.metadata import version
 
     used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    print(f"plants {version('plants')} ({used}, Python {platform.python_version()})")
+    _print(f"plants {plants.__version__} ({used}, Python {platform.python_version()})")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, NoReturn, Self, TypeVar
 
 from gunicorn.errors import AppImportError
 
@@ -14,33 +14,53 @@ from plants.hosting import LAST_PORT
 from plants.stores import open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
-NAMES = (
-    "PLANTS_TOKENS",
-    "PLANTS_TOKENS_FILE",
-    "PLANTS_STORE",
-    "PLANTS_MAX_BODY_BYTES",
-    "PLANTS_REQUEST_TIMEOUT",
-    "PLANTS_LOG_FORMAT",
-    "PLANTS_METRICS_BIND",
+# The names, each with its default and its meaning.
+SETTINGS: Final = {
+    "PLANTS_TOKENS": ("", "valid tokens, separated by commas or white space"),
+    "PLANTS_TOKENS_FILE": ("", "a file of valid tokens, or of their digests"),
+    "PLANTS_STORE": ("memory:", "the store's URL: memory:, sqlite:///FILE or postgresql://..."),
+    "PLANTS_MAX_BODY_BYTES": ("1048576", "the largest request body, in bytes"),
+    "PLANTS_REQUEST_TIMEOUT": ("10", "how long a request may take to arrive whole, in seconds"),
+    "PLANTS_LOG_FORMAT": ("", "json or text; by default text on a terminal, else json"),
+    "PLANTS_METRICS_BIND": ("", "an address of its own for GET /metrics, such as 127.0.0.1:9100"),
+}
+
+SETTINGS_HELP: Final = "\n".join(
+    [
+        "settings, from the environment:",
+        *(
+            f"  {name:23} {meaning}{default and f' (default: {default})'}"
+            for name, (default, meaning) in SETTINGS.items()
+        ),
+        "  PORT                    a port to listen at on all addresses; by default 127.0.0.1:8000",
+        "  WEB_CONCURRENCY         the number of worker processes (default: 1)",
+        "  GUNICORN_CMD_ARGS       options of plants serve",
+    ]
 )
 
 _T = TypeVar("_T")
 
 
 class SettingsError(AppImportError):
-    """A setting that a service cannot be started with; the message names it and says how to mend it.
+    """A service cannot start with this setting. The message names the setting and says how to fix it.
 
     Gunicorn prints such an exception in a line, without a traceback, and stops.
     """
 
 
-class Settings(NamedTuple):
-    """The settings, checked.
+def stop(problem: object) -> NoReturn:
+    """End the process with one line on standard error: the first line of the problem's text."""
+    first, *_ = [*str(problem).strip().splitlines(), repr(problem)]
+    sys.exit(f"plants: {first.rstrip(' .:')}.")
 
-    ``store`` is a store's URL; ``tokens`` tells which tokens are valid; ``max_body_bytes`` bounds a request's body;
+
+class Settings(NamedTuple):
+    """The validated settings.
+
+    ``store`` is the store's URL; ``tokens`` decides which tokens are valid; ``max_body_bytes`` limits a request's body;
     ``request_timeout`` is how long, in seconds, a request may take to arrive; ``log_format`` is ``json`` or ``text``;
-    ``metrics_bind`` is a host and a port, or None; ``new_token`` is the token that was made because the environment had
-    none, or else None.
+    ``metrics_bind`` is a host and a port, or None; ``new_token`` is the generated token, or None if the environment has
+    tokens.
     """
 
     store: str
@@ -53,37 +73,42 @@ class Settings(NamedTuple):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Read the settings. Where the environment has no token, a new one is made.
+        """Parse the settings. If the environment has no token, generate one.
 
-        :raises SettingsError: a name is not known, or a value is not usable.
+        :raises SettingsError: a name is unknown, or a value is not usable.
         """
-        unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in NAMES)
+        unknown = sorted(name for name in environ if name.startswith("PLANTS_") and name not in SETTINGS)
         if unknown:
-            # An environment's names may have line breaks, and bytes that are no text.
+            # A name in an environment may have line breaks, or bytes that are not text.
             name = ascii(unknown[0])[1:-1]
-            raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(NAMES)}")
+            raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(SETTINGS)}")
         new_token = None
         if not _TOKENS_OF.keys() & environ.keys():
             new_token = secrets.token_urlsafe(32)
             environ = {**environ, "PLANTS_TOKENS": new_token}
-        is_terminal = sys.stderr and sys.stderr.isatty()  # It is None where standard error was closed at the start.
-        log_format = "text" if is_terminal else "json"
-        read = partial(_read, environ)
-        checks = tuple(read(name, "", tokens_of) for name, tokens_of in _TOKENS_OF.items() if name in environ)
+        if "PLANTS_LOG_FORMAT" not in environ:
+            environ = {**environ, "PLANTS_LOG_FORMAT": "text" if is_on_terminal() else "json"}
+        parse = partial(_parse, environ)
+        checks = tuple(parse(name, tokens_of) for name, tokens_of in _TOKENS_OF.items() if name in environ)
         return cls(
-            store=read("PLANTS_STORE", "memory:", _store),
+            store=parse("PLANTS_STORE", _store),
             tokens=checks[0] if len(checks) == 1 else _Either(checks),
-            max_body_bytes=int(read("PLANTS_MAX_BODY_BYTES", "1048576", _BYTES)),
-            request_timeout=float(read("PLANTS_REQUEST_TIMEOUT", "10", _SECONDS)),
-            log_format=read("PLANTS_LOG_FORMAT", log_format, _LOG_FORMAT),
-            metrics_bind=read("PLANTS_METRICS_BIND", "", _address) if "PLANTS_METRICS_BIND" in environ else None,
+            max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _BYTES)),
+            request_timeout=float(parse("PLANTS_REQUEST_TIMEOUT", _SECONDS)),
+            log_format=parse("PLANTS_LOG_FORMAT", _LOG_FORMAT),
+            metrics_bind=parse("PLANTS_METRICS_BIND", _address) if "PLANTS_METRICS_BIND" in environ else None,
             new_token=new_token,
         )
 
 
-def _read(environ: Mapping[str, str], name: str, default: str, value_of: Callable[[str], _T]) -> _T:
+def is_on_terminal() -> bool:
+    """Return whether standard error is a terminal."""
+    return bool(sys.stderr and sys.stderr.isatty())  # It is None if it was closed at the start.
+
+
+def _parse(environ: Mapping[str, str], name: str, value_of: Callable[[str], _T]) -> _T:
     try:
-        return value_of(environ.get(name, default))
+        return value_of(environ.get(name, SETTINGS[name][0]))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name} is not usable: {error}") from None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plants.hosting.settings import NAMES, Settings, SettingsError
+from plants.hosting.settings import SETTINGS, Settings, SettingsError
 from plants.tokens import TokenFile
 from tests.support.examples import examples
 
@@ -114,7 +114,7 @@ def test_any_bytes_in_a_file_that_changes_are_its_tokens_or_the_earlier_ones_sta
     assert not [message for message in messages if SECRET in message or not message.isprintable()]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
 
 def test_any_other_name_is_refused_in_one_line_that_names_it() -> None:
     @examples(50)
-    @given(texts.filter(lambda text: f"PLANTS_{text}" not in NAMES and SECRET not in text))
+    @given(texts.filter(lambda text: f"PLANTS_{text}" not in SETTINGS and SECRET not in text))
     def hold(text: str) -> None:
         with pytest.raises(SettingsError) as caught:
             Settings.from_environ({"PLANTS_TOKENS": SECRET, f"PLANTS_{text}": SECRET})

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,12 +16,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from gunicorn.config import Config
 
-from plants.hosting import cli, settings
+import plants
+from plants import MemoryStore
+from plants.hosting import cli, gunicorn_conf, settings
 from plants.hosting.settings import Settings
+from plants.stores.postgres import PostgresStore
+from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import children, free_port
+from tests.support.tls_client import make_certificate
 
 PLANTS = [sys.executable, "-m", "plants"]
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -74,11 +81,22 @@ def the_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
     return result.stderr.removeprefix("plants: ").rstrip()
 
 
-@pytest.mark.parametrize("arguments", ["help", "--help", "-h", "help serve"])
-def test_plants_help_says_how_the_command_is_used(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ["help", "--help", "-h"])
+def test_help_names_the_commands_and_the_settings(arguments: str) -> None:
     result = call(*arguments.split())
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.findall(r"plants ([\w-]+)", result.stdout) == ["serve", "check", "config", "token", "--version", "help"]
+    assert re.findall(r"^    (\w+) ", result.stdout, re.MULTILINE) == ["serve", "check", "config", "token", "help"]
+    for name, (default, meaning) in settings.SETTINGS.items():
+        assert re.search(rf"^  {name} +{re.escape(meaning)}", result.stdout, re.MULTILINE)
+        assert not default or f"(default: {default})" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "config", "token"])
+def test_each_command_has_a_help(command: str) -> None:
+    result = call(command, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: plants {command} [-h]")
+    assert call("help", command).stdout == result.stdout
 
 
 def test_without_a_command_it_says_how_it_is_used_and_fails() -> None:
@@ -87,15 +105,22 @@ def test_without_a_command_it_says_how_it_is_used_and_fails() -> None:
     assert result.stderr == call("help").stdout
 
 
-@pytest.mark.parametrize("arguments", ["grow --fast", "check a b", "check --fast", "config all", "token 2"])
-def test_what_is_no_command_is_named_in_one_line(arguments: str) -> None:
-    assert the_line(call(*arguments.split()), 2) == f"{arguments!r} is not a command; plants help lists them."
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("grow --fast", "argument COMMAND: invalid choice: 'grow' .*; plants --help says more."),
+        ("check a b", "unrecognized arguments: b; plants --help says more."),
+        ("config --fast", "unrecognized arguments: --fast; plants --help says more."),
+    ],
+)
+def test_an_unknown_command_or_argument_is_one_line(arguments: str, problem: str) -> None:
+    assert re.fullmatch(problem, the_line(call(*arguments.split()), 2))
 
 
-@pytest.mark.parametrize("argument", ["--version", "-V", "version"])
+@pytest.mark.parametrize("argument", ["--version", "-V"])
 def test_the_version_is_that_of_the_package_with_those_of_what_it_runs_on(argument: str) -> None:
     assert call(argument).stdout == (
-        f"plants {version('plants')} (Gunicorn {version('gunicorn')}, Falcon {version('falcon')}, "
+        f"plants {plants.__version__} (Gunicorn {version('gunicorn')}, Falcon {version('falcon')}, "
         f"Python {sys.version.partition(' ')[0]})\n"
     )
 
@@ -113,15 +138,21 @@ def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Pa
 
 def shown(**env: str) -> dict[str, tuple[str, str]]:
     """Give what plants config prints: a name, its value, and where it comes from."""
-    result = call("config", **env)
+    result = run("config", **env)  # Gunicorn reads the environment when it is imported.
     assert (result.returncode, result.stderr) == (0, "")
-    lines = [re.fullmatch(r"([A-Z_]+)=(.*)  # (default|environment)", line) for line in result.stdout.splitlines()]
+    lines = [re.fullmatch(r"(\w+)=(.*)  # (default|environment|Gunicorn)", line) for line in result.stdout.splitlines()]
     return {line[1]: (line[2], line[3]) for line in lines if line}
+
+
+def test_the_configuration_can_be_read_as_json() -> None:
+    env = {"PLANTS_TOKENS": TOKEN, "PORT": "80"}
+    rows = json.loads(run("config", "--json", **env).stdout)
+    assert {name: (row["value"], row["from"]) for name, row in rows.items()} == shown(**env)
 
 
 def test_the_configuration_has_every_setting_and_its_default() -> None:
     assert shown() == {
-        **dict.fromkeys(settings.NAMES, ("", "default")),
+        **dict.fromkeys(settings.SETTINGS, ("", "default")),
         "PLANTS_TOKENS": ("1 token, a new one at each start", "default"),
         "PLANTS_LOG_FORMAT": ("json", "default"),
         "PLANTS_STORE": ("memory:", "default"),
@@ -129,11 +160,22 @@ def test_the_configuration_has_every_setting_and_its_default() -> None:
         "PLANTS_REQUEST_TIMEOUT": ("10", "default"),
         "WEB_CONCURRENCY": ("1", "default"),
         "PORT": ("", "default"),
+        "bind": ("127.0.0.1:8000", "Gunicorn"),
+        "threads": ("1", "Gunicorn"),
+        "worker_connections": ("4000", "Gunicorn"),
+        "certfile": ("", "Gunicorn"),
     }
 
 
 def test_the_configuration_says_what_the_environment_sets() -> None:
-    found = shown(PLANTS_REQUEST_TIMEOUT="2.50", WEB_CONCURRENCY="1", PORT="80", PLANTS_TOKENS="one")
+    env = {
+        "PLANTS_STORE": "sqlite:///x",
+        "GUNICORN_CMD_ARGS": "--worker-connections 7 -b [::1]:80 -b unix:/x -b fd://3",
+    }
+    found = shown(PLANTS_REQUEST_TIMEOUT="2.50", WEB_CONCURRENCY="1", PORT="80", PLANTS_TOKENS="one", **env)
+    assert found["bind"] == ("[::1]:80,unix:/x,fd://3", "Gunicorn")
+    assert found["threads"] == ("2", "Gunicorn")
+    assert found["worker_connections"] == ("7", "Gunicorn")
     assert found["PLANTS_REQUEST_TIMEOUT"] == ("2.50", "environment")
     assert found["WEB_CONCURRENCY"] == ("1", "environment")
     assert found["PORT"] == ("80", "environment")
@@ -181,7 +223,7 @@ def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> Non
     ids=["name", "value", "Gunicorn's"],
 )
 def test_a_bad_configuration_is_one_line(env: dict[str, str], start: str) -> None:
-    assert the_line(call("config", **env)).startswith(start)
+    assert the_line(run("config", **env)).startswith(start)
 
 
 # plants check
@@ -217,10 +259,10 @@ def answering(answer: bytes) -> Iterator[str]:
 def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() -> None:
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
-        assert call("check", PORT=str(service.port)).stdout == ready
+        assert run("check", PORT=str(service.port)).stdout == ready
         bind = f"127.0.0.1:{service.port}"
-        for options in (f"-w 1 --bind {bind} -b x", f"-b {bind},x", f"-btcp://{bind}", f"-b :{service.port}"):
-            assert call("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
+        for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
+            assert run("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
         result = run("check", f"http://127.0.0.1:{service.port}/")
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
@@ -232,7 +274,7 @@ def test_by_default_the_service_is_looked_for_where_gunicorn_listens_by_default(
         ("-b [::1]", "[::1]"),
         ("-b=", "127.0.0.1"),
     ]:
-        result = call("check", GUNICORN_CMD_ARGS=options)
+        result = run("check", GUNICORN_CMD_ARGS=options)
         assert f"http://{host}:8000/readyz: " in result.stdout + result.stderr
 
 
@@ -241,7 +283,7 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         file.unlink()
-        line = the_line(call("check", PORT=str(service.port)))
+        line = the_line(run("check", PORT=str(service.port)))
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
 
 
@@ -277,25 +319,39 @@ def test_plants_check_takes_only_an_address_of_http(url: str) -> None:
     assert the_line(call("check", url)).startswith(f"{url.rstrip('/')}/readyz: ")
 
 
-@pytest.mark.parametrize("address", ["unix:/run/plants.sock", "fd://3"])
-def test_plants_check_cannot_ask_what_is_no_port(address: str) -> None:
-    line = the_line(call("check", GUNICORN_CMD_ARGS=f"--bind {address}"))
-    assert line == f"the service listens at {address}; plants check URL needs an http or https address."
+def test_plants_check_asks_through_the_service_s_unix_socket(tmp_path: Path) -> None:
+    bind = f"unix:{tmp_path}/socket"
+    with serving("--bind", bind):
+        assert run("check", GUNICORN_CMD_ARGS=f"--bind {bind}").stdout == f"{bind}: ready\n"
+    assert the_line(call("check", bind)) == f"{bind}: No such file or directory."
+
+
+def test_plants_check_finds_the_service_with_tls(tmp_path: Path) -> None:
+    options = f"--certfile {make_certificate(tmp_path)}"
+    (tmp_path / "mine.py").write_text(f"certfile = '{options.split()[1]}'\n")
+    port = free_port()
+    env = {"PLANTS_TOKENS": TOKEN, "PORT": str(port), "GUNICORN_CMD_ARGS": f"--log-level=info {options}"}
+    with Service(SERVE, CHECKOUT, env) as service:
+        service.wait_for("Listening at")
+        ready = f"https://127.0.0.1:{port}/readyz: ready\n"
+        for arguments in (options, f"--config {tmp_path}/mine.py"):
+            assert run("check", GUNICORN_CMD_ARGS=arguments, PORT=str(port)).stdout == ready
+        assert "certificate verify failed" in the_line(call("check", f"https://127.0.0.1:{port}"))
+
+
+def test_plants_check_cannot_ask_a_descriptor() -> None:
+    line = the_line(run("check", GUNICORN_CMD_ARGS="--bind fd://3"))
+    assert line == "the service listens at fd://3; plants check URL needs an address."
 
 
 @pytest.mark.parametrize("port", ["", "http", "99999"], ids=repr)
 def test_plants_check_judges_a_port_as_serve_does(port: str) -> None:
     line = "PORT is not usable: set a number from 0 to 65535, or unset it."
-    assert the_line(call("check", PORT=port)) == line
+    assert the_line(run("check", PORT=port)) == line
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [("-b '", "No closing quotation."), ("-b", "argument -b/--bind: expected one argument.")],
-    ids=["quotation", "value"],
-)
-def test_plants_check_says_that_gunicorns_options_are_malformed(options: str, problem: str) -> None:
-    assert the_line(run("check", GUNICORN_CMD_ARGS=options)) == f"GUNICORN_CMD_ARGS is not usable: {problem}"
+def test_plants_check_judges_gunicorn_s_options_as_serve_does() -> None:
+    assert the_line(run("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
 
 
 def test_plants_check_imports_no_framework() -> None:
@@ -305,7 +361,7 @@ def test_plants_check_imports_no_framework() -> None:
         "except SystemExit: print(json.dumps([*sys.modules]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"gunicorn", "falcon", "marshmallow"} & {*json.loads(result.stdout)}
+    assert not {"gunicorn.arbiter", "falcon", "marshmallow"} & {*json.loads(result.stdout)}
 
 
 # plants serve
@@ -356,6 +412,13 @@ def test_a_check_of_the_configuration_says_the_same_of_it(options: str, env: dic
     assert the_line(run("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
 
 
+@pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
+def test_an_unknown_application_is_one_line(options: list[str], tmp_path: Path) -> None:
+    line = "there is no module 'foo'; plants serve takes options, and MODULE:APP to serve another."
+    for app in ("foo", "foo:app"):
+        assert the_line(run("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
+
+
 def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
     address = f"127.0.0.1:{free_port()}"
     cases: list[tuple[list[str], dict[str, str], str]] = [
@@ -378,6 +441,14 @@ def test_a_check_of_the_configuration_passes_beside_the_service_that_it_is_for(t
         for address in (f"127.0.0.1:{service.port}", f"unix:{tmp_path}/socket"):
             result = run("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
             assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_check_of_the_configuration_warns_of_an_unavailable_store(tmp_path: Path) -> None:
+    result = run("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
+    line = json.loads(result.stderr)
+    assert (result.returncode, line["level"]) == (0, "warning")
+    assert line["msg"].startswith("the store cannot be used now, unless this is its first start: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_check_of_the_configuration_makes_no_token_known() -> None:
@@ -520,8 +591,30 @@ def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None
         )
     assert (result.returncode, result.stderr) == (
         1,
-        "plants: standard output takes nothing: No space left on device.\n",
+        "plants: cannot write to standard output: No space left on device.\n",
     )
+
+
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    command = f'cd {shlex.quote(str(tmp_path))} && rmdir "$PWD" && exec {shlex.join(SCRIPT)} serve'
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=environment())
+    assert the_line(result) == "the working directory cannot be used: No such file or directory."
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(13, "Permission denied", "/x"), "/x: Permission denied."),
+        (OSError(5, "I/O error"), "[Errno 5] I/O error."),
+    ],
+    ids=["file", "no file"],
+)
+def test_any_other_os_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, line: str) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_serve", fail)
+    assert the_line(call("serve")) == line
 
 
 def test_serve_help_lists_gunicorns_options() -> None:
@@ -529,6 +622,15 @@ def test_serve_help_lists_gunicorns_options() -> None:
     assert result.returncode == 0
     assert result.stdout.startswith("usage: plants serve [gunicorn options]\n")
     assert "--worker-connections" in result.stdout
+    assert settings.SETTINGS_HELP in result.stdout
+    threads = f"{MemoryStore.worker_threads} for memory:, {SQLiteStore.worker_threads} for SQLite"
+    assert f"  threads                 {threads}, {PostgresStore.worker_threads} for PostgreSQL\n" in result.stdout
+    packaged = {name: value for name, value in vars(gunicorn_conf).items() if name in Config().settings}
+    ours = {name for name, value in packaged.items() if not callable(value)} - {"wsgi_app"}
+    assert {name for name in ours if name not in result.stdout.partition("packaged configuration differs")[2]} == {
+        "logger_class",
+        "worker_class",
+    }
 
 
 def test_an_unknown_option_of_serve_is_named() -> None:

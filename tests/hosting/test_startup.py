@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -183,8 +184,25 @@ def test_a_token_file_that_only_root_can_read_stops_a_start_as_another_user(opti
     result = run(*command, PLANTS_TOKENS_FILE=str(tokens))
     assert (result.returncode, result.stderr) == (
         1,
-        "plants: PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --group).\n",
+        "plants: PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups).\n",
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@pytest.mark.parametrize(("options", "status"), [([], 1), (["--initgroups"], 0)], ids=["without", "with"])
+def test_initgroups_counts_when_workers_read_the_token_file(options: list[str], status: int) -> None:
+    users = [user for user in pwd.getpwall() if user.pw_uid and {*os.getgrouplist(user.pw_name, 12345)} - {12345}]
+    if not users:
+        pytest.skip("no user is in a further group")
+    user = users[0]
+    [group, *_] = {*os.getgrouplist(user.pw_name, 12345)} - {12345, *os.getgroups()}
+    with tempfile.NamedTemporaryFile("w") as tokens:
+        tokens.write("secret\n")
+        tokens.flush()
+        os.chown(tokens.name, 0, group)
+        Path(tokens.name).chmod(0o640)
+        command = [*SERVE, "--check-config", "--bind=127.0.0.1:0", f"--user={user.pw_uid}", "--group=12345", *options]
+        assert run(*command, PLANTS_TOKENS_FILE=tokens.name).returncode == status
 
 
 # As SystemCallFilter=~@privileged does, in deploy/plants.service.

@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import plants
 from tests.contract import JSON_TYPE, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service
 from tests.support.needs import needs
@@ -141,6 +143,13 @@ def test_the_image_is_made_of_files_that_are_there_and_runs_the_command() -> Non
     assert 'CMD ["serve"]' in instructions
     assert any(re.fullmatch(r'HEALTHCHECK .* CMD \["plants", "check"\]', line) for line in instructions)
     assert any(re.fullmatch(r"USER [1-9]\d*:[1-9]\d*", line) for line in instructions)
+
+
+def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
+    for file in ("Containerfile", "kubernetes.yaml"):
+        assert re.findall(r"plants:(\d\S+)", (DEPLOY / file).read_text()) == [plants.__version__]
+    assert f'org.opencontainers.image.version="{plants.__version__}"' in (DEPLOY / "Containerfile").read_text()
+    assert version("plants") == plants.__version__
 
 
 def test_the_pod_is_found_not_ready_before_it_stops() -> None:

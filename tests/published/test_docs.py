@@ -62,7 +62,7 @@ def test_the_order_of_judging_names_only_codes_that_there_are() -> None:
 
 def test_the_table_of_settings_is_the_codes_own() -> None:
     rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
-    assert [name for name, _ in rows] == list(settings.NAMES)
+    assert [name for name, _ in rows] == list(settings.SETTINGS)
     defaults = dict(rows)
     without = Settings.from_environ({"PLANTS_TOKENS": "secret"})
     assert defaults["PLANTS_STORE"] == f"`{without.store}`"

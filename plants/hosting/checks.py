@@ -1,0 +1,100 @@
+"""Checks before a start, for what Gunicorn would find late or show as a traceback."""
+
+import errno
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gunicorn.sock import ssl_context
+from gunicorn.util import get_username
+
+from plants.hosting.settings import stop
+
+
+def check(cfg: Any) -> None:
+    """Stop with one line if no worker could start with this configuration."""
+    if cfg.is_ssl:
+        with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"):
+            ssl_context(cfg)
+    with _or_stop("cannot make a file for a worker", "folder with --worker-tmp-dir"):
+        tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
+    if cfg.pidfile:
+        with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
+            tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
+    tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
+    master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
+    with as_workers(cfg):
+        workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)
+    if master_can_read and not workers_can_read:
+        stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups)")
+
+
+def name_of(address: Any) -> str:
+    """Return an address as ``--bind`` spells it."""
+    if isinstance(address, tuple):
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
+
+
+def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
+    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
+    with _or_stop(f"cannot listen at {name_of(address)}", f"address with {setting}"):
+        try:
+            _bind(address)
+        except OSError as error:
+            if not (may_be_in_use and error.errno == errno.EADDRINUSE):
+                raise
+
+
+def _bind(address: Any) -> None:
+    match address:
+        case host, port:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        case str(path):
+            Path(path).parent.stat()  # It has to exist.
+            if Path(path).exists() and not Path(path).is_socket():
+                raise OSError(errno.ENOTSOCK, "not a socket")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.setblocking(False)
+                # Gunicorn would replace the socket of another service, which removes the new one at its end.
+                if client.connect_ex(path) in {0, errno.EAGAIN}:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+@contextmanager
+def as_workers(cfg: Any) -> Iterator[None]:
+    """Run as the user and with the groups of the workers. A sandbox may forbid these calls."""
+    user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
+    if (cfg.uid, cfg.gid) == (user, group):
+        yield
+        return
+    try:
+        if cfg.initgroups:
+            with suppress(KeyError):  # As Gunicorn does for a user without a name.
+                os.initgroups(get_username(cfg.uid), cfg.gid)
+        os.setegid(cfg.gid)
+        os.seteuid(cfg.uid)
+    except PermissionError:
+        stop("only root can start workers as another user or group (--user, --group)")
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        os.setegid(group)
+        if cfg.initgroups:
+            os.setgroups(groups)
+
+
+@contextmanager
+def _or_stop(problem: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever the system, a certificate or a name raises
+        stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {remedy}")

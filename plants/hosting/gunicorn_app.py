@@ -1,0 +1,130 @@
+"""Gunicorn as the command ``plants serve``, with the packaged configuration below the user's."""
+
+import argparse
+import io
+import logging
+import sys
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.config import Config
+from gunicorn.errors import ConfigError
+
+from plants.hosting.checks import as_workers, check, try_to_bind
+from plants.hosting.settings import SETTINGS_HELP, stop
+from plants.stores import StoreUnavailable
+
+_PACKAGED_HELP = """
+where the packaged configuration differs from Gunicorn's defaults:
+  threads                 1 for memory:, 2 for SQLite, 4 for PostgreSQL
+  worker_connections      4000
+  control_socket_disable  True
+  worker_tmp_dir          /dev/shm
+  forwarded_allow_ips, forwarder_headers, secure_scheme_headers: empty"""
+
+_log = logging.getLogger("gunicorn.error")
+
+
+class _Config(Config):
+    def parser(self) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = super().parser()
+        parser.epilog = f"{SETTINGS_HELP}\n{_PACKAGED_HELP}"
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        return parser
+
+
+class UserConfiguration(WSGIApplication):
+    """What the options, ``GUNICORN_CMD_ARGS`` and a configuration file that they name say, over Gunicorn's defaults."""
+
+    cfg: Any
+    base = "python:plants.hosting"  # It sets nothing.
+
+    def load_default_config(self) -> None:
+        """Start with Gunicorn's defaults."""
+        self.cfg = _Config(self.usage, prog=self.prog)
+
+    def init(self, parser: Any, opts: Any, args: list[str]) -> None:
+        """Load the base configuration, before Gunicorn reads all others over it."""
+        self.cfg.set("wsgi_app", "plants.wsgi:app")
+        super().init(parser, opts, args[1:])  # without the command itself
+        self.load_config_from_file(self.base)
+        # Read only a file that is named; the one in the working directory may belong to another service.
+        opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or self.base
+
+    def load_config(self) -> None:
+        """Read everything that configures Gunicorn; if it cannot be used, stop with one line."""
+        try:
+            super().load_config()
+            self.addresses = self.cfg.address
+            self._worker_class = self.cfg.worker_class  # Gunicorn would show a traceback if it is not a class.
+        except Exception as error:  # whatever Gunicorn's settings and the user's file raise
+            stop(error)
+
+
+class Serve(UserConfiguration):
+    """Gunicorn as a command that serves plants.
+
+    Gunicorn reads ``sys.argv`` here, and executes it again on ``USR2``, so it stays as the user wrote it.
+    """
+
+    base = "python:plants.hosting.gunicorn_conf"
+
+    def reload(self) -> None:
+        """Reload the configuration (``HUP``); if it is not usable, keep the old one."""
+        before = vars(self).copy()
+        printed = io.StringIO()  # Gunicorn prints the problem; the log gets it as a line of its own.
+        try:
+            with redirect_stderr(printed):
+                super().reload()
+            Arbiter(self)
+            check(self.cfg)
+            # Gunicorn listens anew at all of them, and the old workers keep theirs until they end.
+            for address in self.addresses if self.addresses != before["addresses"] else ():
+                try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
+        except (Exception, SystemExit) as error:
+            vars(self).update(before)
+            problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
+            _log.error("the new configuration cannot be used, the old one stays: %s", problem)
+
+    def run(self) -> None:
+        """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
+        try:
+            self._find_application()
+            if self.cfg.check_config:
+                self._check()
+            super().run()
+        except Exception as error:  # whatever Gunicorn lets pass at a start
+            stop(error)
+
+    def _find_application(self) -> None:
+        for path in self.cfg.pythonpath.split(",") if self.cfg.pythonpath else ():
+            sys.path.insert(0, str(Path(path).absolute()))  # Gunicorn does this later.
+        module = str(self.app_uri).partition(":")[0]
+        if not self.cfg.paste and not find_spec(module.partition(".")[0]):
+            raise ConfigError(
+                f"there is no module {module!r}; plants serve takes options, and MODULE:APP to serve another"
+            )
+
+    def _check(self) -> None:
+        """Check what else could stop a start; Gunicorn's own check only loads the application."""
+        # Importing this reads the environment, and --help should not.
+        from plants.hosting.service import settings, store
+
+        Arbiter(self)
+        check(self.cfg)
+        for address in self.addresses:
+            try_to_bind(address, may_be_in_use=True)  # perhaps by the service that this is for
+        if settings.metrics_bind in self.addresses:
+            stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
+        try_to_bind(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
+        try:
+            with as_workers(self.cfg):
+                store.prepare(make=False)
+        except StoreUnavailable as error:
+            _log.warning("the store cannot be used now, unless this is its first start: %s", error)
+        # The application, which Gunicorn loads now, would log a new token, and that is never valid.
+        logging.getLogger("plants").setLevel(logging.ERROR)

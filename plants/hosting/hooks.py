@@ -1,0 +1,98 @@
+"""Hooks of Gunicorn's master. Importing this module reads the environment."""
+
+import logging
+import os
+import signal
+from functools import partial
+from typing import Any
+
+from plants.hosting.checks import as_workers, check, try_to_bind
+from plants.hosting.settings import SettingsError, stop
+from plants.stores import StoreUnavailable
+
+# Report bad settings once, in one line, before any fork.
+try:
+    from plants.hosting.metrics import listen, listeners
+    from plants.hosting.service import IS_IN_PROCESS, announce_new_token, settings, store
+except SettingsError as _error:
+    stop(_error)
+
+
+def on_starting(server: Any) -> None:
+    """Check the configuration, then set up the log, the metrics and the store."""
+    on_reload(server)
+    cfg = server.cfg
+    check(cfg)
+    takes_over = "GUNICORN_PID" in os.environ
+    try_to_bind(settings.metrics_bind, may_be_in_use=takes_over, setting="PLANTS_METRICS_BIND")
+    listen(cfg, takes_over=takes_over)
+    if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
+        for address in cfg.address:
+            try_to_bind(address, may_be_in_use=cfg.reuse_port)
+    announce_new_token()
+    _protect_signals_from_forks()
+    try:
+        with as_workers(cfg):  # They could not write into a file of another user.
+            # After USR2 the store is already in use, and nothing is made.
+            store.prepare(make=not takes_over)
+    except StoreUnavailable as error:
+        logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+
+
+def post_worker_init(_worker: Any) -> None:
+    """Start to watch the token file; without this, the first request would."""
+    settings.tokens.accepts("-")
+
+
+def _protect_signals_from_forks() -> None:
+    """Let a signal that reaches a worker before it has set up its own handlers end that worker.
+
+    Python forgets a signal that arrives between ``fork()`` and the child's first instruction, and the handlers of the
+    master would swallow a later one. Then the master would wait for that worker until ``graceful_timeout``.
+    """
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+    def in_child() -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, numbers)
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, numbers)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
+
+
+def pre_exec(server: Any) -> None:
+    """Pass the generated token to the next master."""
+    if settings.new_token:
+        server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
+
+
+def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
+    """Keep the dictionary store to one worker process, however the number was set."""
+    if new_value > 1 and IS_IN_PROCESS:
+        message = (
+            f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
+            "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
+        )
+        if old_value is None:
+            stop(message)
+        server.log.error(message)
+        server.num_workers = old_value
+
+
+def on_reload(server: Any) -> None:
+    """Let the service log where, and from which level on, Gunicorn does now: at the start, and after ``HUP``."""
+    handlers = server.log.error_log.handlers
+    log = logging.getLogger("plants")
+    if log.handlers is handlers or not log.hasHandlers():  # A logging configuration that names it is left alone.
+        log.handlers = handlers
+        log.setLevel(server.log.loglevel)
+
+
+def child_exit(_server: Any, worker: Any) -> None:
+    """Take the gauges of a worker that has ended out of the sum."""
+    if listeners:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(worker.pid)
