@@ -60,7 +60,7 @@ def with_route(app: Any, stages: int) -> Any:
 
 
 def bearer() -> BearerAuth:
-    return BearerAuth(Tokens([TOKEN]))
+    return BearerAuth(Tokens([TOKEN]), public_paths=())
 
 
 STEPS: dict[str, Callable[[], Any]] = {

@@ -1,6 +1,6 @@
 """The application."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from inspect import iscoroutinefunction
 from wsgiref.types import WSGIApplication
 
@@ -23,11 +23,24 @@ def create_app(
     :raises TypeError, ValueError: an argument is not usable; the message names it, and shows no token.
     """
     store = MemoryStore() if store is None else store
+    return create_app_with({}, store, tokens=tokens, max_body_bytes=max_body_bytes)
+
+
+def create_app_with(
+    public: Mapping[str, object],
+    store: PlantStore,
+    *,
+    tokens: Iterable[str] | TokenCheck,
+    max_body_bytes: int = 1_048_576,
+) -> WSGIApplication:
+    """Return the application of ``create_app``, and at the public paths the resources that need no token."""
     _require("store", store, "PlantStore", "add", "check", "close", "get")
     check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
     _require("tokens", check, "token check", "accepts")
-    app = json_app(BearerAuth(check))
+    app = json_app(BearerAuth(check, public.keys()))
     app.add_route("/plants", PlantCollection(store, max_body_bytes))
+    for path, resource in public.items():
+        app.add_route(path, resource)
     return app
 
 

@@ -1,6 +1,7 @@
-"""The middleware that asks for the bearer token (RFC 6750)."""
+"""The middleware that checks the bearer token (RFC 6750)."""
 
 import re
+from collections.abc import Container
 
 import falcon
 
@@ -12,25 +13,31 @@ _CHALLENGE = 'Bearer realm="plants"'
 
 
 class BearerAuth:
-    """Falcon middleware that checks the token before the path, the method and the body."""
+    """Falcon middleware that checks the token before Falcon looks at the path, the method or the body.
 
-    def __init__(self, check: TokenCheck) -> None:
+    Requests for the public paths need no token.
+    """
+
+    def __init__(self, check: TokenCheck, public_paths: Container[str]) -> None:
         self._accepts = check.accepts
+        self._public_paths = public_paths
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
-        """Return if the request has one valid token.
+        """Return if the request has one valid token, or needs none.
 
         :raises falcon.HTTPError: 401, with the challenge of RFC 6750, section 3.
-        :raises TypeError: the token check gave neither True nor what counts as false.
+        :raises TypeError: accepts() returned a truthy value other than True.
         """
+        if req.path in self._public_paths:
+            return
         authorization = req.env.get("HTTP_AUTHORIZATION", "")
         bearer = _BEARER.fullmatch(authorization)
         if bearer:
             accepted = self._accepts(bearer[1])
             if accepted is True:
                 return
-            if accepted:  # A coroutine is true, and would let everybody in.
-                raise TypeError(f"accepts() gave a {type(accepted).__name__}, not True or False")
+            if accepted:  # A coroutine is truthy, so any token would be valid.
+                raise TypeError(f"accepts() returned {type(accepted).__name__}, not True or False")
         if authorization.partition(" ")[0].lower() != "bearer":
             raise http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
         raise http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'})

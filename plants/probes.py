@@ -1,25 +1,21 @@
-"""The paths around the interface. They need no token, and show nothing of the store."""
+"""The public paths of a service: probes and the interface description. They need no token, and show no store data."""
 
-from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from typing import Any
-from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
 from plants.errors import ErrorCode, http_error
-from plants.framework import json_app
 from plants.stores import PlantStore
 
 
 class Readiness:
-    """``/readyz``: requests can be sent here now."""
+    """``/readyz``: whether the service can store plants now."""
 
     def __init__(self, store: PlantStore) -> None:
         self._store = store
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer 200, or 503 if an ``add`` would fail now or the server says that it is stopping."""
+        """Respond with 200, or with 503 if an ``add`` would fail now or the server is stopping."""
         if req.env.get("server.stopping"):
             raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
         self._store.check()
@@ -29,14 +25,14 @@ class Readiness:
 
 
 class Constant:
-    """An answer that is always the same."""
+    """A resource whose response is always the same."""
 
     def __init__(self, content: bytes, headers: dict[str, str] | None = None) -> None:
         self._content = content
         self._headers = headers or {}
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer 200."""
+        """Respond with the content."""
         resp.data = self._content
         resp.set_headers(self._headers)
 
@@ -44,26 +40,10 @@ class Constant:
 
 
 def probes(store: PlantStore) -> dict[str, object]:
-    """Give the resources that every service has, by their paths."""
+    """Return the resources of every service, by their paths."""
     return {
-        # It never asks the store, so an outage of the store restarts no process.
+        # It does not check the store, because a restart of the process would not end an outage of the store.
         "/livez": Constant(b'{"status": "live"}'),
         "/readyz": Readiness(store),
         "/openapi.json": Constant(files("plants").joinpath("openapi.json").read_bytes()),
     }
-
-
-class WithoutToken:
-    """A WSGI application that answers the paths of some resources, and passes all other requests to ``app``."""
-
-    def __init__(self, app: WSGIApplication, resources: Mapping[str, object]) -> None:
-        self._app = app
-        self._resources = json_app()
-        for path, resource in resources.items():
-            self._resources.add_route(path, resource)
-        self._paths = frozenset(resources)
-
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request (PEP 3333)."""
-        app = self._resources if environ.get("PATH_INFO") in self._paths else self._app
-        return app(environ, start_response)

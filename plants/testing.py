@@ -24,9 +24,9 @@ from wsgiref.types import StartResponse
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants.app import create_app
+from plants.app import create_app_with
 from plants.errors import HEADERS, error_body
-from plants.probes import WithoutToken, probes
+from plants.probes import probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
@@ -188,8 +188,8 @@ class Deployment(_Strict):
         digest_of(self._first_token)  # It raises if no client could send the token.
         self.store = FaultyStore(store)
         self.reset()
-        app = create_app(self.store, tokens=self, max_body_bytes=max_body_bytes)
-        self._app = WithoutToken(app, probes(self.store))
+        public = probes(self.store)
+        self._app = create_app_with(public, self.store, tokens=self, max_body_bytes=max_body_bytes)
 
     @property
     def token(self) -> str:

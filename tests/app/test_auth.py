@@ -38,7 +38,7 @@ def test_what_is_not_a_boolean_lets_nobody_in(give: Callable[[], Any], caplog: p
     store, answer = MemoryStore(), give()
     app = plants.create_app(store, tokens=answers(answer))
     assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
-    assert f"accepts() gave a {type(answer).__name__}, not True or False" in caplog.text
+    assert f"accepts() returned {type(answer).__name__}, not True or False" in caplog.text
     assert store.get(1) is None
     if give is later:
         answer.close()  # else Python warns, whenever it finds that nobody awaited it

@@ -1,4 +1,4 @@
-"""What the probes answer; when they do is tested with the hosted service."""
+"""The responses of the probes."""
 
 from typing import Any
 
@@ -6,22 +6,34 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 from plants import MemoryStore
-from plants.probes import WithoutToken, probes
+from plants.app import create_app_with
+from plants.probes import probes
+from tests.contract import TOKEN
+
+
+def client(**environ: Any) -> WebTestApp:
+    store = MemoryStore()
+    app = create_app_with(probes(store), store, tokens=[TOKEN])
+    return WebTestApp(app, extra_environ=environ, lint=True)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/livez", "live"), ("/readyz", "ready")])
-def test_a_probe_says_how_the_service_is(app: Any, path: str, status: str) -> None:
-    assert WebTestApp(WithoutToken(app, probes(MemoryStore()))).get(path).json == {"status": status}
+def test_a_probe_reports_the_status_of_the_service(path: str, status: str) -> None:
+    assert client().get(path).json == {"status": status}
 
 
-def test_a_service_that_stops_is_not_ready_and_says_when_to_come_back(app: Any) -> None:
-    client = WebTestApp(WithoutToken(app, probes(MemoryStore())), extra_environ={"server.stopping": True})
-    answer = client.get("/readyz", status=503)
-    assert answer.json == {"error": 50300, "message": "The service is stopping."}
-    assert answer.headers["Retry-After"] == "1"
+def test_a_stopping_service_is_not_ready_and_sends_retry_after() -> None:
+    response = client(**{"server.stopping": True}).get("/readyz", status=503)
+    assert response.json == {"error": 50300, "message": "The service is stopping."}
+    assert response.headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_has_no_method_that_nobody_knows(app: Any, path: str) -> None:
-    answer = WebTestApp(WithoutToken(app, probes(MemoryStore()))).request(path, method="FOO", expect_errors=True)
-    assert (answer.status_int, answer.json["error"]) == (405, 40500)
+def test_a_probe_rejects_an_unknown_method(path: str) -> None:
+    response = client().request(path, method="FOO", expect_errors=True)
+    assert (response.status_int, response.json["error"]) == (405, 40500)
+
+
+@pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"])
+def test_a_path_that_is_not_public_needs_a_token(path: str) -> None:
+    assert client().get(path, expect_errors=True).json["error"] == 40100

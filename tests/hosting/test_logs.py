@@ -28,14 +28,17 @@ FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.00000
 APP = """
 import logging
 from plants import MemoryStore
-from plants.probes import WithoutToken, probes
+from plants.app import create_app_with
+from plants.probes import probes
 
-def fail(environ, start_response):
+service = create_app_with(probes(MemoryStore()), MemoryStore(), tokens=["unused"])
+
+def app(environ, start_response):
+    if environ["PATH_INFO"] == "/livez":
+        return service(environ, start_response)
     logging.getLogger("plants").warning("one of ours")
     environ["wsgi.errors"].write("one of the application's\\n")
     raise SystemExit("the last\\n2026-11-21T00:00:00.000000Z info\\x1b[2J")
-
-app = WithoutToken(fail, probes(MemoryStore()))
 """
 
 

@@ -10,15 +10,17 @@ from importlib.resources import files
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
+from wsgiref.types import WSGIApplication
 
 import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore
+from plants.app import create_app_with
 from plants.errors import ErrorCode
 from plants.hosting.page import PAGE
-from plants.probes import WithoutToken, probes
+from plants.probes import probes
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -28,9 +30,9 @@ from tests.support.process import UNMEASURED
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
 
-def hosted() -> WithoutToken:
+def hosted() -> WSGIApplication:
     store = MemoryStore()
-    return WithoutToken(plants.create_app(store, tokens=[TOKEN]), probes(store) | PAGE)
+    return create_app_with(probes(store) | PAGE, store, tokens=[TOKEN])
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

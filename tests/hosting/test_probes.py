@@ -8,14 +8,15 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
+from plants.app import create_app_with
 from plants.hosting.page import PAGE
-from plants.probes import WithoutToken, probes
+from plants.probes import probes
 from plants.testing import FaultyStore
 from tests.contract import AUTH, TOKEN
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    app = WithoutToken(plants.create_app(store, tokens=[TOKEN]), probes(store) | PAGE)
+    app = create_app_with(probes(store) | PAGE, store, tokens=[TOKEN])
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
