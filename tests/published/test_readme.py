@@ -45,6 +45,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean copy of the checkout, in which the README's first command has made a virtual environment."""
     clone = tmp_path_factory.mktemp("clone") / "plants"
     shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
+    (clone / "build/lib/plants").mkdir(parents=True)
+    (clone / "build/lib/plants/deleted.py").touch()
     # The command ends with the service itself, which each test starts for itself.
     setup, _, _ = START.rpartition(" && ")
     command = setup.replace("python3", shlex.quote(sys.executable), 1)
@@ -70,6 +72,12 @@ def test_the_readmes_service_answers_its_request() -> None:
 @pytest.mark.network
 def test_the_readmes_commands_are_all_that_a_clean_copy_needs(clone: Path) -> None:
     assert start(clone, Path(".venv"))
+
+
+@pytest.mark.network
+def test_an_installation_has_no_module_from_an_earlier_build(clone: Path) -> None:
+    installed = {path.name for path in clone.glob(".venv/lib/*/site-packages/plants/*.py")}
+    assert installed == {path.name for path in CHECKOUT.glob("plants/*.py")}
 
 
 @pytest.mark.network
