@@ -10,6 +10,7 @@ import argparse
 import itertools
 import logging
 import os
+import socket
 import statistics
 import sys
 import tempfile
@@ -19,30 +20,38 @@ from typing import Any
 
 from benchmarks.hosted_stores import Figures, measure
 from benchmarks.measure import TOKEN, median_ratio
+from plants.server.listener import Listener
+from plants.server.request import Limits, Request
+from plants.server.response import Response, make_response
 from tests.audits.deployment import Service
 from tests.support.process import free_port
 
-ANSWERS = {
-    "a success": ("200 OK", b'{"name": "Monstera", "tag": "tropical"}'),
-    "a failure": ("400 Bad Request", b'{"error": 40003, "message": "The id 17 is in use."}'),
+RESPONSES: dict[str, tuple[str, bytes, dict[str, Any]]] = {
+    "a success": ("200 OK", b'{"name": "Monstera", "tag": "tropical"}', {}),
+    "a failure": (
+        "400 Bad Request",
+        b'{"error": 40003, "message": "The id 17 is in use."}',
+        {"plants.error": (40003, "The id 17 is in use.")},
+    ),
 }
+HEAD = "POST /plants HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-def microseconds(step: Callable[[dict[str, Any], Any, float], None], answer: Any, requests: int) -> float:
-    environs = [
-        {
-            "REQUEST_METHOD": "POST",
-            "PATH_INFO": "/plants",
-            "REMOTE_ADDR": "127.0.0.1",
-            "plants.request_id": f"0123456789ab-{number:x}",
-        }
-        for number in range(requests)
-    ]
-    seconds = [number % 1000 / 1e6 for number in range(requests)]
+def microseconds(
+    step: Callable[[Request, Response, float], None], response: Response, environ: dict[str, Any], count: int
+) -> float:
+    requests = []
+    with socket.socket() as sock:
+        listener = Listener(sock, lambda *_: [])
+    for number in range(count):
+        base = {"REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"0123456789ab-{number:x}"} | environ
+        requests.append(Request(listener, base, 0))
+        requests[-1].parse_head(HEAD, Limits(8190, 8190, 100, 0))
+    durations = [number % 1000 / 1e6 for number in range(count)]
     began = time.process_time()
-    for environ, taken in zip(environs, seconds, strict=True):
-        step(environ, answer, taken)
-    return (time.process_time() - began) / requests * 1e6
+    for request, duration in zip(requests, durations, strict=True):
+        step(request, response, duration)
+    return (time.process_time() - began) / count * 1e6
 
 
 METRICS = "PLANTS_METRICS_BIND=127.0.0.1:29107"
@@ -93,23 +102,22 @@ def main() -> None:
         os.environ |= {"PROMETHEUS_MULTIPROC_DIR": folder, "PLANTS_TOKENS": "benchmark", "PLANTS_LOG_FORMAT": "json"}
         from plants.hosting.logs import AccessLog
         from plants.hosting.metrics import Metrics
-        from plants.server.answer import make_answer
 
         log_lines = AccessLog(logging.INFO)
 
-        def write_at_once(environ: dict[str, Any], answer: Any, seconds: float) -> None:
-            log_lines.write(environ, answer, seconds)
+        def write_at_once(request: Request, response: Response, seconds: float) -> None:
+            log_lines.write(request, response, seconds)
             log_lines.flush()
 
         steps = {
             "a line of the log, alone": write_at_once,
             "a line of the log, of many": log_lines.write,
-            "a request counted": Metrics().count_answer,
+            "a request counted": Metrics().count_response,
         }
-        for (step, call), (answer, parts) in itertools.product(steps.items(), ANSWERS.items()):
-            whole = make_answer(parts[0], [], parts[1], is_head=False)
-            rounds = [microseconds(call, whole, options.requests) for _ in range(options.rounds)]
-            print(f"{step}, {answer:10} {statistics.median(rounds):6.2f} us", file=results, flush=True)
+        for (step, call), (kind, (status, body, environ)) in itertools.product(steps.items(), RESPONSES.items()):
+            response = make_response(status, [], body, is_head=False)
+            rounds = [microseconds(call, response, environ, options.requests) for _ in range(options.rounds)]
+            print(f"{step}, {kind:10} {statistics.median(rounds):6.2f} us", file=results, flush=True)
         os.dup2(results.fileno(), 1)
     for name in ("PROMETHEUS_MULTIPROC_DIR", "PLANTS_TOKENS", "PLANTS_LOG_FORMAT"):
         del os.environ[name]

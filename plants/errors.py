@@ -62,10 +62,14 @@ def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, s
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
-def error_body(code: int, message: str | None = None) -> bytes:
-    """Give the Error body for a code, with this message, or the table's, or the phrase of the status."""
+def error_body(environ: dict[str, Any], code: int, message: str | None = None) -> bytes:
+    """Return the Error body for a code, with this message, or the table's, or the phrase of the status.
+
+    The log and the metrics of a hosted service read the code and the message from ``environ["plants.error"]``.
+    """
     if message is None:
         message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
+    environ["plants.error"] = code, message
     body: str = _error_schema.dumps({"error": code, "message": message})
     return body.encode()
 
@@ -76,23 +80,23 @@ def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     app.add_error_handler(Exception, _raise_http_error)
 
 
-def _serialize(_req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    resp.data = _body_of(error)
+def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    resp.data = _body_of(req.env, error)
 
 
-def _body_of(error: falcon.HTTPError) -> bytes:
+def _body_of(environ: dict[str, Any], error: falcon.HTTPError) -> bytes:
     # What Falcon itself raises (no such path, no such method, a bad Content-Length) has no code.
-    return error_body(error.code or error.status_code * 100, error.description)
+    return error_body(environ, error.code or error.status_code * 100, error.description)
 
 
 def _raise_http_error(_req: object, _resp: object, error: Exception, _params: object) -> NoReturn:
     raise _as_http_error(error)
 
 
-def error_response(error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:
+def error_response(environ: dict[str, Any], error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:
     """Return status, headers and body for an error that was raised after Falcon had responded."""
     http = _as_http_error(error)
-    body = _body_of(http)
+    body = _body_of(environ, http)
     headers = HEADERS | dict(http.headers or {}) | {"Content-Length": str(len(body))}
     return falcon.code_to_http_status(http.status), [(name.lower(), value) for name, value in headers.items()], [body]
 

@@ -34,7 +34,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor
         # An application that mounts this one may read the status before the body, as Bottle does.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
-        response = _DeferredResponse(start_response)
+        response = _DeferredResponse(env, start_response)
         env["plants.pending_adds"] = response.pending_adds
         response.body = super().__call__(env, response.capture)
         if response.pending_adds:
@@ -49,7 +49,8 @@ class _DeferredResponse:
     head: tuple[str, list[tuple[str, str]]]
     body: Iterable[bytes]
 
-    def __init__(self, start_response: StartResponse) -> None:
+    def __init__(self, env: dict[str, Any], start_response: StartResponse) -> None:
+        self._env = env
         self.pending_adds: list[PendingAdd] = []
         self._start_response = start_response
 
@@ -61,7 +62,7 @@ class _DeferredResponse:
         try:
             self._wait()
         except Exception as error:
-            status, headers, self.body = error_response(error)
+            status, headers, self.body = error_response(self._env, error)
             self.head = status, headers
         self._start_response(*self.head)
         yield from self.body

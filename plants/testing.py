@@ -245,7 +245,7 @@ class Deployment(_Strict):
             case None | "cut":
                 response = b"".join(self._app(environ, start))
             case int():
-                response = error_body(failure * 100)
+                response = error_body(environ, failure * 100)
                 headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
                 start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
         error = json.loads(response)["error"] if status >= HTTPStatus.BAD_REQUEST and response else None

@@ -12,7 +12,7 @@ from plants.stores import StoreUnavailable
 
 # Report bad settings once, in one line, before any fork.
 try:
-    from plants.hosting.metrics import listen, listeners
+    from plants.hosting.metrics import listen, listening_sockets
     from plants.hosting.service import IS_IN_PROCESS, announce_new_token, settings, store
 except SettingsError as _error:
     stop(_error)
@@ -92,7 +92,7 @@ def on_reload(server: Any) -> None:
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Take the gauges of a worker that has ended out of the sum."""
-    if listeners:
+    if listening_sockets:
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(worker.pid)

@@ -15,9 +15,9 @@ from typing import Any
 from gunicorn import glogging
 
 from plants.hosting.service import settings
-from plants.server.answer import Answer
-from plants.server.calls import current
-from plants.server.request import Environ
+from plants.server.calls import current_request
+from plants.server.request import Request
+from plants.server.response import Response
 
 _STDOUT = 1
 # With the longest message and every character escaped, a line is shorter than PIPE_BUF.
@@ -70,9 +70,8 @@ class _TextFormatter(logging.Formatter):
 
 
 def _request_id(record: logging.LogRecord) -> str:
-    environ: Environ = getattr(record, "environ", None) or (current.request.environ if current.request else {})
-    request_id: str = environ.get("plants.request_id", "")
-    return request_id
+    request = getattr(record, "request", None) or current_request.get()
+    return request.environ.get("plants.request_id", "") if request else ""
 
 
 class AccessLog:
@@ -87,41 +86,44 @@ class AccessLog:
         self._lines = b""
         self._line = _json_line if settings.log_format == "json" else _text_line
 
-    def write(self, environ: Environ, answer: Answer, seconds: float) -> None:
-        """Write the line of a request that took so many seconds, to be read after ``flush``."""
-        level, name = _LEVELS.get(answer.status[0]) or _LEVELS_OF_SUCCESS[environ.get("PATH_INFO") == "/plants"]
+    def write(self, request: Request, response: Response, seconds: float) -> None:
+        """Buffer the log line of a request; ``flush`` writes it."""
+        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.path == "/plants"]
         if level >= self._level:
-            line = self._line(environ, answer, seconds, name)
+            line = self._line(request, response, seconds, name)
             data = line.encode(errors="backslashreplace")
             if len(self._lines) + len(data) > PIPE_BUF:
                 self.flush()
             self._lines += data
 
     def flush(self) -> None:
-        """Write out the lines that are kept."""
+        """Write the buffered lines."""
         if self._lines:
-            with suppress(OSError):  # Whoever read the log has gone.
+            with suppress(OSError):  # The reader of the log has gone.
                 os.write(_STDOUT, self._lines)
             self._lines = b""
 
 
-def _json_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
-    # An Error body is JSON already, and has nothing but these two members.
-    failure = answer.body[1:-1].decode() + "," if answer.body.startswith(b'{"error"') else ""
-    method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")[:_PATH_CHARACTERS]
+def _json_line(request: Request, response: Response, seconds: float, level: str) -> str:
+    environ = request.environ
+    failure = ""
+    if "plants.error" in environ:
+        code, message = environ["plants.error"]
+        failure = f'"error":{code},"message":{json.dumps(message)},'
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
-        f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(method)},"path":{_quoted(path)},'
-        f'"status":{answer.status[:3]},{failure}"size":{len(answer.body)},"duration":{seconds:.6f},'
-        f'"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}\n'
+        f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
+        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"status":{response.status[:3]},{failure}'
+        f'"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}\n'
     )
 
 
-def _text_line(environ: Environ, answer: Answer, seconds: float, level: str) -> str:
-    request = f"{environ.get('REQUEST_METHOD', '-')} {environ.get('PATH_INFO', '-')[:_PATH_CHARACTERS]}"
-    failure = f" {json.loads(answer.body)['message']}" if answer.body.startswith(b'{"error"') else ""
+def _text_line(request: Request, response: Response, seconds: float, level: str) -> str:
+    environ = request.environ
+    _, message = environ.get("plants.error", (None, ""))
     line = (
-        f"{timestamp(time.time())} {level} {answer.status[:3]} {request}{failure} "
+        f"{timestamp(time.time())} {level} {response.status[:3]} {request.method or '-'} "
+        f"{request.path[:_PATH_CHARACTERS] or '-'} {message + ' ' if message else ''}"
         f"{seconds * 1000:.1f} ms {environ['REMOTE_ADDR']} ({environ['plants.request_id']})"
     )
     return _one_line(line) + "\n"

@@ -5,28 +5,27 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
-from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
 from plants.framework import json_app
 from plants.hosting.service import settings
-from plants.server.answer import Answer
-from plants.server.request import Environ
+from plants.server.listener import WSGIApplication
+from plants.server.request import Request
+from plants.server.response import Response
 
-# Where the metrics are served: one socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has made it.
-listeners: Final[list[socket.socket]] = []
+# One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it.
+listening_sockets: Final[list[socket.socket]] = []
 
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = "http_server_request_duration_seconds"
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104  # They are compared, not listened at.
 
 
 def listen(cfg: Any, *, takes_over: bool) -> None:
@@ -41,7 +40,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     listener = socket.create_server(settings.metrics_bind, family=family, reuse_port=takes_over)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a master that takes over from this one
     listener.setblocking(False)
-    listeners.append(listener)
+    listening_sockets.append(listener)
     # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
     # imports it earlier. A master that takes over makes a new folder.
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
@@ -61,7 +60,7 @@ class Metrics:
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._seconds = Histogram(
             _SECONDS,
-            "Time from a request's first byte to its answer.",
+            "Time from a request's first byte to its response.",
             ("method", "route", "status", "error"),
             buckets=_BUCKETS,
             registry=None,
@@ -70,23 +69,21 @@ class Metrics:
         self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version",), multiprocess_mode="livemostrecent")
         build.labels(version("plants")).set(1)
-        self._observe: dict[tuple[str, bool, str, bytes], Callable[[float], None]] = {}
+        self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
 
-    def count_answer(self, environ: Environ, answer: Answer, seconds: float) -> None:
-        """Count an answer, and the seconds that it took."""
-        body = answer.body
-        # An Error body starts with its code.
-        error = body[10:15] if body.startswith(b'{"error"') else b""
-        method = environ.get("REQUEST_METHOD")
-        key = (method if method in _METHODS else "other", environ.get("PATH_INFO") == "/plants", answer.status, error)
+    def count_response(self, request: Request, response: Response, seconds: float) -> None:
+        """Count a response and its duration."""
+        code, _ = request.environ.get("plants.error", (None, ""))
+        method = request.method if request.method in _METHODS else "other"
+        key = (method, request.path == "/plants", response.status, code)
         observe = self._observe.get(key)
         if not observe:
-            labels = (key[0], "/plants" if key[1] else "other", key[2][:3], error.decode(errors="replace"))
+            labels = (key[0], "/plants" if key[1] else "other", key[2][:3], str(code or ""))
             observe = self._observe[key] = self._seconds.labels(*labels).observe
         observe(seconds)
 
-    def gauge(self, connections: int, waiting: int) -> None:
-        """Say how many connections there are, and how many requests wait."""
+    def set_gauges(self, connections: int, waiting: int) -> None:
+        """Set the number of open connections, and of requests that wait for the application."""
         self._connections.set(connections)
         self._waiting.set(waiting)
 
@@ -121,19 +118,8 @@ class Exposition:
         yield CounterMetricFamily("plants_store_failures", "Creates that the store could not take.", failures)
 
 
-class WithMetrics:
-    """A WSGI application that answers ``/metrics``, and nothing else, where a request came to the listener."""
-
-    def __init__(self, app: WSGIApplication) -> None:
-        self._app = app
-        self._metrics = json_app()
-        self._metrics.add_route("/metrics", Exposition())
-        # A name, such as localhost, has become an address here.
-        host, port, *_ = listeners[0].getsockname()
-        self._host, self._port = None if host in _ANY_HOST else host, str(port)
-
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request (PEP 3333)."""
-        # A unix socket has neither a client's address nor one of its own: its SERVER_NAME and SERVER_PORT say nothing.
-        is_here = environ["SERVER_PORT"] == self._port and self._host in {None, environ["SERVER_NAME"]}
-        return (self._metrics if is_here and environ["REMOTE_ADDR"] else self._app)(environ, start_response)
+def metrics_app() -> WSGIApplication:
+    """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
+    app = json_app()
+    app.add_route("/metrics", Exposition())
+    return app

@@ -1,122 +1,113 @@
-"""Calls the application: in the loop, or in threads that answer many requests at a time."""
+"""Calls of the application: in the event loop, or in threads that each handle a batch of requests."""
 
 import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from plants.server.answer import Answer, WSGIApplication, call_application
 from plants.server.connection import Connection
-from plants.server.request import Refused, Request
+from plants.server.request import HTTPError, Request
+from plants.server.response import Call, Response
+from plants.server.service import Service
 
-_GATHER_SECONDS = 0.005  # A request waits no longer for others.
+_GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 
 Job = tuple[Connection, Request]
-Outcome = tuple[Connection, Request, Answer]
+Completed = tuple[Connection, Request, Response]
+
+# The request that this thread responds to.
+current_request: Final[ContextVar[Request | None]] = ContextVar("current_request", default=None)
 
 
-def is_awaited(job: Job) -> bool:
-    """Say whether a client still waits for this answer: a request that waited too long has been refused."""
+def is_current(job: Job) -> bool:
+    """Return whether a client still waits for this response: a request that waited too long has been rejected."""
     return job[0].request is job[1]
 
 
-class _Worker(Protocol):
-    log: Any
-    wsgi: WSGIApplication
-    most_together: int
-
-    def refusal(self, refused: Refused, request: Request) -> Answer: ...
-    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]: ...
-
-
-class _Current(threading.local):
-    request: Request | None = None
-
-
-# The request that this thread answers.
-current: Final = _Current()
-
-
 class Calls:
-    """Calls a worker's application. Each call gives an answer, even if the application fails."""
+    """Calls the applications. Each call returns a response, even if the application fails."""
 
-    def __init__(self, worker: _Worker, wake_fd: int) -> None:
-        """Threads write a byte to ``wake_fd`` when they have outcomes."""
-        self._worker = worker
+    def __init__(self, service: Service, log: Any, wake_fd: int, *, threads: int, max_batch: int) -> None:
+        """Start ``threads`` threads, which write a byte to ``wake_fd`` when they have completed a batch."""
+        self._service = service
+        self._log = log
         self._wake_fd = wake_fd
-        self._is_woken = False
-        self.waiting: deque[Job] = deque()  # for a thread
-        self._seen = 0  # so many waited at the last look
-        self._free = 0  # so many threads have nothing to do
+        self._woken = False
+        self._max_batch = max_batch
+        self.waiting: deque[Job] = deque()
+        self._previous_backlog = 0
+        self._free_threads = threads
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        self._outcomes: deque[list[Outcome]] = deque()
-
-    def start(self, threads: int) -> None:
-        """Start so many threads."""
-        self._free = threads
+        self._completed: deque[list[Completed]] = deque()
         for _ in range(threads):
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
 
-    def call(self, request: Request) -> Answer:
-        """Give the answer to one request."""
-        current.request = request
+    def call(self, request: Request) -> Response:
+        """Return the response to one request."""
+        current_request.set(request)
         try:
-            return call_application(self._worker.wsgi, request)
-        except (Exception, SystemExit):
-            self._worker.log.exception("the application failed")
+            return Call(request).response()
+        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
+            self._log.exception("the application failed")
             return self._failed(request)
         finally:
-            current.request = None
+            current_request.set(None)
 
-    def _failed(self, request: Request) -> Answer:
+    def _failed(self, request: Request) -> Response:
         request.keep_alive = False
-        return self._worker.refusal(Refused(500), request)
+        return self._service.error_response(HTTPError(500), request)
 
     def can_start(self) -> bool:
-        """Say whether requests wait, and a thread is free."""
-        return bool(self.waiting and self._free)
+        """Return whether requests wait and a thread is free."""
+        return bool(self.waiting and self._free_threads)
 
     def start_batches(self, now: float) -> None:
-        """Pass the requests that wait to the threads that are free, once no more come right after them."""
+        """Pass the waiting requests to free threads, once no more requests follow them closely."""
         waiting = self.waiting
-        # Forget requests that were refused because they waited too long: the oldest come first.
-        while waiting and not is_awaited(waiting[0]):
+        # Drop requests that were rejected because they waited too long: the oldest come first.
+        while waiting and not is_current(waiting[0]):
             waiting.popleft()
-        more_come = len(waiting) > self._seen and now < waiting[0][1].started + _GATHER_SECONDS
-        while waiting and self._free and not more_come:
-            self._free -= 1
-            jobs = [waiting.popleft() for _ in range(min(len(waiting), self._worker.most_together))]
-            self._batches.put([job for job in jobs if is_awaited(job)])
-        self._seen = len(waiting)
+        more_follow = len(waiting) > self._previous_backlog and now < waiting[0][1].started + _GATHER_SECONDS
+        while waiting and self._free_threads and not more_follow:
+            self._free_threads -= 1
+            jobs = [waiting.popleft() for _ in range(min(len(waiting), self._max_batch))]
+            self._batches.put([job for job in jobs if is_current(job)])
+        self._previous_backlog = len(waiting)
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Give the answers that the threads have finished."""
-        self._is_woken = False  # Reset first, so that a later answer wakes the worker again.
-        while self._outcomes:
-            self._free += 1
-            yield from self._outcomes.popleft()
+    def completed(self) -> Iterator[Completed]:
+        """Yield the responses of the batches that the threads have completed."""
+        self._woken = False  # Reset first, so that a later batch wakes the loop again.
+        while self._completed:
+            self._free_threads += 1
+            yield from self._completed.popleft()
 
     def _work(self) -> None:
         while True:
             jobs = self._batches.get()
-            answers = self._call_together([request for _, request in jobs])
-            self._outcomes.append([(*job, answer) for job, answer in zip(jobs, answers, strict=True)])
-            del jobs, answers  # Do not keep the last requests in memory while waiting.
-            if not self._is_woken:
-                self._is_woken = True
-                with suppress(BlockingIOError):  # If the pipe is full, the worker wakes anyway.
+            try:
+                self._completed.append(self._run_batch(jobs))
+            except BaseException:  # There is not even an error response. The deadlines close these connections.
+                self._log.exception("the error response failed")
+                self._completed.append([])
+            del jobs  # Do not hold the last requests in memory while waiting.
+            if not self._woken:
+                self._woken = True
+                with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                     os.write(self._wake_fd, b"\0")
 
-    def _call_together(self, requests: Sequence[Request]) -> list[Answer]:
+    def _run_batch(self, jobs: Sequence[Job]) -> list[Completed]:
         try:
-            answers = self._worker.together([partial(self.call, request) for request in requests])
-            if len(answers) != len(requests):
-                raise ValueError(f"there are {len(answers)} answers to {len(requests)} requests")
-        except Exception:
-            self._worker.log.exception("the application failed for %d requests together", len(requests))
-            return [self._failed(request) for request in requests]
-        return answers
+            responses = self._service.run_batch([partial(self.call, request) for _, request in jobs])
+            if len(responses) != len(jobs):
+                raise ValueError(f"there are {len(responses)} responses to {len(jobs)} requests")
+        except BaseException:
+            self._log.exception("the application failed for a batch of %d requests", len(jobs))
+            responses = [self._failed(request) for _, request in jobs]
+        return [
+            (connection, request, response) for (connection, request), response in zip(jobs, responses, strict=True)
+        ]

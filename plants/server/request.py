@@ -1,16 +1,16 @@
-"""A request as it arrives: parse the head into an environ (PEP 3333), collect the body, or refuse."""
+"""A request as it arrives: parse the head into an environ (PEP 3333) and collect the body, or reject it."""
 
 import re
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
-Environ = dict[str, Any]
+from plants.server.listener import Environ, Listener
 
 HEAD_BYTES: Final = 65536
 _CHUNK_LINE_BYTES = 4096
-# Chunks per step, so that a client with tiny chunks delays nobody else.
-_CHUNKS_A_STEP = 64
+# A client with tiny chunks must not delay the others.
+_MAX_CHUNKS_PER_STEP = 64
 # The framing of a chunked body may take 1 KiB, and two bytes more for each byte of content.
 _FRAMING_BYTES = 1024
 _FRAMING_FACTOR = 2
@@ -28,7 +28,7 @@ _REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\
 _AUTHORITY = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST = re.compile(_AUTHORITY)
 _ABSOLUTE_FORM = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
-_MOST_DIGITS = 4000  # of a length; int() takes no more than 4,300
+_MAX_LENGTH_DIGITS = 4000  # int() accepts no more than 4,300.
 _CODINGS = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
 # RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it that ends the head or the last chunk.
 _QUOTED = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
@@ -44,17 +44,27 @@ _TOO_LARGE_FIELDS = (431, "The header fields are too many or too large.")
 _ONLY_CHUNKED = (501, "The only transfer coding is chunked.")
 
 
-class Limits(NamedTuple):
-    """What a client may send: bytes of a request line, of a header field and of a body, and a number of fields."""
+class Limits:
+    """Limits on a request: bytes of its line, of each field and of its body, and the number of fields."""
 
-    line: int
-    field: int
-    fields: int
-    body: int
+    def __init__(self, line: int, field: int, fields: int, body: int) -> None:
+        self.line = line
+        self.field = field
+        self.fields = fields
+        self.body = body
 
 
-class Refused(Exception):
-    """A request that the server refuses; it closes the connection after the answer.
+class Timeouts:
+    """Times in seconds: for a request to arrive, for its response, and between two requests of a connection."""
+
+    def __init__(self, request: float, response: float, keepalive: float) -> None:
+        self.request = request
+        self.response = response
+        self.keepalive = keepalive
+
+
+class HTTPError(Exception):
+    """The server rejects a request, and closes the connection after the response.
 
     :param status: the HTTP status.
     :param message: what is wrong, for people, if the status alone is not enough.
@@ -69,8 +79,8 @@ class Refused(Exception):
 class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
-    ``content`` has the bytes received so far; ``size`` is the length as far as known; ``is_whole`` says
-    whether all of it has come; ``overlap`` is how many bytes at the end of the head it reads again.
+    ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
+    of it has been received; ``overlap`` is the number of bytes at the end of the head that the body parses again.
     """
 
     overlap: int = 0
@@ -78,39 +88,42 @@ class SizedBody:
     def __init__(self, size: int) -> None:
         self.content: bytes | bytearray = b""
         self.size = size
-        self.is_whole: bool = not size
+        self.complete: bool = not size
 
-    def take(self, data: bytes) -> bytes:
-        """Take the body's part of ``data`` and give back the rest; call again with the rest and new data."""
+    def feed(self, data: bytes) -> bytes:
+        """Consume the body's part of ``data`` and return the rest; call again with the rest and new data."""
         missing = self.size - len(self.content)
-        self.is_whole = len(data) >= missing
+        self.complete = len(data) >= missing
         if self.content:
             self.content += data[:missing]
-        else:  # Most bodies arrive whole; these are not copied again.
-            self.content = data[:missing] if self.is_whole else bytearray(data)
+        else:  # Most bodies arrive in one piece, and are not copied again.
+            self.content = data[:missing] if self.complete else bytearray(data)
         return data[missing:]
 
 
 class ChunkedBody:
-    """A body in chunks (RFC 9112, section 7.1); its trailers are checked and dropped. It is like a ``SizedBody``."""
+    """A body in chunks (RFC 9112, section 7.1), with the interface of ``SizedBody``; it checks and drops trailers."""
 
     overlap: int = len(b"\r\n")
 
     def __init__(self, limits: Limits) -> None:
         self.content: bytes | bytearray = bytearray()
         self.size: int = 0
-        self.is_whole: bool = False
+        self.complete: bool = False
         self._limits = limits
         self._framing = 0
-        self._missing = 0  # bytes of the chunk that is coming in
-        self._is_in_trailers = False
+        self._missing = 0  # bytes of the current chunk
+        self._in_trailers = False
 
-    def take(self, data: bytes) -> bytes:
-        """Take what belongs to the body, a limited number of chunks at a time; raise ``Refused`` for malformed ones."""
+    def feed(self, data: bytes) -> bytes:
+        """Consume a limited number of chunks and return the rest of ``data``.
+
+        :raises HTTPError: a chunk or a trailer is malformed.
+        """
         position = 0
-        for _ in range(_CHUNKS_A_STEP):
-            if self._is_in_trailers:
-                return self._take_trailers(data[position:])
+        for _ in range(_MAX_CHUNKS_PER_STEP):
+            if self._in_trailers:
+                return self._feed_trailers(data[position:])
             piece = data[position : position + self._missing]
             self.content += piece
             self._missing -= len(piece)
@@ -119,7 +132,7 @@ class ChunkedBody:
             if end < 0:
                 start = data[position : position + _CHUNK_LINE_BYTES]
                 if len(start) == _CHUNK_LINE_BYTES or not b"\r\n".startswith(start[:2]):
-                    raise Refused(400)
+                    raise HTTPError(400)
                 break
             self._begin_chunk(data, position, end)
             position = end + 2 if self._missing else end
@@ -129,12 +142,12 @@ class ChunkedBody:
         line = _CHUNK_LINE.fullmatch(data, start, end)
         self._framing += end - start + 2
         if not line or self._framing > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
-            raise Refused(400, "The chunks of the body are malformed, or too small.")
+            raise HTTPError(400, "The chunks of the body are malformed, or too small.")
         self._missing = int(line[1], 16)
         self.size += self._missing
-        self._is_in_trailers = not self._missing
+        self._in_trailers = not self._missing
 
-    def _take_trailers(self, data: bytes) -> bytes:
+    def _feed_trailers(self, data: bytes) -> bytes:
         # After the last chunk's line: CRLF, fields, an empty line.
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -142,8 +155,8 @@ class ChunkedBody:
             return data
         for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
             if name.lower() in _NOT_IN_TRAILERS:
-                raise Refused(400)
-        self.is_whole = True
+                raise HTTPError(400)
+        self.complete = True
         return data[end + 4 :]
 
 
@@ -151,51 +164,59 @@ NO_BODY: Final = SizedBody(0)
 
 
 class Request:
-    """A request, from its first byte to its answer.
+    """A request, from its first byte to its response.
 
-    ``environ`` is the environ (PEP 3333) without ``wsgi.input``, filled from the head; ``started`` is the time
-    of the first byte (seconds of the worker's clock); ``extra_fields`` are header lines that the answer gets.
+    ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so ``method`` and
+    ``path`` are what the client sent; both are empty until the head has been parsed. ``started`` is the time of the
+    first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
     """
 
-    body: SizedBody | ChunkedBody = NO_BODY
-    has_head: bool = False  # The head has been parsed.
-    is_head: bool = False  # The method is HEAD.
-    keep_alive: bool = False
-    awaits_continue: bool = False
-    extra_fields: bytes = b""
-
-    def __init__(self, base: Environ, started: float) -> None:
-        """Begin with what the environs of all requests of a connection have in common."""
+    def __init__(self, listener: Listener, base: Environ, started: float) -> None:
+        """Start from ``base``, the environ keys that all requests of a connection share."""
+        self.listener = listener
         self.environ: Environ = base.copy()
         self.started = started
+        self.method: str = ""
+        self.path: str = ""
+        self.body: SizedBody | ChunkedBody = NO_BODY
+        self.parsed: bool = False  # the head
+        self.http_1_0: bool = False
+        self.keep_alive: bool = False
+        self.awaits_continue: bool = False
+        self.extra_headers: bytes = b""
 
-    def read_head(self, head: str, limits: Limits) -> None:
-        """Parse a whole head, its empty line included. :raises Refused: it is malformed or not supported."""
+    def parse_head(self, head: str, limits: Limits) -> None:
+        """Parse a complete head, with its empty line.
+
+        :raises HTTPError: it is malformed or not supported.
+        """
         line = _REQUEST_LINE.match(head)
         if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line:
-            raise Refused(414, "The request line is too long.")
+            raise HTTPError(414, "The request line is too long.")
         if not line:
-            raise Refused(400)
+            raise HTTPError(400)
         environ = self.environ
-        environ["REQUEST_METHOD"], environ["RAW_URI"], minor = line.groups()
-        self.is_head = environ["REQUEST_METHOD"] == "HEAD"
+        method, target, minor = line.groups()
+        self.method = environ["REQUEST_METHOD"] = method
+        environ["RAW_URI"] = target
         is_1_1 = minor == "1"
+        self.http_1_0 = not is_1_1
         environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_1_1 else "HTTP/1.0"
         for name, value in _fields(head, line.end(), limits):
             key = _environ_key(name)
             if key not in environ:
                 environ[key] = value
             elif key in _NOT_TWICE:
-                raise Refused(400)
+                raise HTTPError(400)
             else:
                 environ[key] += "," + value
         environ.pop("", None)
-        self._read_connection(is_1_1)
-        self._read_target()
-        self._read_framing(is_1_1, limits)
-        self.has_head = True
+        self._parse_connection(is_1_1)
+        self._parse_target(method, target)
+        self._parse_framing(is_1_1, limits)
+        self.parsed = True
 
-    def _read_connection(self, is_1_1: bool) -> None:
+    def _parse_connection(self, is_1_1: bool) -> None:
         environ = self.environ
         self.keep_alive = is_1_1
         if "HTTP_CONNECTION" in environ:
@@ -205,82 +226,82 @@ class Request:
             self.keep_alive = False  # The bytes after it may belong to a tunnel.
         host = environ.get("HTTP_HOST")
         if (host is None and is_1_1) or (host is not None and not _is_host(host)):
-            raise Refused(400, "A request must have exactly one valid Host field.")
+            raise HTTPError(400, "A request must have exactly one valid Host field.")
 
-    def _read_target(self) -> None:
-        environ = self.environ
-        target = environ["RAW_URI"]
+    def _parse_target(self, method: str, target: str) -> None:
         if not target.startswith("/"):
-            target = self._origin_form(target)
+            target = self._origin_form(method, target)
         if "#" in target:
-            raise Refused(400, "A request target must not have a fragment.")
-        path, _, environ["QUERY_STRING"] = target.partition("?")
-        environ["PATH_INFO"] = unquote(path, "latin-1") if "%" in path else path
+            raise HTTPError(400, "A request target must not have a fragment.")
+        path, _, self.environ["QUERY_STRING"] = target.partition("?")
+        self.path = self.environ["PATH_INFO"] = unquote(path, "latin-1") if "%" in path else path
 
-    def _origin_form(self, target: str) -> str:
-        method = self.environ["REQUEST_METHOD"]
+    def _origin_form(self, method: str, target: str) -> str:
         if method == "CONNECT":
-            raise Refused(501, "This is not a proxy.")
+            raise HTTPError(501, "This is not a proxy.")
         if target == "*" and method == "OPTIONS":
             return ""
         absolute = _ABSOLUTE_FORM.fullmatch(target)
         if not absolute:
-            raise Refused(400, "A request target must be a path, or an http URL without user information.")
+            raise HTTPError(400, "A request target must be a path, or an http URL without user information.")
         # RFC 9112, section 3.2.2: the host in the target replaces the Host field.
         self.environ["HTTP_HOST"], rest = absolute.groups(default="/")
         return rest if rest.startswith("/") else "/" + rest
 
-    def _read_framing(self, is_1_1: bool, limits: Limits) -> None:
+    def _parse_framing(self, is_1_1: bool, limits: Limits) -> None:
         environ = self.environ
         length = environ.get("CONTENT_LENGTH")
         if length is not None:
-            if not length.isdecimal() or len(length) > _MOST_DIGITS:  # RFC 9110, section 8.6
-                raise Refused(400)
+            if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:  # RFC 9110, section 8.6
+                raise HTTPError(400)
             self.body = SizedBody(int(length))
         if "HTTP_TRANSFER_ENCODING" in environ:
             codings = [coding.strip(" \t") for coding in environ.pop("HTTP_TRANSFER_ENCODING").lower().split(",")]
             if not _CODINGS.issuperset(codings):
-                raise Refused(*_ONLY_CHUNKED)
+                raise HTTPError(*_ONLY_CHUNKED)
             # RFC 9112, sections 6.1 and 6.3: with a length too, in HTTP/1.0, or where chunked is not the last coding,
             # the end of the body is ambiguous.
             if length is not None or not is_1_1 or "chunked" in codings[:-1] or codings[-1] != "chunked":
-                raise Refused(400)
+                raise HTTPError(400)
             if len(codings) > 1:
-                raise Refused(*_ONLY_CHUNKED)
+                raise HTTPError(*_ONLY_CHUNKED)
             self.body = ChunkedBody(limits)
         expectation = environ.get("HTTP_EXPECT")
         if expectation is not None:
             if expectation.lower() != "100-continue":
-                raise Refused(417, "The only expectation that is met is 100-continue.")
+                raise HTTPError(417, "The only expectation that is met is 100-continue.")
             self.awaits_continue = is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
-    """Check the start of a head. :raises Refused: no valid head starts like this, or it is already too large."""
+    """Check the start of an incomplete head.
+
+    :raises HTTPError: no valid head starts like this, or it is already too large.
+    """
     end = data.find(b"\n", 2)
     if (end if end >= 0 else len(data)) > limits.line + 1:
-        raise Refused(414, "The request line is too long.")
+        raise HTTPError(414, "The request line is too long.")
     if end >= 0:
         if not _REQUEST_LINE.match(data[: end + 1].decode("latin-1")):
-            raise Refused(400)
+            raise HTTPError(400)
         _check_growing_fields(data, limits, lines=limits.fields + 1)
 
 
 def _check_growing_fields(data: bytes, limits: Limits, lines: int) -> None:
     last = len(data) - data.rfind(b"\r\n") - 2
     if len(data) > HEAD_BYTES or last > limits.field + 1 or data.count(b"\r\n", 2) > lines:
-        raise Refused(*_TOO_LARGE_FIELDS)
+        raise HTTPError(*_TOO_LARGE_FIELDS)
 
 
 def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
-    """Give the fields of a head or of trailers, which begin after a line and end with an empty one."""
+    """Parse the fields of a head or of trailers, which start after a line and end with an empty one."""
     fields = _FIELD.findall(section, start)
-    # Each field is a whole line, so there is nothing else if there are as many lines.
+    # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:
-        raise Refused(400)
+        raise HTTPError(400)
     is_too_large = len(section) > limits.field and max(map(len, section[start:].split("\r\n"))) > limits.field
     if len(section) > HEAD_BYTES or len(fields) > limits.fields or is_too_large:
-        raise Refused(*_TOO_LARGE_FIELDS)
+        raise HTTPError(*_TOO_LARGE_FIELDS)
     if " \r\n" in section or "\t\r\n" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]
     return fields
@@ -293,7 +314,7 @@ def _is_host(host: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _environ_key(name: str) -> str:
-    """Give the environ key of a field, or "" for a name with an underscore: it would look like one with a hyphen."""
+    """Return the environ key of a field, or "" for a name with an underscore: it would look like one with a hyphen."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")

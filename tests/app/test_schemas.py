@@ -154,12 +154,14 @@ def test_what_is_refused_does_not_fit_the_described_shape(body: bytes) -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_has_a_message_for_people(code: ErrorCode) -> None:
-    assert json.loads(error_body(code)) == {"error": code, "message": code.message}
+    environ: dict[str, Any] = {}
+    assert json.loads(error_body(environ, code)) == {"error": code, "message": code.message}
+    assert environ["plants.error"] == (code, code.message)
     assert re.fullmatch(r"[A-Z] ?[a-z].*\.", code.message)
 
 
 def test_a_status_that_is_not_in_the_table_is_its_number_times_100() -> None:
-    assert json.loads(error_body(43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
+    assert json.loads(error_body({}, 43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
 
 
 def outcome(load: Any, *args: Any, **options: Any) -> Any:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from plants.hosting.logs import AccessLog
-from plants.server.answer import make_answer
+from plants.server.listener import Listener
+from plants.server.request import Request
+from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 from tests.support.process import children
@@ -167,10 +169,12 @@ def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at
 
 def test_many_lines_go_out_as_whole_ones_in_pieces_that_a_pipe_takes(capfd: pytest.CaptureFixture[str]) -> None:
     log = AccessLog(logging.DEBUG)
-    answer = make_answer("200 OK", [], b"{}", is_head=False)
+    response = make_response("200 OK", [], b"{}", is_head=False)
+    with socket.socket() as sock:
+        listener = Listener(sock, lambda *_: [])
     for number in range(40):
-        environ = {"PATH_INFO": "/plants", "REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"{number}"}
-        log.write(environ, answer, 0.001)
+        environ = {"REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"{number}"}
+        log.write(Request(listener, environ, 0), response, 0.001)
     first = capfd.readouterr().out
     log.flush()
     lines = (first + capfd.readouterr().out).splitlines()
@@ -199,14 +203,14 @@ def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log
         assert "    2026-11-21T00:00:00.000000Z info\\x1b[2J\n" in service.lines
 
 
-def test_an_answer_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
-    app = "def app(environ, start_response):\n    start_response('200 OK', [])\n    return [b'{\"error\" \\xff}']\n"
-    (tmp_path / "odd.py").write_text(app)
+def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
+    app = "def app(environ, start_response):\n    environ['plants.error'] = 3\n    start_response('200 OK', [])\n"
+    (tmp_path / "odd.py").write_text(app + "    return [b'odd']\n")
     (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
     with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py") as service:
         answer = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
-        assert answer.body == b'{"error" \xff}'
-        line = service.wait_for('.*an answer could not be logged.*"request_id": "first"')[0]
+        assert answer.body == b"odd"
+        line = service.wait_for('.*a response could not be logged.*"request_id": "first"')[0]
         service.send(method="GET", path="/odd", headers=[])
         assert service.stop() == 0
     assert "Traceback" not in line.partition("stacktrace")[0]

@@ -17,10 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from webtest import TestApp as WebTestApp
 
-import plants
-from plants.hosting import metrics
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
@@ -199,18 +196,6 @@ def test_nothing_else_answers_where_they_are(host: str, port: int) -> None:
         assert ask(b"/metrics", b"POST") == 405
         assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
         assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
-
-
-@pytest.mark.parametrize(("client", "status"), [("127.0.0.1", 404), ("", 401)], ids=["TCP", "unix"])
-def test_what_comes_through_a_unix_socket_is_never_for_them(
-    monkeypatch: pytest.MonkeyPatch, client: str, status: int
-) -> None:
-    # A unix socket has no address. The server says localhost and 80, and the metrics may be at port 80 of any address.
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        monkeypatch.setattr(metrics, "listeners", [listener])
-        environ = {"REMOTE_ADDR": client, "SERVER_NAME": "localhost", "SERVER_PORT": str(listener.getsockname()[1])}
-        app = WebTestApp(metrics.WithMetrics(plants.create_app(tokens=[TOKEN])))
-    assert app.get("/", extra_environ=environ, expect_errors=True).status_int == status
 
 
 @pytest.mark.usefixtures("unmeasured")

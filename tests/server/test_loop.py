@@ -1,4 +1,4 @@
-"""The worker's loop, run by hand: what one connection does ends no other, and what all of them hold is bounded."""
+"""The event loop, iteration by iteration: a failure closes one connection, and the buffered bytes are bounded."""
 
 import errno
 import logging
@@ -8,182 +8,200 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gunicorn.config import Config
 
-from plants.server.answer import Answer
-from plants.server.calls import Calls
-from plants.server.connection import ANSWERING, CLOSED, CLOSING, IDLE, RECEIVING, STOPPING_SECONDS, WRITING, Connection
-from plants.server.request import Refused, Request
-from plants.server.worker import Worker
+from plants.server.connection import CLOSED, CLOSING, IDLE, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING, Connection
+from plants.server.listener import Listener
+from plants.server.loop import Config, Loop
+from plants.server.request import HTTPError, Limits, Request, Timeouts
+from plants.server.response import ErrorLog, Response
+from plants.server.service import Service
 from tests.support.worker_app import app
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
+LOG = logging.getLogger("tests.server")
 
 
-class RunByHand(Worker):
-    max_body_bytes = 1000
-    threads = 1
+class Driver:
+    """An event loop that runs one iteration at a time."""
 
-    def __init__(self, *sockets: socket.socket, app: Callable[..., Any] = app) -> None:
-        cfg = Config()
-        cfg.set("threads", self.threads)
-        log = logging.getLogger("tests.server")
-        listeners = [SimpleNamespace(sock=sock) for sock in sockets]
-        super().__init__(1, os.getppid(), listeners, SimpleNamespace(wsgi=lambda: app), 30, cfg, log)
-        self.PIPE = list(os.pipe())
-        self.load_wsgi()
+    def __init__(
+        self,
+        *sockets: Any,
+        app: Callable[..., Any] = app,
+        service: Service | None = None,
+        threads: int = 0,
+        max_batch: int = 10,
+    ) -> None:
+        self.service = service or Service()
+        self.pipe = os.pipe()
+        self.threads = threads
+        self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
+        config = Config(
+            limits=Limits(8190, 8190, 100, 1000),
+            timeouts=Timeouts(request=10, response=30, keepalive=2),
+            base_environ={"wsgi.errors": ErrorLog(LOG.error), "wsgi.multiprocess": False},
+            tls=None,
+            max_connections=1000,
+            max_requests=100_000,
+            threads=threads,
+            max_batch=max_batch,
+        )
+        self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, self.pipe)
 
     def connect(self) -> tuple[socket.socket, Connection]:
-        """Give a client, and what the worker has of it."""
+        """Return a client and its connection."""
         client, served = socket.socketpair()
         client.settimeout(10)
         served.setblocking(False)
-        connection = Connection(self, served, self._environ)
-        self.connections.add(connection)
-        self._step(connection, connection.watch)
-        return client, connection
+        return client, self.loop.connect(self.listener, served, "")
 
     def run_once(self) -> None:
-        self._sweep_at = min(self._sweep_at, time.monotonic() + 0.01)
-        self._run_once()
+        self.loop._sweep_at = min(self.loop._sweep_at, time.monotonic() + 0.01)
+        self.loop.run_once()
+
+    def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
+        self.loop._step(connection, step, *args)
 
     def end(self) -> None:
-        for connection in list(self.connections):
+        for connection in list(self.loop.shared.connections):
             connection.close()
-        self._selector.close()
-        # A thread whose answer has just been sent is still about to write to the pipe.
-        for descriptor in () if self._has_threads else self.PIPE:
+        self.loop._selector.close()
+        self.listener.sock.close()
+        # A thread that has just completed a batch is about to write to the pipe.
+        for descriptor in () if self.threads else self.pipe:
             os.close(descriptor)
-        self.tmp.close()
 
 
 @pytest.fixture
-def worker() -> Iterator[RunByHand]:
-    worker = RunByHand()
-    yield worker
-    worker.end()
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.end()
 
 
-def test_a_connection_that_fails_is_closed_and_the_others_are_answered(
-    worker: RunByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clients = [worker.connect() for _ in range(3)]
-    for client, _ in clients:
-        client.sendall(GET)
-    monkeypatch.setattr(clients[1][1], "answer", lambda *_: 1 / 0)
-    worker.run_once()
-    assert [client.recv(1000)[:12] for client, _ in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
-    assert clients[1][1].state == CLOSED
-    assert "a connection failed and is closed" in caplog.text
-    for client, _ in clients:
+class Failing(Service):
+    """Fails for some paths, and for batches."""
+
+    def responded(self, request: Request, response: Response) -> None:
+        if request.path == "/unlogged":
+            raise RuntimeError("no log", response.status)
+
+    def never_blocks(self, request: Request) -> bool:
+        if request.path == "/unsorted":
+            raise RuntimeError("neither loop nor thread")
+        return False
+
+    def error_response(self, error: HTTPError, request: Request) -> Response:
+        if request.path == "/fail":
+            raise RuntimeError("no error response")
+        return super().error_response(error, request)
+
+    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
+        raise RuntimeError(f"no commit for {len(calls)}")
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [(b"/unlogged", "no log"), (b"/unsorted", "neither loop nor thread"), (b"/fail", "no error response")],
+)
+def test_a_failure_closes_one_connection_only(path: bytes, logged: str, caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(service=Failing())
+    clients = [driver.connect()[0] for _ in range(3)]
+    for client, target in zip(clients, (b"/late", path, b"/late"), strict=True):
+        client.sendall(GET.replace(b"/late", target))
+    driver.run_once()
+    assert [client.recv(1000)[:12] for client in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
+    assert logged in caplog.text
+    for client in clients:
         client.close()
+    driver.end()
 
 
-def test_a_refusal_that_fails_closes_its_connection_alone(
-    worker: RunByHand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "refusal", lambda *_: 1 / 0)
-    (failing, _), (other, _) = worker.connect(), worker.connect()
-    with failing, other:
-        failing.sendall(GET.replace(b"/late", b"/fail"))
-        other.sendall(GET)
-        worker.run_once()
-        assert failing.recv(1000) == b""
-        assert other.recv(1000).startswith(b"HTTP/1.1 200")
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(worker: RunByHand) -> None:
-    (lost, connection), (other, _) = worker.connect(), worker.connect()
+def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(driver: Driver) -> None:
+    (lost, connection), (other, _) = driver.connect(), driver.connect()
     with lost, other:
         lost.sendall(GET)
         other.sendall(GET)
         connection.sock.close()
-        worker.run_once()
-        worker._step(connection, connection.expire)
+        driver.run_once()
+        driver.step(connection, connection.expire)
         assert connection.state == CLOSED
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
-        worker.run_once()
+        driver.run_once()
         request = connection.request
         assert request
-        connection.refuse(Refused(503))
-        connection.answer(request, worker.refusal(Refused(500), request))
+        connection.reject(HTTPError(503))
+        connection.respond(request, driver.service.error_response(HTTPError(500), request))
         assert client.recv(1000).startswith(b"HTTP/1.1 503")
         assert client.recv(1000) == b""
 
 
-def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(worker: RunByHand) -> None:
+def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(driver: Driver) -> None:
     for end in ("close", "refuse", "answer", "reset"):
-        client, connection = worker.connect()
+        client, connection = driver.connect()
         with client:
             client.sendall(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
-            worker.run_once()
-            assert worker._held == connection.counted == 899
+            driver.run_once()
+            assert driver.loop._buffered_bytes == connection.counted_bytes == 899
             if end == "answer":
                 client.sendall(b"x")
-                worker.run_once()
+                driver.run_once()
                 assert client.recv(1000).startswith(b"HTTP/1.1 200")
             elif end == "refuse":
-                worker._step(connection, connection.refuse, Refused(408))
+                driver.step(connection, connection.reject, HTTPError(408))
             elif end == "close":
-                worker._step(connection, connection.close)
-        worker.run_once()
-        assert worker._held == 0
-        assert connection.held() == 0
+                driver.step(connection, connection.close)
+        driver.run_once()
+        assert driver.loop._buffered_bytes == 0
+        assert connection.buffered_bytes() == 0
 
 
-def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(worker: RunByHand) -> None:
-    hoarder, connection = worker.connect()
-    small, _ = worker.connect()
+def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(driver: Driver) -> None:
+    hoarder, connection = driver.connect()
+    small, _ = driver.connect()
     with hoarder, small:
         hoarder.sendall(GET.replace(b"/late", b"/large"))
-        worker.run_once()
-        worker.run_once()
+        driver.run_once()
+        driver.run_once()
         assert connection.state == CLOSED
         small.sendall(GET)
-        worker.run_once()
+        driver.run_once()
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_the_largest_are_refused_first_and_only_as_many_as_must_be(worker: RunByHand) -> None:
-    worker._most_held = 5000
+def test_the_largest_are_refused_first_and_only_as_many_as_must_be(driver: Driver) -> None:
+    driver.loop._max_buffered_bytes = 5000
     sizes = [100 + 5 * number for number in range(100)]
-    clients = [worker.connect() for _ in sizes]
+    clients = [driver.connect() for _ in sizes]
     for (client, _), size in zip(clients, sizes, strict=True):
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * size)
-    worker.run_once()
+    driver.run_once()
     kept = [size for (_, connection), size in zip(clients, sizes, strict=True) if connection.request]
     assert kept == sizes[: len(kept)]
-    assert worker._held == sum(kept) <= 5000 < sum(kept) + kept[-1] + 5
+    assert driver.loop._buffered_bytes == sum(kept) <= 5000 < sum(kept) + kept[-1] + 5
     for client, _ in clients:
         client.close()
 
 
-class Listener:
-    """A listening socket of a system that has no descriptor left; then of one whose first client has gone."""
+class ShortOfDescriptors(socket.socket):
+    """A listening socket of a system without free descriptors; then of one whose first client has gone."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.is_short = True
-        self.gone = 1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sock, name)
+    short = True
+    gone = 1
 
     def accept(self) -> Any:
-        if self.is_short:
+        if self.short:
             raise OSError(errno.EMFILE, "Too many open files")
-        sock, peer = self.sock.accept()
+        sock, peer = super().accept()
         if self.gone:
             self.gone -= 1
             sock.close()
@@ -191,89 +209,88 @@ class Listener:
 
 
 def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        listener = Listener(sock)
-        worker = RunByHand(listener)  # type: ignore[arg-type]  # it stands for a socket
-        with (
-            closing(socket.create_connection(sock.getsockname())),
-            closing(socket.create_connection(sock.getsockname())) as client,
-        ):
-            client.settimeout(10)
-            worker.run_once()
-            worker.run_once()
-            assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
-            listener.is_short = False
-            client.sendall(GET)
-            while not worker.connections:
-                worker.run_once()
-            worker.run_once()
-            assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        worker.end()
+    listener = ShortOfDescriptors(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    driver = Driver(listener)
+    with (
+        closing(socket.create_connection(listener.getsockname())),
+        closing(socket.create_connection(listener.getsockname())) as client,
+    ):
+        client.settimeout(10)
+        driver.run_once()
+        driver.run_once()
+        assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
+        listener.short = False
+        client.sendall(GET)
+        while not driver.loop.shared.connections:
+            driver.run_once()
+        driver.run_once()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
 
 
-def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
         client.sendall(GET + b"\r\n")
-        worker.run_once()
-        worker.run_once()
+        driver.run_once()
+        driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         assert connection.state is IDLE
         client.sendall(GET)
-        worker.run_once()
+        driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         client.sendall(b"\r")
-        worker.run_once()
+        driver.run_once()
         assert connection.state is IDLE
-        worker.alive = False
-        worker._sweep()
-        assert connection.deadline <= worker.now + STOPPING_SECONDS
+        driver.loop.stop()
+        driver.loop._sweep()
+        assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
 def test_empty_lines_before_a_request_mean_the_same_however_they_are_cut(
-    worker: RunByHand, lines: int, status: bytes
+    driver: Driver, lines: int, status: bytes
 ) -> None:
     data = b"\r\n" * lines + GET
     for cut in range(1, 2 * lines + 2):
-        client, _ = worker.connect()
+        client, _ = driver.connect()
         with client:
             for piece in (data[:cut], data[cut:]):
                 client.sendall(piece)
-                worker.run_once()
+                driver.run_once()
             assert client.recv(1000)[9:12] == status
 
 
 TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
 
 
-def test_many_tiny_chunks_are_read_a_few_at_a_time(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
         client.sendall(TINY_CHUNKS + b"0\r\n\r\n")
-        worker._step(connection, connection.ready)
+        driver.step(connection, connection.ready)
         assert connection.state == RECEIVING
-        worker.run_once()
+        driver.run_once()
         assert b"x" * 100 in client.recv(10_000)
 
 
-def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
         client.sendall(TINY_CHUNKS)
-        worker._step(connection, connection.ready)
-        worker._step(connection, connection.refuse, Refused(408))
-        worker.run_once()
+        driver.step(connection, connection.ready)
+        driver.step(connection, connection.reject, HTTPError(408))
+        driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
         assert client.recv(1000) == b""
 
 
-def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
-        worker._step(connection, connection.ready)
+        driver.step(connection, connection.ready)
         client.sendall(GET)
-        worker.run_once()
+        driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
@@ -287,18 +304,18 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
         start_response("200 OK", [])
         return []
 
-    class WithProbe(RunByHand):
-        def never_waits(self, request: Request) -> bool:
-            return bool(request.environ["PATH_INFO"] == "/probe")
+    class WithProbe(Service):
+        def never_blocks(self, request: Request) -> bool:
+            return request.path == "/probe"
 
-    busy = WithProbe(app=answer)
+    busy = Driver(app=answer, service=WithProbe())
     clients = [busy.connect() for _ in range(4)]
     for client, _ in clients[:3]:
         client.sendall(GET.replace(b"/late", b"/long"))
     busy.run_once()
     assert answered == ["/long"]
     clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
-    busy._step(clients[1][1], clients[1][1].refuse, Refused(503))
+    busy.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     busy.run_once()
     busy.run_once()
     busy.run_once()
@@ -308,96 +325,99 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
     busy.end()
 
 
-class WithThreads(RunByHand):
-    threads = 2
-    most_together = 10
-
-
-class Failing(WithThreads):
-    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-        raise RuntimeError(f"no commit for {len(calls)}")
-
-
-class Forgetful(WithThreads):
-    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+class Forgetful(Service):
+    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
         return [call() for call in calls[1:]]
 
 
-def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(worker: RunByHand) -> None:
-    client, connection = worker.connect()
+def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(driver: Driver) -> None:
+    client, connection = driver.connect()
     with client:
         filled = 0
         with suppress(BlockingIOError):
             while True:
                 filled += connection.sock.send(b"x" * 1000)
         client.sendall(GET)
-        worker.run_once()
-        worker._step(connection, connection.ready)  # It still takes nothing.
+        driver.run_once()
+        driver.step(connection, connection.ready)  # It still takes nothing.
         assert connection.state == WRITING
         with client.makefile("rb") as received:
             assert received.read(filled) == b"x" * filled
-            worker.run_once()
+            driver.run_once()
             assert received.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 answers to 1 requests")]
+    ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 responses to 1 requests")]
 )
 def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
-    kind: type[RunByHand], logged: str, caplog: pytest.LogCaptureFixture
+    kind: type[Service], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = kind()
-    client, connection = worker.connect()
+    driver = Driver(service=kind(), threads=2)
+    client, connection = driver.connect()
     with client:
         client.sendall(GET)
         while connection.state != CLOSING:
-            worker.run_once()
+            driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 500")
     assert logged in caplog.text
-    os.read(worker.PIPE[0], 1)  # The thread has done all that it does for this answer.
-    worker.end()
+    driver.end()
 
 
-class Batching(WithThreads):
+def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(service=Failing(), threads=1)
+    for count in (1, 2):
+        client, connection = driver.connect()
+        with client:
+            client.sendall(GET.replace(b"/late", b"/fail"))
+            while caplog.text.count("the error response failed") < count:
+                driver.run_once()
+            connection.deadline = driver.loop.shared.now
+            while connection.state != CLOSED:
+                driver.run_once()
+    driver.end()
+
+
+class Batching(Service):
     def __init__(self) -> None:
-        super().__init__()
         self.batches: list[int] = []
 
-    def together(self, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
         self.batches.append(len(calls))
-        return super().together(calls)
+        return super().run_batch(calls)
 
 
 def test_requests_that_come_one_right_after_the_other_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)  # A busy machine may take longer between two turns.
-    worker = Batching()
-    clients = [worker.connect() for _ in range(3)]
+    service = Batching()
+    driver = Driver(service=service, threads=2)
+    clients = [driver.connect() for _ in range(3)]
     for client, _ in clients:
         client.sendall(GET)
-        worker.run_once()
+        driver.run_once()
     for client, connection in clients:
         with client:
-            while connection.state == ANSWERING:
-                worker.run_once()
+            while connection.state == RESPONDING:
+                driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    assert worker.batches == [3]
-    worker.end()
+    assert service.batches == [3]
+    driver.end()
 
 
 def test_a_request_does_not_wait_for_a_batch_while_ever_more_come() -> None:
-    worker = Batching()
-    (first, connection), later = worker.connect(), []
+    driver = Driver(threads=2)
+    (first, connection), later = driver.connect(), []
     first.sendall(GET)
-    worker.run_once()
-    while connection.state == ANSWERING:
-        later.append(worker.connect()[0])
+    driver.run_once()
+    while connection.state == RESPONDING:
+        later.append(driver.connect()[0])
         later[-1].sendall(GET)
-        worker.run_once()
+        driver.run_once()
         assert len(later) < 10_000
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
     for client in (first, *later):
         client.close()
-    worker.end()
+    driver.end()
 
 
 def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dropped() -> None:
@@ -408,20 +428,20 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
         start_response("200 OK", [])
         return [b"late"]
 
-    worker = WithThreads(app=wait)
-    client, connection = worker.connect()
+    driver = Driver(app=wait, threads=2)
+    client, connection = driver.connect()
     with client:
         client.sendall(GET)
-        worker.run_once()
-        connection.deadline = worker.now
-        while connection.state == ANSWERING:
-            worker.run_once()
+        driver.run_once()
+        connection.deadline = driver.loop.shared.now
+        while connection.state == RESPONDING:
+            driver.run_once()
         gate.set()
-        os.read(worker.PIPE[0], 1)
-        worker.run_once()
+        while driver.loop._calls._free_threads < driver.threads:
+            driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 503")
         assert client.recv(1000) == b""
-    worker.end()
+    driver.end()
 
 
 def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_behind() -> None:
@@ -433,46 +453,50 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
         start_response("200 OK", [])
         return []
 
-    worker = WithThreads(app=wait)
-    worker.most_together = 1
+    driver = Driver(app=wait, threads=2, max_batch=1)
     for number in range(60):
-        client, connection = worker.connect()
+        client, connection = driver.connect()
         with client:
             client.sendall(GET)
-            worker.run_once()
-            worker.run_once()  # Nothing more has come, so the request goes to a thread.
-            if number < worker.threads:
+            driver.run_once()
+            driver.run_once()  # Nothing more has come, so the request goes to a thread.
+            if number < driver.threads:
                 assert stuck.acquire(timeout=10)
             else:
-                worker._step(connection, connection.refuse, Refused(503))
-    assert len(worker._calls.waiting) <= 1
+                driver.step(connection, connection.reject, HTTPError(503))
+    assert len(driver.loop._calls.waiting) <= 1
     gate.set()
-    while worker._calls._free < worker.threads:
-        worker.run_once()
-    assert not worker._calls.waiting
-    worker.end()
+    while driver.loop._calls._free_threads < driver.threads:
+        driver.run_once()
+    assert not driver.loop._calls.waiting
+    driver.end()
 
 
-def test_a_request_that_was_refused_while_it_waited_is_not_carried_out() -> None:
+def test_a_request_that_was_rejected_while_it_waited_is_not_carried_out() -> None:
     called: list[str] = []
+    gate, stuck = threading.Event(), threading.Event()
 
     def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         called.append(environ["PATH_INFO"])
+        stuck.set()
+        gate.wait(20)
         start_response("200 OK", [])
         return []
 
-    worker = RunByHand(app=note)
-    (client, gone), (other, kept) = worker.connect(), worker.connect()
-    request = kept.request = Request({"PATH_INFO": "/kept"}, 0)
-    worker.most_together = 10
-    calls = Calls(worker, worker.PIPE[1])
-    calls.waiting.extend([(gone, Request({"PATH_INFO": "/gone"}, 0)), (kept, request)])
-    calls.start(1)
-    calls.start_batches(worker.now)
-    os.read(worker.PIPE[0], 1)  # until a thread has an answer
-    outcomes = list(calls.outcomes())
-    assert called == ["/kept"]
-    assert [(connection, asked) for connection, asked, _ in outcomes] == [(kept, request)]
-    worker.end()
-    client.close()
-    other.close()
+    driver = Driver(app=note, threads=1)
+    clients = [driver.connect() for _ in range(3)]
+    for (client, connection), path in zip(clients, (b"/first", b"/rejected", b"/last"), strict=True):
+        client.sendall(GET.replace(b"/late", path))
+        while connection.state != RESPONDING:
+            driver.run_once()
+        if path == b"/first":
+            driver.run_once()
+            assert stuck.wait(10)
+    driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
+    gate.set()
+    while clients[2][1].state == RESPONDING:
+        driver.run_once()
+    assert called == ["/first", "/last"]
+    for client, _ in clients:
+        client.close()
+    driver.end()

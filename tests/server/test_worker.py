@@ -311,8 +311,8 @@ def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields
         pytest.param(b"/twice", "AssertionError: start_response was called twice", id="start-response-twice"),
         pytest.param(b"/silent", "AssertionError: the application did not call", id="no-start-response"),
         pytest.param(b"/in_the_middle", "KeyError: 'a fault in the middle'", id="in-the-middle"),
-        pytest.param(b"/short", "ValueError: the application announced 10 bytes and gave 5", id="too-short"),
-        pytest.param(b"/long", "ValueError: the application announced 4 bytes and gave 21", id="too-long"),
+        pytest.param(b"/short", "ValueError: the application announced 10 bytes and returned 5", id="too-short"),
+        pytest.param(b"/long", "ValueError: the application announced 4 bytes and returned 21", id="too-long"),
     ],
 )
 def test_a_fault_of_the_application_is_a_500_and_its_details_are_in_the_log(

@@ -1,0 +1,16 @@
+"""A listening socket and the application behind it."""
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Environ = dict[str, Any]
+WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
+
+
+class Listener:
+    """A listening socket, and the WSGI application that responds to the requests that arrive there."""
+
+    def __init__(self, sock: socket.socket, application: WSGIApplication) -> None:
+        self.sock = sock
+        self.application = application

@@ -1,0 +1,288 @@
+"""The event loop: it serves all connections of a worker process. None of them can block or close another one."""
+
+import os
+import resource
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import nlargest
+from operator import attrgetter
+from selectors import EVENT_READ, DefaultSelector
+from ssl import SSLContext
+from typing import Any, Final, NamedTuple
+
+from plants.server.calls import Calls, Completed, Job, is_current
+from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
+from plants.server.listener import Environ, Listener
+from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
+from plants.server.service import Service
+
+# Limits on the work per iteration, so that a burst of clients delays no others.
+_MAX_ACCEPTS_PER_ITERATION: Final = 16
+_MAX_STEPS_PER_STAGE: Final = 64  # After each stage up to this many connections are closed if too much memory is held.
+_MAX_UNFINISHED_PER_ITERATION: Final = 32
+_MAX_EXPIRED_PER_ITERATION: Final = 32
+_SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
+_BUFFERED_BODIES: Final = 64  # All connections together hold at most the bytes of this many of the largest bodies.
+_OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
+
+
+class Config(NamedTuple):
+    """The configuration of an event loop.
+
+    ``base_environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
+    ``threads`` 0 the applications are called in the loop, which suits those that never block; otherwise in that many
+    threads, each of which handles up to ``max_batch`` requests at a time.
+    """
+
+    limits: Limits
+    timeouts: Timeouts
+    base_environ: Environ
+    tls: SSLContext | None
+    max_connections: int
+    max_requests: int
+    threads: int
+    max_batch: int
+
+
+class Loop:
+    """An event loop for the connections of HTTP/1.1 clients."""
+
+    def __init__(
+        self, config: Config, listeners: Sequence[Listener], service: Service, log: Any, wake_fds: tuple[int, int]
+    ) -> None:
+        """Start the threads.
+
+        :param log: a logger with ``info``, ``warning``, ``error`` and ``exception``.
+        :param wake_fds: both ends of a pipe; a byte that is written to it wakes the loop.
+        """
+        self.listeners = listeners
+        self._service = service
+        self._log = log
+        self._wake_fd = wake_fds[0]
+        self._tls = config.tls
+        self._max_connections = _allow_descriptors(config.max_connections)
+        self._requests_left = config.max_requests
+        self._selector = DefaultSelector()
+        self.shared = Shared(self._selector, service, config.limits, config.timeouts)
+        self.shared.now = time.monotonic()
+        self._max_buffered_bytes = _BUFFERED_BODIES * max(config.limits.body, HEAD_BYTES)
+        self._buffered_bytes = 0
+        self._in_loop: deque[Job] = deque()  # requests whose application is called in the loop
+        self._has_threads = config.threads > 0
+        self._calls = Calls(service, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
+        self._on_sweep: Callable[[], None] | None = None
+        self._sweep_at = 0.0
+        self._listening = False
+        self._stopping_at_once = False
+        self._base_environ: Environ = {
+            "REMOTE_ADDR": "",
+            "SCRIPT_NAME": "",
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "wsgi.input_terminated": True,
+            "wsgi.multithread": self._has_threads,
+            "wsgi.run_once": False,
+            "wsgi.url_scheme": "https" if config.tls else "http",
+            "wsgi.version": (1, 0),
+        } | config.base_environ
+        self._selector.register(self._wake_fd, EVENT_READ, partial(os.read, self._wake_fd, 4096))
+
+    def connection_count(self) -> int:
+        """Return the number of open connections."""
+        return len(self.shared.connections)
+
+    def waiting_count(self) -> int:
+        """Return the number of requests that wait for the application."""
+        return sum([connection.state == RESPONDING for connection in self.shared.connections])
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Stop after the requests that have begun to arrive; if ``at_once``, after those that have arrived completely.
+
+        A signal handler may call this.
+        """
+        self.shared.stopping = True
+        self._stopping_at_once = at_once
+
+    def run(self, graceful_timeout: float, on_sweep: Callable[[], None]) -> None:
+        """Serve until ``stop`` is called, then let the connections finish within ``graceful_timeout`` seconds.
+
+        :param on_sweep: called about every 0.1 s.
+        """
+        self._on_sweep = on_sweep
+        shared = self.shared
+        while not shared.stopping:
+            self.run_once()
+        # Clients in the backlog have connected already. Closing the listener now would reset them.
+        start = self._sweep_at = shared.now
+        while shared.now < start + STOPPING_SECONDS:
+            self.run_once()
+        self._listen(False)
+        for listener in self.listeners:
+            self._accept(listener)
+            listener.sock.close()
+        while shared.connections and shared.now < start + graceful_timeout:
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Run one iteration."""
+        shared = self.shared
+        has_more = shared.unfinished or self._in_loop or self._calls.can_start()
+        events = self._selector.select(0.0 if has_more else self._sweep_at - time.monotonic())
+        shared.now = time.monotonic()
+        for start in range(0, max(1, len(events)), _MAX_STEPS_PER_STAGE):
+            for key, _ in events[start : start + _MAX_STEPS_PER_STAGE]:
+                connection = key.data
+                if isinstance(connection, Connection):
+                    self._step(connection, connection.ready)
+                else:
+                    connection()
+            self._call_in_loop()
+            if self._buffered_bytes > self._max_buffered_bytes:
+                self._free_memory()
+        if shared.unfinished:
+            for connection in [
+                shared.unfinished.popleft() for _ in range(min(len(shared.unfinished), _MAX_UNFINISHED_PER_ITERATION))
+            ]:
+                self._step(connection, connection.parse_more)
+            self._call_in_loop()
+        if self._has_threads:
+            for connection, request, response in self._calls.completed():
+                self._step(connection, connection.respond, request, response)
+            self._calls.start_batches(shared.now)
+        if shared.now >= self._sweep_at:
+            self._sweep()
+        self._service.after_iteration()
+
+    def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
+        """Run one step of one connection: a failure closes only this connection. Then update the memory count."""
+        try:
+            step(*args)
+        except OSError:  # The client has gone.
+            connection.close()
+        except Exception:
+            self._fail(connection)
+        buffered = connection.buffered_bytes()
+        if buffered != connection.counted_bytes:
+            self._buffered_bytes += buffered - connection.counted_bytes
+            connection.counted_bytes = buffered
+
+    def _fail(self, connection: Connection) -> None:
+        self._log.exception("a connection failed and is closed")
+        connection.close()
+
+    def _dispatch(self) -> None:
+        """Queue the complete requests for the loop or for a thread."""
+        ready = self.shared.ready_requests
+        while ready:
+            job = ready.popleft()
+            try:
+                if self._service.never_blocks(job[1]):
+                    self._in_loop.appendleft(job)
+                elif self._has_threads:
+                    self._calls.waiting.append(job)
+                else:
+                    self._in_loop.append(job)
+            except Exception:
+                self._fail(job[0])
+            self._requests_left -= 1
+            if self._requests_left == 0:
+                self._log.info("Autorestarting worker after current request.")
+                self.stop()
+
+    def _call_in_loop(self) -> None:
+        # The stages run one after the other for all requests: the code of each stays in the processor's cache, and no
+        # client that a response wakes takes the processor away.
+        self._dispatch()
+        if not self._in_loop:
+            return
+        until = time.monotonic() + _SWEEP_SECONDS
+        completed: list[Completed] = []
+        while self._in_loop and time.monotonic() < until:
+            job = self._in_loop.popleft()
+            if is_current(job):
+                try:
+                    completed.append((job[0], job[1], self._calls.call(job[1])))
+                except Exception:
+                    self._fail(job[0])
+        for connection, request, response in completed:
+            self._step(connection, connection.respond, request, response)
+
+    def _free_memory(self) -> None:
+        others = [connection for connection in self.shared.connections if connection.state != RESPONDING]
+        for connection in nlargest(_MAX_STEPS_PER_STAGE, others, key=attrgetter("counted_bytes")):
+            if self._buffered_bytes > self._max_buffered_bytes and connection.counted_bytes:
+                self._step(connection, connection.free_memory)
+
+    def _sweep(self) -> None:
+        # Checking all connections now and then costs less than a timer per request.
+        shared = self.shared
+        if self._on_sweep:
+            self._on_sweep()
+        if not shared.stopping:
+            self._listen(True)
+        else:
+            for connection in list(shared.connections):
+                self._step(connection, partial(connection.stop, at_once=self._stopping_at_once))
+        expired = [connection for connection in shared.connections if connection.deadline <= shared.now]
+        for connection in expired[:_MAX_EXPIRED_PER_ITERATION]:
+            self._step(connection, connection.expire)
+        if len(expired) <= _MAX_EXPIRED_PER_ITERATION:
+            self._sweep_at = shared.now + _SWEEP_SECONDS
+
+    def _listen(self, listening: bool) -> None:
+        if listening == self._listening:
+            return
+        self._listening = listening
+        for listener in self.listeners:
+            listener.sock.setblocking(False)
+            if listening:
+                self._selector.register(listener.sock, EVENT_READ, partial(self._accept, listener))
+            else:
+                self._selector.unregister(listener.sock)
+
+    def _accept(self, listener: Listener) -> None:
+        for _ in range(_MAX_ACCEPTS_PER_ITERATION):
+            try:
+                sock, peer = listener.sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._log.warning("cannot accept connections for now: %s", error)
+                self._listen(False)
+                return
+            try:
+                sock.setblocking(False)
+                if self._tls:
+                    sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                connection = self.connect(listener, sock, peer)
+            except OSError:  # The client has gone.
+                sock.close()
+                continue
+            if len(self.shared.connections) > self._max_connections:
+                self._step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
+                self._step(connection, connection.close)
+
+    def connect(self, listener: Listener, sock: socket.socket, peer: Any) -> Connection:
+        """Serve a client on a connected, non-blocking socket; ``peer`` is its address."""
+        environ = self._base_environ.copy()
+        server = sock.getsockname()
+        if isinstance(peer, tuple):
+            environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
+        if isinstance(server, tuple):
+            environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
+        connection = Connection(self.shared, listener, sock, environ)
+        self.shared.connections.add(connection)
+        self._step(connection, connection.watch)
+        return connection
+
+
+def _allow_descriptors(connections: int) -> int:
+    """Raise the limit of descriptors if necessary and allowed; return the possible number of connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_DESCRIPTORS
+    soft = max(soft, needed if hard == resource.RLIM_INFINITY else min(needed, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(connections, soft - _OTHER_DESCRIPTORS))

@@ -1,0 +1,148 @@
+"""The complete response of a WSGI application, and its bytes."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from email.utils import formatdate
+from functools import lru_cache
+from io import BytesIO
+from typing import Any
+from wsgiref.util import is_hop_by_hop
+
+from plants.server.request import Request
+
+Headers = list[tuple[str, str]]
+
+_FINAL_STATUS = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_NO_CONTENT = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
+
+
+class Response:
+    """A complete response.
+
+    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without those that depend on
+    the time and the connection. ``length`` is the length of the body, which a response to HEAD leaves out, or None if
+    the status allows no body.
+    """
+
+    def __init__(self, status: str, headers: Headers, head: bytes, length: int | None, body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.head = head
+        self.length = length
+        self.body = body
+
+
+def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Response:
+    """Return a response that can be sent.
+
+    :raises ValueError: the status or a header is malformed, or the announced length is wrong.
+    """
+    head, length, allows_body = _render_head(status, tuple(headers))
+    if length is None:
+        length = len(body)
+    elif length != len(body) and not is_head:
+        raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
+    if not allows_body:
+        return Response(status, headers, head, None, b"")
+    return Response(status, headers, head, length, b"" if is_head else body)
+
+
+class Call:
+    """One call of a WSGI application (PEP 3333): start it, then read its response."""
+
+    def __init__(self, request: Request) -> None:
+        """Call the application of the listener at which the request arrived."""
+        self._request = request
+        self._status: str | None = None
+        self._headers: Headers = []
+        self._written: list[bytes] = []
+        request.environ["wsgi.input"] = BytesIO(request.body.content)
+        self._iterable: Iterable[bytes] = request.listener.application(request.environ, self._start_response)
+
+    def _start_response(
+        self, status: str, headers: Sequence[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], None]:
+        # No byte has been sent yet, so an error may replace the response that was started.
+        if self._status is not None and not exc_info:
+            raise AssertionError("start_response was called twice")
+        self._status = status
+        self._headers = list(headers)
+        return self._written.append
+
+    def response(self) -> Response:
+        """Read the body, close the iterable and return the response.
+
+        :raises ValueError: the response is malformed.
+        """
+        try:
+            body = b"".join(self._iterable)
+        finally:
+            close = getattr(self._iterable, "close", None)
+            if close:
+                close()
+            self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
+        if self._status is None:
+            raise AssertionError("the application did not call start_response")
+        if self._written:
+            body = b"".join((*self._written, body))
+        return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
+
+
+def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
+    """Return the bytes of a response; with ``close``, it announces that the connection will be closed."""
+    parts = [response.head, _date(int(time.time())), request.extra_headers]
+    if response.length is not None:
+        parts.append(b"Content-Length: %d\r\n" % response.length)
+    if close:
+        parts.append(b"Connection: close\r\n")
+    elif request.http_1_0:
+        parts.append(b"Connection: keep-alive\r\n")
+    parts.append(b"\r\n")
+    parts.append(response.body)
+    return b"".join(parts)
+
+
+# Most responses have one of a few heads. Each head is checked and rendered once.
+@lru_cache(maxsize=512)
+def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None, bool]:
+    if not _FINAL_STATUS.fullmatch(status):
+        raise ValueError("a status is three digits, a space and a phrase")
+    lines = [f"HTTP/1.1 {status}\r\n"]
+    length = None
+    for name, value in headers:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError(f"the application returned a header that cannot be sent: {name!r}")
+        if name.lower() == "content-length":
+            length = int(value)
+        elif not is_hop_by_hop(name):
+            lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+class ErrorLog:
+    """``wsgi.errors`` (PEP 3333): writes to a log by its method ``error``."""
+
+    def __init__(self, error: Callable[..., None]) -> None:
+        self._error = error
+
+    def write(self, text: str) -> int:
+        """Log the text, without the white space at its end."""
+        if text.strip():
+            self._error("%s", text.rstrip())
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Log each of the lines."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Do nothing, because ``write`` does not buffer."""

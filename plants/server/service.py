@@ -1,0 +1,35 @@
+"""What a service may add to the server."""
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from plants.server.request import HTTPError, Request
+from plants.server.response import Response, make_response
+
+
+class Service:
+    """Hooks of the server. A service overrides those that it needs; none of them may block."""
+
+    def identify(self, request: Request) -> None:
+        """Called once for each request, after its head was parsed or rejected."""
+
+    def never_blocks(self, request: Request) -> bool:  # noqa: ARG002  # for those that override it
+        """Return whether the application responds to this request without blocking, so that it needs no thread."""
+        return False
+
+    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
+        """Run the calls, in a thread if there are threads, and return their results in order."""
+        return [call() for call in calls]
+
+    def error_response(self, error: HTTPError, request: Request) -> Response:
+        """Return the response to a rejected request, or (500) to one whose application failed."""
+        status = HTTPStatus(error.status)
+        body = f"{error.message or status.phrase}\n".encode()
+        headers = [("Content-Type", "text/plain")]
+        return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
+
+    def responded(self, request: Request, response: Response) -> None:
+        """Called with each response before it is sent."""
+
+    def after_iteration(self) -> None:
+        """Called after each event-loop iteration, when its responses have been sent."""
