@@ -99,13 +99,16 @@ def test_the_table_of_servers_says_how_each_is_started() -> None:
 
 
 def test_the_embedded_application_of_the_docs_answers(tmp_path: Path) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", page("embedding"), re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", page("embedding"), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(snippet.replace("/var/lib/plants", str(tmp_path)).replace("secret", TOKEN), names)
+    exec("".join(snippets).replace("/var/lib/plants", str(tmp_path)).replace("secret", TOKEN), names)
     with closing(names["store"]) as store:
         store.prepare()
         assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert store.get(1) == Plant(1, "Fern")
+        for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # Tornado's, and Litestar's
+            answer = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
+            assert answer.plant == {"name": "Fern"}
 
 
 def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> None:

@@ -1,0 +1,101 @@
+"""The service over TLS and behind proxies, as docs/hosting.md configures them."""
+
+import http.client
+import json
+import re
+import shlex
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.hosted import CHECKOUT, Service, environment, send_to, serving
+from tests.support.needs import needs
+from tests.support.process import Process, comes_true, free_port
+from tests.support.tls_client import make_certificate, trusting
+
+HOSTING = (CHECKOUT / "docs/hosting.md").read_text()
+COMMANDS = {
+    "nginx": ["nginx", "-p", ".", "-c", "config"],
+    "caddy": ["caddy", "run", "--adapter=caddyfile", "--config=config"],
+}
+NGINX = """
+daemon off;
+pid nginx.pid;
+error_log stderr;
+events {}
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    server {
+        listen 127.0.0.1:%d;
+        %s
+    }
+}
+"""
+
+
+def snippet(language: str) -> str:
+    (text,) = re.findall(rf"```{language}\n(.*?)```", HOSTING, re.DOTALL)
+    return str(text)
+
+
+def accepts_connections(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(params=[pytest.param(name, marks=needs(name)) for name in COMMANDS])
+def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    """The port of a proxy before a service."""
+    port = free_port()
+    with ExitStack() as stack:
+        service = stack.enter_context(serving())
+        text = snippet(request.param).replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
+        if request.param == "nginx":
+            text = NGINX % (port, text)
+        else:
+            text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
+        (tmp_path / "config").write_text(text)
+        env = environment(HOME=str(tmp_path))
+        proxy = stack.enter_context(Process(COMMANDS[request.param], cwd=tmp_path, env=env))
+        assert comes_true(lambda: accepts_connections(port)), proxy.lines
+        yield port
+
+
+def test_a_proxy_adds_a_prefix(port: int) -> None:
+    headers = [AUTH, JSON_TYPE]
+    assert send_to(port, new_plant(), path="/v1/plants", headers=headers).plant == {"name": "Fern"}
+    assert send_to(port, new_plant(), path="/v1/plants", headers=headers).error == 40003
+    assert b"docs/page.js" in send_to(port, method="GET", path="/v1/docs", headers=[]).body
+    description: Any = json.loads(send_to(port, method="GET", path="/v1/openapi.json", headers=[]).body)
+    assert urljoin("http://host/v1/openapi.json", description["servers"][0]["url"]) == "http://host/v1/"
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_service_serves_tls_as_documented(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^plants (serve .*--certfile.*)$", HOSTING, re.MULTILINE)
+    pem = make_certificate(tmp_path)
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_bytes(pem.read_bytes())
+    arguments = shlex.split(command.replace("0.0.0.0:8443", "127.0.0.1:0"))
+    with Service([sys.executable, "-m", "plants", *arguments], tmp_path, {"PLANTS_TOKENS": TOKEN}) as service:
+        port = int(service.wait_for(r"Listening at: https://127\.0\.0\.1:(\d+)")[1])
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=10, context=trusting(ssl.TLSVersion.TLSv1_3)
+        )
+        connection.request("POST", "/plants", new_plant(), dict([AUTH, JSON_TYPE]))
+        assert json.load(connection.getresponse()) == {"name": "Fern"}
+        connection.close()
+        assert service.stop() == 0
