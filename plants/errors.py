@@ -3,7 +3,7 @@
 import logging
 from enum import IntEnum
 from http import HTTPStatus
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import falcon
 
@@ -77,7 +77,7 @@ def error_body(environ: dict[str, Any], code: int, message: str | None = None) -
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     """Answer every exception with an Error body."""
     app.set_error_serializer(_serialize)
-    app.add_error_handler(Exception, _raise_http_error)
+    app.add_error_handler(Exception, _respond)
 
 
 def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
@@ -89,8 +89,12 @@ def _body_of(environ: dict[str, Any], error: falcon.HTTPError) -> bytes:
     return error_body(environ, error.code or error.status_code * 100, error.description)
 
 
-def _raise_http_error(_req: object, _resp: object, error: Exception, _params: object) -> NoReturn:
-    raise _as_http_error(error)
+def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+    # If this raised the HTTPError, Falcon would keep the request in a reference cycle, with its body.
+    http = _as_http_error(error)
+    resp.status = http.status
+    resp.set_headers(http.headers or {})
+    resp.data = _body_of(req.env, http)
 
 
 def error_response(environ: dict[str, Any], error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:

@@ -20,6 +20,7 @@ _LENGTH = re.compile(r"[ \t]*[0-9]{1,4000}[ \t]*")
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
+_MAX_READ = 1 << 20
 # The pattern never goes back, so the time is linear.
 _STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?')
 # Brackets become the bytes 1 and -1, and everything else goes.
@@ -61,7 +62,8 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     received = 0
     while received < wanted:
         try:
-            chunk = req.stream.read(wanted - received)
+            # A buffered stream allocates all that it is asked for, even if the body is small.
+            chunk = req.stream.read(min(wanted - received, _MAX_READ))
         except Exception as error:  # servers differ in what they raise for a lost client or a broken chunk
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:

@@ -1,6 +1,8 @@
 """The resource of the interface."""
 
 import sys
+from collections.abc import Callable
+from inspect import isawaitable
 
 import falcon
 
@@ -19,14 +21,17 @@ class PlantCollection:
         if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
             raise ValueError("max_body_bytes is not an integer above 0")
         self._store = store
+        self._add_now: Callable[[Plant], object] = store.add
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
         """Add the plant, or leave its pending result with the application, which can respond later."""
         if pending_adds is not None and isinstance(self._store, GroupCommitStore):
             pending_adds.append(self._store.submit(plant))
-        else:
-            self._store.add(plant)
+            return
+        added = self._add_now(plant)
+        if added is not None and isawaitable(added):
+            raise TypeError("add() of the store is asynchronous, so the plant is not stored")
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""

@@ -59,6 +59,7 @@ class Shape(Schema):
     class Meta:
         """Members that the shape does not have are ignored."""
 
+        register = False  # A host may refer to a PlantSchema of its own by its name.
         unknown = EXCLUDE
         render_module = _JSON
 
@@ -90,14 +91,16 @@ class Shape(Schema):
                 if name in data:
                     value = loaded[name] = data[name]
                     if type(value) is not kind:
-                        return super().load(data)
+                        break
                     for validate in validators:
                         validate(value)
                 elif required:
-                    return super().load(data)
+                    break
+            else:
+                return loaded
         except ValidationError:
-            return super().load(data)  # It collects the errors of all members.
-        return loaded
+            pass
+        return super().load(data)  # It collects the errors of all members.
 
     def dump(self, obj: Any, *, many: bool | None = None) -> Any:
         """Return the members that the plant has."""
@@ -147,6 +150,11 @@ class NewPlantSchema(Shape):
 
 class ErrorSchema(Schema):
     """The body of every response that is not a success."""
+
+    class Meta:
+        """marshmallow's options."""
+
+        register = False
 
     error: fields.Integer = fields.Integer(required=True)
     message: fields.String = fields.String(required=True)

@@ -1,5 +1,6 @@
 """The application in the process."""
 
+import gc
 import io
 import json
 import sys
@@ -100,6 +101,38 @@ def test_create_app_rejects_what_is_not_a_store(store: Any, method: str) -> None
     message = rf"^store is not a PlantStore object, because it has no synchronous {method}\(\) method$"
     with pytest.raises(TypeError, match=message):
         plants.create_app(store, tokens=[TOKEN])
+
+
+def test_a_store_that_returns_a_coroutine_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    """A decorator can hide from ``create_app`` that a method is asynchronous."""
+
+    async def add() -> None: ...
+
+    class Wrapped(MemoryStore):
+        def add(self, _plant: Plant) -> Any:
+            self.added = add()
+            return self.added
+
+    store = Wrapped()
+    app = plants.create_app(store, tokens=[TOKEN])
+    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
+    assert "add() of the store is asynchronous, so the plant is not stored" in caplog.text
+    store.added.close()  # Python warns of a coroutine that was never awaited.
+
+
+@pytest.mark.parametrize(
+    ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
+)
+def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore, body: bytes, error: int) -> None:
+    """Otherwise its body stays in memory until the garbage collector runs."""
+    store.add(Plant(1, "Fern"))
+    gc.collect()
+    gc.disable()
+    try:
+        assert call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body))).error == error
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("limit", [0, -1, None, "1048576", 1e6, True, False, 2**63 - 1, int], ids=repr)

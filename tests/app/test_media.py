@@ -4,6 +4,7 @@ import io
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -48,6 +49,16 @@ def test_of_a_chunked_body_that_is_too_large_no_more_is_read_than_tells(app: Any
     assert answer.message == f"The body is larger than {LIMIT} bytes."
     assert stream.tell() == LIMIT + 1
     assert store.get(1) is None
+
+
+def test_a_read_is_bounded_whatever_the_limit_is() -> None:
+    """``io.BufferedReader`` allocates the size that it is asked for."""
+    app = plants.create_app(tokens=[TOKEN], max_body_bytes=sys.maxsize - 1)
+    body = new_plant().ljust(2**20 + 1)
+    with tempfile.TemporaryFile() as file:
+        file.write(body)
+        file.seek(0)
+        assert call(app, file, wsgi_input_terminated=True).plant == {"name": "Fern"}
 
 
 def test_a_body_that_comes_in_parts_is_read_to_its_length(app: Any) -> None:

@@ -28,6 +28,7 @@ from marshmallow import (
 from marshmallow.validate import Equal, Length
 from openapi_spec_validator import validate
 
+import plants.schemas
 from plants.errors import HEADERS, ErrorCode, error_body
 from plants.schemas import INT64_MAX, INT64_MIN, ErrorSchema, NewPlantSchema, NotAPlant, PlantSchema
 from plants.stores import Plant
@@ -326,6 +327,17 @@ def test_load_follows_a_change_of_the_schema() -> None:
 def test_load_follows_its_options(options: dict[str, Any], document: Any) -> None:
     ours = outcome(PlantSchema().load, document, **options)
     assert ours == outcome(Schema.load, PlantSchema(), document, **options)
+
+
+def test_a_host_may_have_a_schema_of_the_same_name() -> None:
+    class PlantSchema(Schema):
+        height = fields.Integer()
+
+    class Garden(Schema):
+        plant = fields.Nested("PlantSchema")
+
+    assert Garden().load({"plant": {"height": 1}}) == {"plant": {"height": 1}}
+    assert PlantSchema.__name__ == plants.schemas.PlantSchema.__name__
 
 
 def test_an_error_has_the_data_that_marshmallow_gives_it() -> None:
