@@ -204,7 +204,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 def _ends(master: int) -> bool:
     """Wait until a master has ended; tell whether it has."""
-    return comes_true(lambda: not Service("", 0, "", master).runs(), 40)
+    return comes_true(lambda: not Service("", 0, "", master).runs())
 
 
 def troubles_of_a_stop(service: Service) -> list[str]:
@@ -356,17 +356,17 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                     return
                 old, new_file = masters[-1], Path(f"{pid_file}.2")
                 os.kill(old, signal.SIGUSR2)
-                if not comes_true(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+                if not comes_true(lambda: new_file.exists() and new_file.read_text().strip()):
                     faults.append("no new master")
                     return
                 masters.append(int(new_file.read_text()))
-                if not comes_true(lambda: len(children(masters[-1])) >= workers, 10):
+                if not comes_true(lambda: len(children(masters[-1])) >= workers):
                     faults.append("a new master without workers")
                 time.sleep(1)  # The usual recipe: the new ones have begun.
                 os.kill(old, signal.SIGTERM)
                 if not _ends(old):
                     faults.append("the old master does not end")
-                comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]), 10)
+                comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]))
 
             with Load(service, creates, pause=0.01) as load:
                 _again_and_again(load, change, 0.5)
@@ -387,10 +387,10 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
         with serving(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")
-            if not comes_true(lambda: new_file.exists() and new_file.read_text().strip(), 10):
+            if not comes_true(lambda: new_file.exists() and new_file.read_text().strip()):
                 return Verdict(False, "no new master")
             master = int(new_file.read_text())
-            comes_true(lambda: len(children(master)) >= workers, 10)
+            comes_true(lambda: len(children(master)) >= workers)
             time.sleep(1)
             os.kill(service.master, signal.SIGTERM)
             ended = _ends(service.master)

@@ -27,7 +27,16 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from tests.contract import TOKEN
 from tests.support import hosted
-from tests.support.process import PATIENCE_SECONDS, UNMEASURED, children, comes_true, resident_bytes, wait_for_workers
+from tests.support.process import (
+    PATIENCE_SECONDS,
+    UNMEASURED,
+    children,
+    comes_true,
+    kill,
+    resident_bytes,
+    start,
+    wait_for_workers,
+)
 
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -233,7 +242,7 @@ class Bystander:
     def __init__(self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False) -> None:
         options = [f"--pause={pause or self.pause}", *["--mixed"] * mixed, *["--again"] * again]
         command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
-        self._process = subprocess.Popen(
+        self._process = start(
             [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
         )
 
@@ -243,7 +252,9 @@ class Bystander:
         return self
 
     def __exit__(self, *_: object) -> None:
-        found = json.loads(self._process.communicate()[0])
+        output, _ = self._process.communicate()
+        kill(self._process)
+        found = json.loads(output)
         self.slowest: float = found["slowest"]
         self.longest_pause: float = found["longest_pause"]
         self.answers: dict[str, int] = found["answers"]

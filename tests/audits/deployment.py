@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -13,10 +12,10 @@ from urllib.parse import urlsplit
 
 from plants import Plant
 from tests.audits.clients import Answer, exchange
-from tests.support.process import children, free_port
+from tests.support.process import children, free_port, kill, start
 
 TOKEN = "audit"
-SERVE = f"{sys.executable} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
+SERVE = f"{shlex.quote(sys.executable)} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
 ID_IN_USE = 40003
 
 
@@ -41,9 +40,7 @@ class Service:
                 # As systemd does: what a master left behind is ended before there is a new one.
                 self.kill()
                 # Its log of requests is left out: in an outage it has a line for each.
-                self._master = subprocess.Popen(
-                    self._command, env=self._environ, stdout=subprocess.DEVNULL, start_new_session=True
-                )
+                self._master = start(self._command, env=self._environ, stdout=subprocess.DEVNULL)
             time.sleep(0.05)
 
     def workers(self) -> list[int]:
@@ -57,9 +54,7 @@ class Service:
     def kill(self) -> None:
         """Kill the master and all workers."""
         if self._master:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._master.pid, signal.SIGKILL)
-            self._master.wait()
+            kill(self._master)
 
     def status(self, path: str) -> int:
         with contextlib.closing(Client(self.url, self.token)) as client:

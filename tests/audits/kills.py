@@ -18,7 +18,6 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from plants import Plant, PlantStore, open_store
 from tests.audits.clients import Answer
 from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service
 from tests.support.postgres_server import PostgresServer
+from tests.support.process import kill, start
 
 Attempts = list[tuple[Plant, Answer]]
 
@@ -45,11 +45,10 @@ class Command:
         self._command = shlex.split(command)
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, start_new_session=True)
+        self._process = start(self._command)
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        kill(self._process)
 
 
 class Load:

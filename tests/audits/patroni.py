@@ -26,7 +26,7 @@ from tests.audits.deployment import Service
 from tests.audits.kills import Load, report
 from tests.audits.outages import running, statuses
 from tests.support.postgres_server import USER
-from tests.support.process import children, comes_true, free_port
+from tests.support.process import children, comes_true, free_port, kill, start
 
 # Patroni of Debian 12 knows no newer PostgreSQL than the system's.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
@@ -79,7 +79,7 @@ class Node:
     def start(self) -> None:
         with (self._directory / "log").open("ab") as log:
             command = ["patroni", str(self._settings)]
-            self._patroni = subprocess.Popen(command, user=USER, stdout=log, stderr=log, start_new_session=True)
+            self._patroni = start(command, user=USER, stdout=log, stderr=log)
 
     def kill(self) -> None:
         """End all processes of the node at once."""
@@ -90,7 +90,7 @@ class Node:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self._patroni.wait()
+        kill(self._patroni)
 
     def cluster(self) -> dict[str, dict[str, Any]]:
         """Give what this node says of each."""
@@ -173,9 +173,8 @@ def main() -> int:
         command = ["etcd", f"--data-dir={name}/etcd", "--logger=zap", "--log-level=error"]
         command += [f"--{option}-client-urls=http://127.0.0.1:{port}" for option in ("listen", "advertise")]
         command += [f"--{option}-peer-urls={peers}" for option in ("listen", "initial-advertise")]
-        etcd = subprocess.Popen([*command, f"--initial-cluster=default={peers}"], user=USER)
-        stack.callback(etcd.wait)
-        stack.callback(etcd.kill)
+        etcd = start([*command, f"--initial-cluster=default={peers}"], user=USER)
+        stack.callback(kill, etcd)
         nodes = [Node(directory, f"node{number}", port, options.ttl) for number in range(1, 4)]
         for node in nodes:
             node.start()

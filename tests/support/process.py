@@ -20,13 +20,14 @@ PATIENCE_SECONDS = 60
 END = "(end)"
 # Before a command: its coverage is not measured, as with the fixture of this name.
 UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
-# Reads the number of a process group when it starts and again when it has ended. When the test run ends, even by
-# SIGKILL, it kills those that are left.
+# Reads the number of a process group when it starts, and the negative number when it has ended. When the test run ends,
+# even by SIGKILL, it kills those that are left.
 _REAPER = """
 import contextlib, os, signal, sys
 groups = set()
 for line in sys.stdin:
-    groups ^= {int(line)}
+    number = int(line)
+    groups.add(number) if number > 0 else groups.discard(-number)
 for group in groups:
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
@@ -45,15 +46,23 @@ def _reaper(_parent: int) -> int:
     return writing
 
 
-def _note(process: "subprocess.Popen[Any]") -> None:
-    os.write(_reaper(os.getpid()), b"%d\n" % process.pid)
+def _note(number: int) -> None:
+    os.write(_reaper(os.getpid()), b"%d\n" % number)
 
 
 def start(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that leads a process group; `end` and the end of the test run kill the whole group."""
     process = subprocess.Popen(command, start_new_session=True, **options)
-    _note(process)
+    _note(process.pid)
     return process
+
+
+def kill(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and what is left of its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    _note(-process.pid)
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
@@ -61,10 +70,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
     try:
         process.wait(PATIENCE_SECONDS)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        _note(process)
+        kill(process)
 
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
