@@ -26,7 +26,7 @@ from plants.stores.postgres import PostgresStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import children, free_port
+from tests.support.process import children, comes_true, free_port
 from tests.support.tls_client import make_certificate
 
 PLANTS = [sys.executable, "-m", "plants"]
@@ -283,7 +283,10 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         file.unlink()
-        line = the_line(run("check", PORT=str(service.port)))
+        # A plant that was just stored answers a probe for half a second.
+        result = comes_true(lambda: (found := run("check", PORT=str(service.port))).returncode and found)
+        assert result
+        line = the_line(result)
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
 
 
