@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from plants.store_suite import StoreSuite
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.batch import BatchStore
 from plants.stores.memory import MemoryStore
@@ -65,25 +66,6 @@ for number in (1, 2):
 assert store.get(2) == Plant(2, "child")
 """
 
-TEXTS = {
-    "empty": "",
-    "spaces": "  two  ",
-    "letter case": "Fern FERN fern",
-    "like a number": "1.0",
-    "like SQL": "'; DROP TABLE plants; --",
-    "like a parameter": "%s %(name)s ? :name $1 {}",
-    "backslash": "\\x41 \\u0000 \\",
-    "line breaks": "a\nb\r\nc\u2028d",
-    "control characters": "\x01\x1b\x7f\x80",
-    "precomposed": "caf\u00e9",
-    "decomposed": "cafe\u0301",
-    "right to left": "\u202eشجرة",
-    "byte order mark": "\ufeffoak",
-    "noncharacters": "\ufdd0\uffff",
-    "beyond the first plane": "🌵\U0010ffff",
-    "two million characters": "né" * 1_000_000,
-}
-
 
 def start_client(url: str, name: str, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", CLIENT, url, name, str(count)]
@@ -123,7 +105,7 @@ def until(condition: Callable[[], object]) -> None:
     assert any(condition() or never.wait(0.02) for _ in range(250))
 
 
-class StoreContract:
+class StoreContract(StoreSuite):
     """Subclass with a fixture ``store_url``; ``forgets`` says that the store ends with its process."""
 
     forgets = False
@@ -144,69 +126,6 @@ class StoreContract:
         if self.forgets:
             pytest.skip("the store ends with its process")
         return store_url
-
-    @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-    def test_text_comes_back_exactly(self, store: PlantStore, text: str) -> None:
-        store.add(Plant(1, text, text))
-        assert store.get(1) == Plant(1, text, text)
-
-    def test_no_tag_and_an_empty_tag_are_told_apart(self, store: PlantStore) -> None:
-        store.add(Plant(1, "oak"))
-        store.add(Plant(2, "oak", ""))
-        assert (store.get(1), store.get(2)) == (Plant(1, "oak", None), Plant(2, "oak", ""))
-
-    @pytest.mark.parametrize("plant_id", [-(2**63), -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1])
-    def test_the_whole_range_of_ids_is_kept(self, store: PlantStore, plant_id: int) -> None:
-        store.add(Plant(plant_id, "oak"))
-        assert store.get(plant_id) == Plant(plant_id, "oak")
-
-    def test_an_id_that_was_never_added_gives_none(self, store: PlantStore) -> None:
-        assert store.get(1) is None
-
-    def test_an_id_in_use_is_refused_and_its_plant_is_as_it_was(self, store: PlantStore) -> None:
-        store.add(Plant(1, "oak", "tree"))
-        for again in (Plant(1, "fern"), Plant(1, "oak", "tree")):
-            with pytest.raises(PlantIdInUse) as caught:
-                store.add(again)
-            assert caught.value.plant_id == 1
-            assert str(caught.value) == "a plant with the id 1 is already in the store"
-        assert store.get(1) == Plant(1, "oak", "tree")
-
-    def test_of_concurrent_adds_of_one_id_exactly_one_wins(self, store: PlantStore) -> None:
-        def compete(name: str) -> set[int]:
-            won = set()
-            for plant_id in range(100):
-                together.wait()
-                with contextlib.suppress(PlantIdInUse):
-                    store.add(Plant(plant_id, name))
-                    won.add(plant_id)
-            return won
-
-        names = list("abcdefgh")
-        together = threading.Barrier(len(names), timeout=30)
-        with ThreadPoolExecutor(len(names)) as threads:
-            won = dict(zip(names, threads.map(compete, names), strict=True))
-        assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(100))
-        assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
-
-    def test_an_add_that_conflicts_never_fails_the_others(self, store: PlantStore) -> None:
-        def add(plant_id: int) -> bool:
-            try:
-                store.add(Plant(plant_id, "fern"))
-            except PlantIdInUse:
-                return False
-            return True
-
-        store.add(Plant(0, "oak"))
-        with ThreadPoolExecutor(16) as threads:
-            added = list(threads.map(add, (plant_id % 2 * plant_id for plant_id in range(400))))
-        assert added == [False, True] * 200
-
-    def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
-        store.prepare()
-        store.check()
-        store.add(Plant(1, "oak"))
-        store.check()
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
@@ -238,13 +157,6 @@ class StoreContract:
         assert add_together(store, [Plant(number % 500, "fern") for number in range(600)]) == [
             *["added"] * 500,
             *["in use"] * 100,
-        ]
-
-    def test_results_may_be_asked_for_in_any_order_and_twice(self, batch_store: BatchStore) -> None:
-        pending = [batch_store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2, 1)]
-        assert [told(each.result) for each in [*reversed(pending), *pending]] == [
-            *["in use", "added", "added"],
-            *["added", "added", "in use"],
         ]
 
     def test_an_add_commits_what_was_submitted_before_it(self, batch_store: BatchStore) -> None:
@@ -311,10 +223,6 @@ class StoreContract:
         refused = 20 + results.count("unavailable")
         assert ended == f"the store is available again; requests refused meanwhile: {refused}"
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
-
-    def test_a_store_may_be_closed_twice_and_unused(self, store: PlantStore) -> None:
-        store.close()
-        store.close()
 
     def test_a_plant_outlives_its_store(self, store: PlantStore, lasting_url: str) -> None:
         store.add(Plant(1, "oak", "tree"))

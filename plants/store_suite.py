@@ -1,0 +1,114 @@
+"""A test suite for stores of other projects. It needs pytest alone."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from plants.stores import GroupCommitStore, Plant, PlantIdInUse, PlantStore
+
+_TEXTS = {
+    "empty": "",
+    "spaces": "  two  ",
+    "letter case": "Fern FERN fern",
+    "like a number": "1.0",
+    "like SQL": "'; DROP TABLE plants; --",
+    "like a parameter": "%s %(name)s ? :name $1 {}",
+    "backslash": "\\x41 \\u0000 \\",
+    "line breaks": "a\nb\r\nc\u2028d",
+    "control characters": "\x01\x1b\x7f\x80",
+    "precomposed": "caf\u00e9",
+    "decomposed": "cafe\u0301",
+    "right to left": "\u202eشجرة",
+    "byte order mark": "\ufeffoak",
+    "noncharacters": "\ufdd0\uffff",
+    "beyond the first plane": "🌵\U0010ffff",
+    "two million characters": "né" * 1_000_000,
+}
+
+
+class StoreSuite:
+    """The promises of every store. A subclass adds a fixture ``store``, which returns an empty store."""
+
+    @pytest.mark.parametrize("text", _TEXTS.values(), ids=_TEXTS)
+    def test_text_is_returned_exactly(self, store: PlantStore, text: str) -> None:
+        store.add(Plant(1, text, text))
+        assert store.get(1) == Plant(1, text, text)
+
+    def test_no_tag_is_not_an_empty_tag(self, store: PlantStore) -> None:
+        store.add(Plant(1, "oak"))
+        store.add(Plant(2, "oak", ""))
+        assert (store.get(1), store.get(2)) == (Plant(1, "oak", None), Plant(2, "oak", ""))
+
+    @pytest.mark.parametrize("plant_id", [-(2**63), -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1])
+    def test_every_int64_is_an_id(self, store: PlantStore, plant_id: int) -> None:
+        store.add(Plant(plant_id, "oak"))
+        assert store.get(plant_id) == Plant(plant_id, "oak")
+
+    @pytest.mark.parametrize("text", ["oak\0tree", "\ud800"], ids=ascii)
+    def test_text_that_is_not_allowed_is_rejected_or_stored_unchanged(self, store: PlantStore, text: str) -> None:
+        plant = Plant(1, text, text)
+        with suppress(Exception):
+            store.add(plant)
+        assert store.get(1) in {None, plant}
+
+    def test_an_unknown_id_is_none(self, store: PlantStore) -> None:
+        assert store.get(1) is None
+
+    def test_an_id_in_use_is_rejected_and_its_plant_is_unchanged(self, store: PlantStore) -> None:
+        store.add(Plant(1, "oak", "tree"))
+        for again in (Plant(1, "fern"), Plant(1, "oak", "tree")):
+            with pytest.raises(PlantIdInUse) as caught:
+                store.add(again)
+            assert caught.value.plant_id == 1
+        assert store.get(1) == Plant(1, "oak", "tree")
+
+    def test_exactly_one_of_concurrent_adds_of_an_id_succeeds(self, store: PlantStore) -> None:
+        def compete(name: str) -> set[int]:
+            won = set()
+            for plant_id in range(100):
+                together.wait()
+                with suppress(PlantIdInUse):
+                    store.add(Plant(plant_id, name))
+                    won.add(plant_id)
+            return won
+
+        names = list("abcdefgh")
+        together = threading.Barrier(len(names), timeout=30)
+        with ThreadPoolExecutor(len(names)) as threads:
+            won = dict(zip(names, threads.map(compete, names), strict=True))
+        assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(100))
+        assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
+
+    def test_an_id_in_use_fails_no_concurrent_add(self, store: PlantStore) -> None:
+        def add(plant_id: int) -> bool:
+            with suppress(PlantIdInUse):
+                store.add(Plant(plant_id, "fern"))
+                return True
+            return False
+
+        store.add(Plant(0, "oak"))
+        with ThreadPoolExecutor(16) as threads:
+            added = list(threads.map(add, (plant_id % 2 * plant_id for plant_id in range(400))))
+        assert added == [False, True] * 200
+
+    def test_a_result_may_be_asked_for_in_any_order_and_twice(self, store: PlantStore) -> None:
+        if not isinstance(store, GroupCommitStore):
+            pytest.skip("the store does not commit in groups")
+        first, second, third = [store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2, 1)]
+        for _ in range(2):
+            with pytest.raises(PlantIdInUse):
+                third.result()
+            second.result()
+            first.result()
+
+    def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
+        store.prepare()
+        store.check()
+        store.add(Plant(1, "oak"))
+        store.check()
+
+    def test_a_store_may_be_closed_twice(self, store: PlantStore) -> None:
+        store.close()
+        store.close()

@@ -1,0 +1,46 @@
+"""The suite for stores of other projects, as docs/embedding.md shows it: with nothing of this checkout's tests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosted import CHECKOUT
+
+OWN_STORE = """
+from plants import PlantIdInUse, PlantStore
+
+class OwnStore(PlantStore):
+    def __init__(self, folder):
+        self.plants = {}
+
+    def add(self, plant):
+        if self.plants.setdefault(plant.id, plant) is not plant:
+            raise PlantIdInUse(plant.id)
+
+    def get(self, plant_id):
+        return self.plants.get(plant_id)
+
+    def check(self):
+        pass
+
+    def close(self):
+        pass
+"""
+SNIPPETS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "embedding.md").read_text(), re.DOTALL)
+[SUITE] = [snippet for snippet in SNIPPETS if "StoreSuite" in snippet]
+
+
+def run(tests: str, folder: Path) -> str:
+    (folder / "test_own.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_own.py"]
+    return subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True, check=False, timeout=60
+    ).stdout
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_store_of_another_project_passes_the_suite(tmp_path: Path) -> None:
+    assert " passed, 1 skipped in " in run(OWN_STORE + SUITE, tmp_path)
