@@ -1,4 +1,4 @@
-"""The Plant Store Service: a plant store interface over HTTP with JSON bodies."""
+"""A small HTTP service that stores plants."""
 
 from typing import TYPE_CHECKING
 

@@ -47,7 +47,7 @@ def test_no_link_is_dead(origin: Path) -> None:
 def test_a_reader_finds_every_page_of_the_docs_from_the_readme() -> None:
     readme = (CHECKOUT / "README.md").read_text()
     assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in readme] == []
-    assert len(readme.splitlines()) < MAX_README_LINES
+    assert len(readme.splitlines()) <= MAX_README_LINES
 
 
 def test_the_table_of_errors_is_the_codes_own() -> None:

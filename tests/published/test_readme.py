@@ -22,12 +22,12 @@ from tests.support.calls import call
 from tests.support.hosted import CHECKOUT, Service
 
 README = (CHECKOUT / "README.md").read_text()
-START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
+START, CURL, TEST, INVALID_CURL = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def curl(command: str, service: Service) -> dict[str, str]:
-    """Do what a curl command does, on the service's own port."""
+    """Send the request of a curl command to the service's own port, and return the response's body."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("-H", dest="headers", action="append", type=lambda header: tuple(header.split(": ")))
@@ -35,7 +35,6 @@ def curl(command: str, service: Service) -> dict[str, str]:
     args = parser.parse_args(shlex.split(command)[1:])
     assert urlsplit(args.url).netloc == "127.0.0.1:8000"
     answer = service.send(args.body.encode(), path=urlsplit(args.url).path, headers=args.headers)
-    assert answer.status == 200
     document: dict[str, str] = json.loads(answer.body)
     return document
 
@@ -54,19 +53,21 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
-def start(where: Path, environment: Path) -> dict[str, str]:
-    """Start the service as the README's command does, give what its request is answered, and stop it."""
+def start(where: Path, environment: Path) -> list[dict[str, str]]:
+    """Start the service with the README's command, send its requests, stop it, and return the responses."""
     command = START.rpartition(" && ")[2].replace(".venv", shlex.quote(str(environment)))
     with Service(["sh", "-c", f"exec env {command}"], where, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
         service.wait_until_it_serves()
-        answer = curl(CURL, service)
+        responses = [curl(CURL, service), curl(INVALID_CURL, service)]
         assert service.stop() == 0
-    return answer
+    return responses
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_readmes_service_answers_its_request() -> None:
-    assert f"the answer is `{json.dumps(start(CHECKOUT, Path(sys.prefix)))}`" in README
+def test_the_readme_shows_the_responses_to_its_requests() -> None:
+    plant, error = map(json.dumps, start(CHECKOUT, Path(sys.prefix)))
+    assert f"the response is `{plant}`" in README
+    assert f"```json\n{error}\n```" in README
 
 
 @pytest.mark.network
