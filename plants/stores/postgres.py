@@ -176,13 +176,14 @@ class _Pool(Connections):
         return stored
 
     def _check(self, connection: "_Connection") -> None:
-        faults = connection.run(_FAULTS)
+        created = str(bool(self._created[0]))
+        faults = connection.run(_FAULTS, [created])
         if faults[:1] == [("is gone",)] and not self._created[0]:
             # Processes that create the table at once may collide in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
         # The first query may be older than a table that another process has just created.
-        faults = faults and connection.run(_FAULTS)
+        faults = faults and connection.run(_FAULTS, [created])
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
         self._created[0] = 1

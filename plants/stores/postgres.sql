@@ -1,12 +1,19 @@
--- Each row is a reason why the table plants could refuse or lose a plant, the most important first.
+-- Each row is a reason why the table plants could refuse or lose a plant, the most important first. $1: the store has had
+-- its table. With Citus, a table that is not distributed is on one node, and other nodes would accept its ids again.
 WITH RECURSIVE root AS (SELECT to_regclass('plants')::oid AS root),
 tree AS (SELECT root AS t FROM root WHERE root IS NOT NULL
     UNION ALL SELECT inhrelid FROM tree, pg_inherits, pg_class WHERE inhparent = t AND oid = inhrelid AND relispartition),
+citus AS (SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') AS has_citus),
 own AS (SELECT a.*, attname IN ('id', 'name', 'tag') AS is_ours,
     attname IN (SELECT attname FROM pg_attribute, tree WHERE attrelid = t AND attnotnull) AS is_required
     FROM pg_attribute a, root WHERE attrelid = root AND attnum > 0 AND NOT attisdropped)
 SELECT 'is in a database whose encoding is not UTF8' WHERE current_setting('server_encoding') <> 'UTF8'
-UNION ALL SELECT 'is gone' FROM root WHERE root IS NULL
+UNION ALL SELECT CASE WHEN has_citus AND NOT $1::boolean THEN 'is missing; its operator must create it: CREATE TABLE plants '
+    '(id bigint PRIMARY KEY, name text NOT NULL, tag text); SELECT create_distributed_table(''plants'', ''id'')'
+    ELSE 'is gone' END FROM root, citus WHERE root IS NULL
+UNION ALL SELECT 'is local to one node; its operator must distribute it: SELECT create_distributed_table(''plants'', ''id'')'
+    FROM root, citus WHERE root IS NOT NULL AND has_citus AND NOT EXISTS (SELECT FROM pg_trigger, pg_proc AS function
+    WHERE tgrelid = root AND tgfoid = function.oid AND proname = 'citus_truncate_trigger')
 UNION ALL SELECT 'is UNLOGGED, has row security, or is no table' FROM pg_class, tree WHERE oid = t
     AND (relpersistence <> 'p' OR relrowsecurity OR relkind NOT IN ('r', 'p'))
 UNION ALL SELECT 'lacks one of id bigint, name text, tag text' WHERE (SELECT count(*) FROM own WHERE

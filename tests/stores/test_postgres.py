@@ -450,6 +450,35 @@ def test_a_table_that_can_refuse_no_plant_is_used(server: PostgresServer, defini
     server.execute("DROP TABLE plants")
 
 
+@pytest.fixture
+def citus(server: PostgresServer) -> Iterator[None]:
+    """Make the catalogue of a plain server look as with Citus; ``tests.audits.citus`` runs against a real cluster."""
+    server.execute("INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL)")
+    server.execute("""
+        CREATE OR REPLACE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN RETURN NULL; END'
+    """)
+    yield
+    server.execute("DELETE FROM pg_extension WHERE extname = 'citus'")
+
+
+@pytest.mark.usefixtures("citus")
+def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: psycopg.Connection) -> None:
+    for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
+        with pytest.raises(StoreUnavailable, match=r"is missing; .*SELECT create_distributed_table\('plants', 'id'\)"):
+            use()
+    assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
+    admin.execute(f"CREATE {PLANTS}")
+    with pytest.raises(StoreUnavailable, match="is local to one node"):
+        store.prepare()
+    admin.execute("CREATE TRIGGER t AFTER TRUNCATE ON plants EXECUTE FUNCTION citus_truncate_trigger()")
+    wait_until(lambda: is_available(store))
+    store.add(Plant(1, "oak"))
+    admin.execute("DROP TABLE plants")
+    with pytest.raises(StoreUnavailable, match="is gone; it is not recreated"):
+        store.add(Plant(1, "fern"))
+
+
 def test_a_table_whose_shape_changes_is_refused_from_the_next_check_on(
     store: PostgresStore, server: PostgresServer
 ) -> None:
