@@ -96,9 +96,11 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     stored = store.get(attempts[0][0].id)
     kept = [plant for plant, answer in attempts if answer.status == 200]
     unknown = [plant for plant, answer in attempts if answer.status in {0, 503}]
-    in_use = any(answer.error == ID_IN_USE for _, answer in attempts)
+    in_use = sum(answer.error == ID_IN_USE for _, answer in attempts)
     if len(kept) + len(unknown) + in_use != len(attempts):
         return "! answered with neither 200, 503 nor the id in use"
+    if len(kept) > 1:
+        return "! acknowledged twice"
     if kept:
         return "acknowledged and kept" if stored == kept[0] else f"! acknowledged but {'changed' if stored else 'lost'}"
     if stored is None:

@@ -20,6 +20,7 @@ import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore, _Pool
+from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import free_port
@@ -758,3 +759,9 @@ def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: 
         store.add(Plant(101, "oak"))
         assert all(store.get(plant_id) == Plant(plant_id, "oak") for plant_id in range(100))
     standby.kill()
+
+
+def test_two_services_lose_no_plant_when_their_database_is_killed(server: PostgresServer) -> None:
+    _, checkpointer, *_ = server.processes()
+    # The server then ends its other processes, too, and recovers.
+    assert citus_audit.run([server.url, server.url], [(f"kill -9 {checkpointer}", "true")], seconds=1, ids=20) == 0

@@ -1,0 +1,110 @@
+"""Audit the service on a distributed engine such as Citus, while nodes of the cluster are killed and stopped.
+
+    python -m tests.audits.citus --url postgresql://node1/plants --url postgresql://node2/plants \\
+        --disaster "ssh node3 pkill -9 postgres" "ssh node3 pg_ctl start" \\
+        --disaster "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
+
+The cluster must run and have its table; docs/scaling.md says how to create it, and Citus is at
+https://github.com/citusdata/citus. A service is started for each URL. A disaster is a command, and the command that
+ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0 if every acknowledged plant is
+stored, no id was given to two plants, and every other plant is there whole or not at all.
+"""
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import psycopg
+
+from plants import Plant, PlantIdInUse, StoreUnavailable
+from plants.stores.postgres import PostgresStore
+from tests.audits.clients import Answer
+from tests.audits.deployment import Client, Service
+from tests.audits.kills import Load, audit, report
+
+CLIENTS_PER_SERVICE = 16
+
+
+def race(services: list[Service], store: PostgresStore, ids: int) -> Counter[str]:
+    """Let several clients of every service add plants with the same ids at once; return the findings."""
+
+    def compete(number: int) -> list[tuple[Plant, Answer]]:
+        service = services[number % len(services)]
+        plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
+        with closing(Client(service.url, service.token)) as client:
+            start.wait()
+            return [(plant, client.add(plant)) for plant in plants]
+
+    first_id = random.getrandbits(62)
+    clients = 4 * len(services)
+    start = threading.Barrier(clients)
+    with ThreadPoolExecutor(clients) as threads:
+        attempts = zip(*threads.map(compete, range(clients)), strict=True)
+    return Counter(f"{audit(store, list(of_one_id))} (race)" for of_one_id in attempts)
+
+
+def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
+    """Submit a batch for all nodes, with one id in use; return the findings."""
+    used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(size))
+    store.add(used)
+    pending = [(plant, store.submit(plant)) for plant in (*others, used._replace(name="another"))]
+    findings: Counter[str] = Counter()
+    for plant, add in pending:
+        try:
+            add.result()
+            findings["stored (batch)" if store.get(plant.id) == plant else "! lost (batch)"] += 1
+        except PlantIdInUse:
+            findings["in use (batch)" if store.get(plant.id) == used else "! said to be in use (batch)"] += 1
+        except StoreUnavailable:
+            findings["unknown (batch)"] += 1
+    return findings
+
+
+def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
+    """Audit the services of some URLs; return the exit status."""
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(PostgresStore.from_url(urls[0])))
+        services = [Service(url) for url in urls]
+        for service in services:
+            stack.callback(service.kill)
+            service.start()
+        findings = race(services, store, ids) + batch(store)
+        with ExitStack() as clients:
+            loads = [clients.enter_context(Load(service, CLIENTS_PER_SERVICE)) for service in services]
+            time.sleep(seconds)
+            print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first disaster")
+            for commands in disasters:
+                for command in commands:
+                    subprocess.run(shlex.split(command), check=True)
+                    time.sleep(seconds)
+        answers = [answer for load in loads for part in load.journal for made in part.values() for _, answer in made]
+        print(f"slowest response: {max(answer.ended - answer.began for answer in answers):.2f} s")
+        with psycopg.connect(urls[0]) as connection:
+            [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
+        if twice:
+            findings["! ids of two plants"] = twice
+        for finding, number in sorted(findings.items()):
+            print(f"{number:9,} {finding}")
+        statuses = [report(url, load) for url, load in zip(urls, loads, strict=True)]
+    return int(any(statuses) or any(finding.startswith("!") for finding in findings))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", action="append", required=True, help="a node; clients use all of them at once")
+    parser.add_argument("--disaster", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
+    parser.add_argument("--seconds", type=float, default=20, help="load before, during and after each disaster")
+    options = parser.parse_args()
+    return run(options.url, options.disaster, options.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
