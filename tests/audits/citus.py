@@ -85,6 +85,8 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
                 for command in commands:
                     subprocess.run(shlex.split(command), check=True)
                     time.sleep(seconds)
+        for service in services:
+            service.start()  # It waits until the database is available again.
         answers = [answer for load in loads for part in load.journal for made in part.values() for _, answer in made]
         print(f"slowest response: {max(answer.ended - answer.began for answer in answers):.2f} s")
         with psycopg.connect(urls[0]) as connection:
