@@ -112,7 +112,7 @@ def main() -> None:
         steps = {
             "a line of the log, alone": write_at_once,
             "a line of the log, of many": log_lines.write,
-            "a request counted": Metrics().count_response,
+            "a request counted": Metrics(1).count_response,
         }
         for (step, call), (kind, (status, body, environ)) in itertools.product(steps.items(), RESPONSES.items()):
             response = make_response(status, [], body, is_head=False)

@@ -41,6 +41,15 @@ def name_of(address: Any) -> str:
     return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
 
 
+def url_of(address: Any, cfg: Any) -> str:
+    """Return the URL that reaches an address from this machine, or its name if it has none."""
+    if not isinstance(address, tuple):
+        return name_of(address)
+    host, port, *_ = address
+    own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not listened at
+    return f"{'https' if cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
+
+
 def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
     """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
     with _or_stop(f"cannot listen at {name_of(address)}", f"address with {setting}"):

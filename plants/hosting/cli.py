@@ -12,11 +12,11 @@ from contextlib import closing
 from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
 from typing import Any, NoReturn
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import plants
 from plants.hosting import LAST_PORT
-from plants.hosting.settings import SETTINGS, SETTINGS_HELP, Settings, stop
+from plants.hosting.settings import SETTINGS, SETTINGS_HELP, Settings, stop, without_passwords
 
 _CHECK_SECONDS = 2
 
@@ -119,7 +119,7 @@ def _check(options: Namespace) -> None:
 
 def _own_url() -> str:
     _before_gunicorn()
-    from plants.hosting.checks import name_of
+    from plants.hosting.checks import name_of, url_of
     from plants.hosting.gunicorn_app import UserConfiguration
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these.
@@ -127,11 +127,7 @@ def _own_url() -> str:
     address = service.addresses[0]
     if isinstance(address, int):
         stop(f"the service listens at {name_of(address)}; plants check URL needs an address")
-    if isinstance(address, str):
-        return name_of(address)
-    host, port = address
-    own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not listened at
-    return f"{'https' if service.cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
+    return url_of(address, service.cfg)
 
 
 def _problem_at(address: str, context: ssl.SSLContext) -> str:
@@ -187,7 +183,7 @@ def _config(options: Namespace) -> None:
     count = len(re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", "")))
     tokens = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
     rows["PLANTS_TOKENS"] = (tokens, rows["PLANTS_TOKENS"][1])
-    rows["PLANTS_STORE"] = (_without_passwords(settings.store), rows["PLANTS_STORE"][1])
+    rows["PLANTS_STORE"] = (without_passwords(settings.store), rows["PLANTS_STORE"][1])
     rows["PLANTS_LOG_FORMAT"] = (settings.log_format, rows["PLANTS_LOG_FORMAT"][1])
     rows["bind"] = (",".join(map(name_of, service.addresses)), "Gunicorn")
     for name in ("threads", "worker_connections", "certfile"):
@@ -198,14 +194,6 @@ def _config(options: Namespace) -> None:
         # A path may have bytes that are not text.
         lines = (f"{name}={value}  # {origin}" for name, (value, origin) in rows.items())
         _print("\n".join(lines).encode(errors="backslashreplace").decode())
-
-
-def _without_passwords(url: str) -> str:
-    # A password with an @ may hide more of the URL than itself, but never less.
-    url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(
-        r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url
-    )
 
 
 def _token(_options: Namespace) -> None:

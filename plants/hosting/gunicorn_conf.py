@@ -3,7 +3,16 @@
 import os
 
 # First, because it stops the start with one line if a setting is not usable.
-from plants.hosting.hooks import child_exit, nworkers_changed, on_reload, on_starting, post_worker_init, pre_exec
+from plants.hosting.hooks import (
+    child_exit,
+    nworkers_changed,
+    on_reload,
+    on_starting,
+    post_worker_init,
+    pre_exec,
+    pre_fork,
+    when_ready,
+)
 
 # isort: split
 from plants.hosting.service import THREADS

@@ -6,8 +6,8 @@ import signal
 from functools import partial
 from typing import Any
 
-from plants.hosting.checks import as_workers, check, try_to_bind
-from plants.hosting.settings import SettingsError, stop
+from plants.hosting.checks import as_workers, check, try_to_bind, url_of
+from plants.hosting.settings import SettingsError, is_on_terminal, stop, without_passwords
 from plants.stores import StoreUnavailable
 
 # Report bad settings once, in one line, before any fork.
@@ -37,6 +37,21 @@ def on_starting(server: Any) -> None:
             store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+
+
+def when_ready(server: Any) -> None:
+    """On a terminal, log where the service listens, where it stores plants, and the URL of its page."""
+    if is_on_terminal():
+        where = f"{without_passwords(settings.store)}{', until the process ends' * IS_IN_PROCESS}"
+        urls = [url_of(listener.sock.getsockname(), server.cfg) for listener in server.LISTENERS]
+        page = "".join([f"; try it at {url}/docs" for url in urls if url.startswith("http")][:1])
+        server.log.info("listening at %s; plants are stored in %s%s", " ".join(map(str, server.LISTENERS)), where, page)
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """Reserve a slot of the metrics: the lowest that no living worker has."""
+    used = {other.metrics_slot for other in server.WORKERS.values()}
+    worker.metrics_slot = min({*range(1, len(used) + 2)} - used)
 
 
 def post_worker_init(_worker: Any) -> None:
@@ -90,9 +105,11 @@ def on_reload(server: Any) -> None:
         log.setLevel(server.log.loglevel)
 
 
-def child_exit(_server: Any, worker: Any) -> None:
-    """Take the gauges of a worker that has ended out of the sum."""
+def child_exit(server: Any, worker: Any) -> None:
+    """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
+    if IS_IN_PROCESS and server.LISTENERS:  # There are none while the service stops.
+        server.log.warning("all plants in memory were lost with worker %d; their ids are free again", worker.pid)
     if listening_sockets:
         from prometheus_client.multiprocess import mark_process_dead
 
-        mark_process_dead(worker.pid)
+        mark_process_dead(getattr(worker, "metrics_slot", 0) or worker.pid)

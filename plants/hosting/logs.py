@@ -7,13 +7,13 @@ import re
 import sys
 import textwrap
 import time
-from contextlib import suppress
 from functools import lru_cache
 from select import PIPE_BUF
 from typing import Any
 
 from gunicorn import glogging
 
+from plants.hosting.output import Output
 from plants.hosting.service import settings
 from plants.server.calls import current_request
 from plants.server.request import Request
@@ -31,12 +31,25 @@ class Logger(glogging.Logger):
     """Gunicorn's logger, with the lines of this service where no setting of Gunicorn says otherwise."""
 
     def setup(self, cfg: Any) -> None:
-        """Make the handlers."""
+        """Create the handlers."""
         super().setup(cfg)
-        for handler in self.error_log.handlers:
+        for handler in (*self.error_log.handlers, *self.access_log.handlers):
             # Neither one of the user's --log-config, nor one for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
-                handler.setFormatter(_JSONFormatter() if settings.log_format == "json" else _TextFormatter())
+                if handler in self.error_log.handlers:
+                    handler.setFormatter(_formatter())
+                if not isinstance(handler, logging.FileHandler) and handler.stream:
+                    handler.stream = Output(handler.stream.fileno(), _report)
+
+
+def _formatter() -> logging.Formatter:
+    return _JSONFormatter() if settings.log_format == "json" else _TextFormatter()
+
+
+def _report(count: int) -> str:
+    warning = {"levelname": "WARNING", "name": "plants.log", "process": os.getpid()}
+    warning["msg"] = f"lines of the log that were dropped because its reader had stalled: {count}"
+    return _formatter().format(logging.makeLogRecord(warning)) + "\n"
 
 
 class _JSONFormatter(logging.Formatter):
@@ -84,6 +97,7 @@ class AccessLog:
         # If standard output was closed at the start, its number may be another file's.
         self._level = level if sys.stdout else logging.CRITICAL
         self._lines = b""
+        self._output = Output(_STDOUT, _report)
         self._line = _json_line if settings.log_format == "json" else _text_line
 
     def write(self, request: Request, response: Response, seconds: float) -> None:
@@ -99,8 +113,7 @@ class AccessLog:
     def flush(self) -> None:
         """Write the buffered lines."""
         if self._lines:
-            with suppress(OSError):  # The reader of the log has gone.
-                os.write(_STDOUT, self._lines)
+            self._output.write_bytes(self._lines)
             self._lines = b""
 
 

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final
 
 import falcon
 
+import plants
 from plants.framework import json_app
 from plants.hosting.service import settings
 from plants.server.listener import WSGIApplication
@@ -29,10 +29,10 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 def listen(cfg: Any, *, takes_over: bool) -> None:
-    """Listen at the address of the metrics, if it is set; Gunicorn's master calls this once, before it starts workers.
+    """Listen at the address of the metrics, if it is set. Gunicorn's master calls this once, before it starts workers.
 
     :param takes_over: beside the master that this one takes over from (``USR2``).
-    :raises OSError: it cannot listen at this address, or it cannot make a folder for the files.
+    :raises OSError: it cannot listen at this address, or cannot create a folder for the files.
     """
     if not settings.metrics_bind:
         return
@@ -52,10 +52,16 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
 
 
 class Metrics:
-    """What one worker counts."""
+    """The metrics of one worker, in files of its slot.
 
-    def __init__(self) -> None:
-        from prometheus_client import Gauge, Histogram
+    No two living workers have the same slot. A worker continues the counts of an earlier worker that had its slot, so
+    the number of files does not grow.
+    """
+
+    def __init__(self, slot: int | str) -> None:
+        from prometheus_client import Gauge, Histogram, values
+
+        values.ValueClass = values.MultiProcessValue(lambda: slot)
 
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._seconds = Histogram(
@@ -68,11 +74,13 @@ class Metrics:
         self._connections = gauge("plants_connections", "Open connections.")
         self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version",), multiprocess_mode="livemostrecent")
-        build.labels(version("plants")).set(1)
+        build.labels(plants.__version__).set(1)
         self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
 
     def count_response(self, request: Request, response: Response, seconds: float) -> None:
-        """Count a response and its duration."""
+        """Count a response and its duration, unless the request was one for the metrics."""
+        if request.listener.sock in listening_sockets:
+            return
         code, _ = request.environ.get("plants.error", (None, ""))
         method = request.method if request.method in _METHODS else "other"
         key = (method, request.path == "/plants", response.status, code)
@@ -89,10 +97,10 @@ class Metrics:
 
 
 class Exposition:
-    """``/metrics``: what all workers have counted together, those included that have ended, as Prometheus reads it."""
+    """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Answer with the metrics."""
+        """Respond with the metrics."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         resp.data = generate_latest(self)
@@ -101,7 +109,7 @@ class Exposition:
     on_head = on_get
 
     def collect(self) -> Iterator[Any]:
-        """Give each metric."""
+        """Yield each metric."""
         from prometheus_client.core import CounterMetricFamily
         from prometheus_client.multiprocess import MultiProcessCollector
 

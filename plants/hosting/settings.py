@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Final, NamedTuple, NoReturn, Self, TypeVar
+from urllib.parse import unquote
 
 from gunicorn.errors import AppImportError
 
@@ -104,6 +105,15 @@ class Settings(NamedTuple):
 def is_on_terminal() -> bool:
     """Return whether standard error is a terminal."""
     return bool(sys.stderr and sys.stderr.isatty())  # It is None if it was closed at the start.
+
+
+def without_passwords(url: str) -> str:
+    """Return a store's URL with each password replaced by asterisks."""
+    # A password with an @ may hide more of the URL than itself, but never less.
+    url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(
+        r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url
+    )
 
 
 def _parse(environ: Mapping[str, str], name: str, value_of: Callable[[str], _T]) -> _T:

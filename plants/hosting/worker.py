@@ -116,12 +116,15 @@ class Worker(ServerWorker):
     cfg: Any
     log: Any
 
+    # Gunicorn's master sets it before it forks, unless the user's configuration has a hook of its own there.
+    metrics_slot = 0
+
     _metrics: Metrics | None = None
     _service: PlantService | None = None
 
     def load_wsgi(self) -> None:
         """Load the application and start the event loop."""
-        self._metrics = Metrics() if listening_sockets else None
+        self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
         super().load_wsgi()
         # What is loaded now stays. Without this the garbage collector scans it again and again, and parsing large JSON
         # takes three times as long.

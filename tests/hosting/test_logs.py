@@ -19,8 +19,9 @@ from plants.server.listener import Listener
 from plants.server.request import Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
-from tests.support.process import children
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.process import children, free_port
+from tests.support.servers import is_ready
 from tests.support.worker_server import Client, eventually
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
@@ -298,6 +299,35 @@ def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) 
         for plant_id in range(5):
             answer = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
             assert (answer.status, answer.plant) == (200, {"name": "Fern"})
+
+
+def test_a_stalled_log_reader_harms_nobody() -> None:
+    port = free_port()
+    command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug", "--timeout=3"]
+    read_end, write_end = os.pipe()
+    env = environment(PLANTS_TOKENS=TOKEN)
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=env, stdout=write_end, stderr=write_end)
+    os.close(write_end)
+    try:
+        eventually(lambda: is_ready(port))
+        [worker] = children(process.pid)
+        for _ in range(1000):  # more than the pipe holds
+            assert send_to(port, method="GET", path=f"/{'x' * 190}", headers=[]).status == 401
+        assert children(process.pid) == [worker]
+        received = b""
+        while b"were dropped" not in received:
+            received += os.read(read_end, 65536)
+            assert send_to(port, method="GET", path="/livez", headers=[]).status == 200
+        report = json.loads(next(line for line in received.splitlines() if b"were dropped" in line))
+        assert report["level"] == "warning"
+        for _ in range(1000):
+            send_to(port, method="GET", path=f"/{'x' * 190}", headers=[])
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read_end)
 
 
 def log_format_with(stderr: Any) -> str:

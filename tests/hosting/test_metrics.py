@@ -12,16 +12,16 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import plants
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import children, free_port
+from tests.support.process import children, free_port, wait_for_workers
 from tests.support.worker_server import Client, eventually
 
 COUNT = "http_server_request_duration_seconds_count"
@@ -56,7 +56,7 @@ def value(port: int, name: str) -> float:
 
 
 def counted(port: int) -> Counter[tuple[str, str, str, str]]:
-    """Give the number of requests by method, route, status and error, without those for the metrics themselves."""
+    """Return the number of requests by method, route, status and error."""
     found: Counter[tuple[str, str, str, str]] = Counter()
     for labels, count in scrape(port).get(COUNT, []):
         found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
@@ -104,7 +104,6 @@ def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_
         with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
             client.send(b"not HTTP\r\n\r\n").answer()
         after = counted(port) - before
-        del after["GET", "other", "200", ""]  # the metrics themselves
         assert after == {
             ("POST", "/plants", "200", ""): 60,
             ("POST", "/plants", "400", "40003"): 3,
@@ -116,7 +115,33 @@ def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_
         }
         assert value(port, "plants_created_total") == 60
         assert value(port, "plants_store_failures_total") == 0
-        assert scrape(port)["plants_build_info"] == [({"version": version("plants")}, 1)]
+        assert scrape(port)["plants_build_info"] == [({"version": plants.__version__}, 1)]
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_their_files_do_not_grow_with_workers_that_end(port: int, store: str) -> None:
+    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        eventually(lambda: all(metrics_files(worker) for worker in children(service.process.pid)))
+        folder = folder_of(service.process.pid)
+        for number in range(1, 7):
+            worker = children(service.process.pid)[0]
+            os.kill(worker, signal.SIGKILL)
+            service.wait_for(rf"Worker \(pid:{worker}\) was sent SIGKILL")
+            wait_for_workers(service.process.pid, 2)
+            create(service, number, 1)
+        assert value(port, "plants_created_total") == 7
+        assert {file.stem.rpartition("_")[2] for file in folder.iterdir()} == {"1", "2"}
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        before = counted(port)
+        for path in ("/metrics", "/elsewhere"):
+            send_to(port, method="GET", path=path, headers=[])
+        service.send(method="GET", path="/livez", headers=[])
+        assert counted(port) - before == {("GET", "other", "200", ""): 1}
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -178,7 +203,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
             assert {client.answer().status for _ in range(100)} == {401}
         found = counted(port)
         assert found["other", "other", "401", "40100"] == 2_000
-        assert len(found) <= 3  # and that the service has begun, and this
+        assert len(found) <= 2  # and that the service has started
         assert {key[0] for key in found} <= KNOWN_METHODS
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import pwd
 import re
 import signal
@@ -33,6 +34,46 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
         assert service.send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern", "tag": "shade"}
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200
         assert service.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("store", "bind", "line"),
+    [
+        (
+            "memory:",
+            "0.0.0.0:0",
+            r"listening at http://0\.0\.0\.0:(\d+); .* memory:, until the process ends; try it at http://127\.0\.0\.1:\1/docs",
+        ),
+        ("sqlite:///{}/db", "unix:{}/socket", r"listening at unix:.*/socket; plants are stored in sqlite:///.*/db\r\n"),
+    ],
+    ids=["memory", "sqlite"],
+)
+def test_on_a_terminal_a_start_says_where_it_is(store: str, bind: str, line: str, tmp_path: Path) -> None:
+    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=store.format(tmp_path))
+    terminal, end = pty.openpty()
+    process = subprocess.Popen([*SERVE, f"--bind={bind.format(tmp_path)}"], cwd=CHECKOUT, env=env, stderr=end)
+    os.close(end)
+    output = ""
+    try:
+        while not re.search(line, output) and "Booting worker" not in output:
+            output += os.read(terminal, 4096).decode()
+        assert re.search(line, output)
+    finally:
+        process.terminate()
+        process.wait(20)
+        os.close(terminal)
+
+
+def test_plants_that_are_lost_with_a_worker_are_a_warning() -> None:
+    with serving() as service:
+        [worker] = children(service.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        line = service.wait_for(rf".*all plants in memory were lost with worker {worker}; their ids are free again.*")[
+            0
+        ]
+        assert json.loads(line)["level"] == "warning"
+        assert service.stop() == 0
+    assert sum("were lost" in line for line in service.lines) == 1
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -1,0 +1,78 @@
+"""Log output that a stalled reader cannot block."""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from select import PIPE_BUF, POLLOUT, poll
+
+_MAX_WAIT_SECONDS = 1.0
+_MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
+
+
+class Output:
+    """A descriptor for whole lines of the log, which other processes may share.
+
+    If the reader stalls, writes wait for a second in all; then lines are dropped. ``report(count)`` returns the line
+    that precedes the next one that is written.
+    """
+
+    def __init__(self, descriptor: int, report: Callable[[int], str]) -> None:
+        self._descriptor = descriptor
+        self._report = report
+        # For one write alone: O_NONBLOCK would change the descriptor for all processes that share it.
+        self._flags = getattr(os, "RWF_NOWAIT", 0)
+        self._poll = poll()
+        self._poll.register(descriptor, POLLOUT)
+        self._patience = _MAX_WAIT_SECONDS
+        self._waited_at = time.monotonic()
+        self._dropped = 0
+        self._cut = b""
+
+    def write(self, lines: str) -> None:
+        """Write the lines or drop them, also if the descriptor is closed or the disk full."""
+        self.write_bytes(lines.encode(errors="backslashreplace"))
+
+    def write_bytes(self, lines: bytes) -> None:
+        """Write the lines or drop them."""
+        if self._dropped and self._try_to_write(self._cut + self._report(self._dropped).encode()):
+            self._dropped = 0
+            self._cut = b""
+        if self._dropped or not self._try_to_write(lines):
+            self._dropped += lines.count(b"\n")
+
+    def _try_to_write(self, data: bytes) -> bool:
+        while data:
+            try:
+                written = self._write(data[:PIPE_BUF])
+            except BlockingIOError:
+                if not self._wait():
+                    return False
+                continue
+            except OSError:
+                return False
+            data = data[written:]
+            self._cut = b"\n" if data else b""
+        return True
+
+    def _write(self, piece: bytes) -> int:
+        if self._flags:
+            try:
+                return os.pwritev(self._descriptor, [piece], -1, self._flags)
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+                self._flags = 0  # a file, a terminal, or a pipe before Linux 6.4
+        if not self._poll.poll(0):
+            raise BlockingIOError
+        return os.write(self._descriptor, piece)
+
+    def _wait(self) -> bool:
+        if self._dropped:
+            return False
+        now = time.monotonic()
+        self._patience = min(_MAX_WAIT_SECONDS, self._patience + (now - self._waited_at) * _MAX_WAIT_SHARE)
+        is_writable = bool(self._poll.poll(self._patience * 1000))
+        self._waited_at = time.monotonic()
+        self._patience = max(0.0, self._patience - (self._waited_at - now))
+        return is_writable

@@ -1,0 +1,82 @@
+"""Log output: what happens if its reader stalls."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plants.hosting import output
+from plants.hosting.output import Output
+
+PIPE_BYTES = 65536
+LINE = "x" * 1023 + "\n"
+
+
+def report(count: int) -> str:
+    return f"{count} dropped\n"
+
+
+class Pipe:
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+        self.output = Output(self.write_end, report)
+
+    def read(self) -> str:
+        return os.read(self.read_end, 2 * PIPE_BYTES).decode()
+
+
+@pytest.fixture(params=["without waiting", "after a poll"])
+def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    monkeypatch.setattr(output, "_MAX_WAIT_SECONDS", 0.01)
+    if request.param == "after a poll":  # as before Linux 6.4
+        monkeypatch.setattr(os, "RWF_NOWAIT", 0)
+    pipe = Pipe()
+    yield pipe
+    os.close(pipe.read_end)
+    os.close(pipe.write_end)
+
+
+def test_lines_are_dropped_and_counted_while_a_pipe_is_full(pipe: Pipe) -> None:
+    for _ in range(100):
+        pipe.output.write(LINE)
+    written = pipe.read().count(LINE)
+    assert 0 < written <= PIPE_BYTES // len(LINE)
+    pipe.output.write("last\n")
+    pipe.output.write("one more\n")
+    assert pipe.read() == f"{100 - written} dropped\nlast\none more\n"
+
+
+def test_a_line_that_was_cut_ends_before_the_next(pipe: Pipe) -> None:
+    pipe.output.write("x" * PIPE_BYTES + "y\n")
+    assert pipe.read() == "x" * PIPE_BYTES
+    pipe.output.write("next\n")
+    assert pipe.read() == "\n1 dropped\nnext\n"
+
+
+def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_MAX_WAIT_SECONDS", 30)
+    slow = Output(pipe.write_end, report)
+    writer = threading.Thread(target=slow.write, args=[LINE * 1000])  # more than the pipe holds
+    writer.start()
+    received = ""
+    while len(received) < 1000 * len(LINE):
+        received += pipe.read()
+    writer.join()
+    assert received == LINE * 1000
+
+
+def test_a_full_disk_raises_nothing(pipe: Pipe) -> None:
+    with Path("/dev/full").open("w") as full:
+        os.dup2(full.fileno(), pipe.write_end)
+    for _ in range(2):
+        pipe.output.write(LINE)
+
+
+def test_a_file_gets_every_line(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        log = Output(file.fileno(), report)
+        for _ in range(100):
+            log.write(LINE)
+    assert (tmp_path / "log").read_text() == LINE * 100
