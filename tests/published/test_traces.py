@@ -1,0 +1,65 @@
+"""OpenTelemetry traces, set up as in docs/operating.md."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.support.hosted import CHECKOUT, serving
+
+OPERATING = (CHECKOUT / "docs/operating.md").read_text()
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, "Queue[bytes]"]]:
+    """The URL of an OTLP collector, and the spans that it receives."""
+    exports: Queue[bytes] = Queue()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # the name that http.server looks for
+            exports.put(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}", exports
+        server.shutdown()
+
+
+@pytest.mark.network
+@pytest.mark.usefixtures("unmeasured")
+def test_the_documented_file_exports_spans(tmp_path: Path, collector: tuple[str, "Queue[bytes]"]) -> None:
+    url, exports = collector
+    (packages,) = re.findall(r"^pip install (opentelemetry.*)$", OPERATING, re.MULTILINE)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path / "packages")]
+    subprocess.run([*install, *packages.split()], check=True, timeout=300)
+    (traced,) = re.findall(r"```python\n(# traced\.py.*?)```", OPERATING, re.DOTALL)
+    (tmp_path / "traced.py").write_text(traced)
+    (tmp_path / "conf.py").write_text('wsgi_app = "traced:app"\n')
+    with serving(
+        "-c",
+        "conf.py",
+        cwd=tmp_path,
+        PYTHONPATH=f"{tmp_path}:{tmp_path / 'packages'}:{CHECKOUT}",
+        OTEL_EXPORTER_OTLP_ENDPOINT=url,
+        OTEL_BSP_SCHEDULE_DELAY="100",
+        GUNICORN_CMD_ARGS="--log-level=info",
+    ) as service:
+        headers = [AUTH, JSON_TYPE, ("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01")]
+        answer = service.send(new_plant(), headers=headers)
+        assert (answer.plant, answer.headers["x-request-id"]) == ({"name": "Fern"}, TRACE_ID)
+        received = iter(lambda: exports.get(timeout=30), b"")
+        assert any(bytes.fromhex(TRACE_ID) in spans for spans in received)
