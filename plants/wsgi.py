@@ -3,11 +3,11 @@
 from typing import Final
 
 from plants.app import create_app_with
-from plants.hosting.page import PAGE
+from plants.hosting.page import PAGE, redirect_browsers
 from plants.hosting.service import announce_new_token, settings, store
 from plants.probes import probes
 
 announce_new_token()
-app: Final = create_app_with(
-    probes(store) | PAGE, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes
+app: Final = redirect_browsers(
+    create_app_with(probes(store) | PAGE, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes)
 )

@@ -1,8 +1,13 @@
 """``/docs``: the interface description as a page to read and to try, in three files, without third-party scripts."""
 
+from collections.abc import Iterable
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
+from wsgiref.types import StartResponse, WSGIApplication
 
+import falcon
+
+from plants.errors import HEADERS, error_body
 from plants.probes import Constant
 
 # The page runs its own script, shows its own style, asks this service alone, and cannot be framed.
@@ -23,3 +28,19 @@ PAGE: Final[dict[str, object]] = {
     "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),
     "/docs/page.js": _file("page.js", "text/javascript; charset=utf-8"),
 }
+
+
+def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
+    """Return an application that leads a browser from ``/`` to the page, and passes all other requests to ``app``."""
+
+    def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/" or environ["REQUEST_METHOD"] != "GET" or not _prefers_html(environ):
+            return app(environ, start_response)
+        start_response("302 Found", [*HEADERS.items(), ("Location", "docs")])
+        return [error_body(environ, 30200, "A page to read and to try is at docs.")]
+
+    return hosted
+
+
+def _prefers_html(environ: dict[str, Any]) -> bool:
+    return falcon.Request(environ).client_prefers(("application/json", "text/html")) == "text/html"

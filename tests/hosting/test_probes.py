@@ -9,14 +9,14 @@ from webtest import TestApp as WebTestApp
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.app import create_app_with
-from plants.hosting.page import PAGE
+from plants.hosting.page import PAGE, redirect_browsers
 from plants.probes import probes
 from plants.testing import FaultyStore
 from tests.contract import AUTH, TOKEN
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    app = create_app_with(probes(store) | PAGE, store, tokens=[TOKEN])
+    app = redirect_browsers(create_app_with(probes(store) | PAGE, store, tokens=[TOKEN]))
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
@@ -62,3 +62,23 @@ def test_the_interface_description_is_served_as_it_is_packaged() -> None:
 def test_an_embedded_app_has_no_probes(path: str) -> None:
     app = WebTestApp(plants.create_app(tokens=[TOKEN]))
     assert app.get(path, headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
+    response = hosted(MemoryStore()).get("/?a=1", headers={"Accept": BROWSER})
+    assert (response.status_int, response.headers["Location"]) == (302, "docs")
+    assert response.json == {"error": 30200, "message": "A page to read and to try is at docs."}
+    assert response.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "accept", ["*/*", "application/json", "text/html;q=0.1,*/*", "text/html;q=x", "\xe9", ""], ids=ascii
+)
+def test_no_other_client_is_redirected_from_the_root(accept: str) -> None:
+    app = hosted(MemoryStore())
+    assert app.get("/", headers={"Accept": accept}, expect_errors=True).json["error"] == 40100
+    assert app.get("/", headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
+    assert app.post("/", headers={"Accept": BROWSER}, expect_errors=True).json["error"] == 40100
