@@ -1,13 +1,31 @@
+"""What setup.cfg cannot declare: the long description, the folder of the build, and the compiled server."""
+
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# An index of packages shows the README without the files beside it: a link to one becomes its name.
+# The modules on the path of every request. None has a class that inherits from another library's.
+COMPILED = ("calls", "connection", "listener", "loop", "request", "response")
+
+
+def compiled_server(scratch: str) -> list[Extension]:
+    """Return the extension modules of the server; their C code goes to ``scratch``."""
+    from mypyc.build import mypycify
+
+    # mypy reads no configuration file here, because [mypy] of setup.cfg names the files of its own run.
+    options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    modules = [f"plants/server/{name}.py" for name in COMPILED]
+    return mypycify([*options, *modules], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
+
+
+# A package index shows the README without the files beside it: a link to one becomes its name.
 readme = (here / "README.md").read_text(encoding="utf-8")
+compiling = os.environ.get("PLANTS_COMPILE") == "1"
 with tempfile.TemporaryDirectory() as scratch:
     # A build directory that stays would bring deleted modules back, and a checkout may be read-only.
     options = {"build": {"build_base": scratch}}
@@ -16,4 +34,7 @@ with tempfile.TemporaryDirectory() as scratch:
     setup(
         long_description=re.sub(r"\[([^\]]*)\]\((?!https://)([^)]*)\)", r"\1 (\2)", readme),
         options=options,
+        setup_requires=["mypy[mypyc]>=2.4,<3"] if compiling else [],
+        # Only in a wheel: beside its source in a checkout, a compiled module would hide every change of the source.
+        ext_modules=compiled_server(scratch) if compiling and "bdist_wheel" in sys.argv else [],
     )

@@ -209,5 +209,7 @@ def _version(_options: Namespace) -> None:
     import platform
     from importlib.metadata import version
 
+    from plants import server
+
     used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    _print(f"plants {plants.__version__} ({used}, Python {platform.python_version()})")
+    _print(f"plants {plants.__version__} ({server.form()} server, {used}, Python {platform.python_version()})")

@@ -13,6 +13,7 @@ from typing import Any, Final
 import falcon
 
 import plants
+from plants import server
 from plants.framework import json_app
 from plants.hosting.service import settings
 from plants.server.listener import WSGIApplication
@@ -73,8 +74,8 @@ class Metrics:
         )
         self._connections = gauge("plants_connections", "Open connections.")
         self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
-        build = gauge("plants_build_info", "The version.", ("version",), multiprocess_mode="livemostrecent")
-        build.labels(plants.__version__).set(1)
+        build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
+        build.labels(plants.__version__, server.form()).set(1)
         self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
 
     def count_response(self, request: Request, response: Response, seconds: float) -> None:

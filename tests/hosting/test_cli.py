@@ -19,7 +19,7 @@ import pytest
 from gunicorn.config import Config
 
 import plants
-from plants import MemoryStore
+from plants import MemoryStore, server
 from plants.hosting import cli, gunicorn_conf, settings
 from plants.hosting.settings import Settings
 from plants.stores.postgres import PostgresStore
@@ -120,8 +120,8 @@ def test_an_unknown_command_or_argument_is_one_line(arguments: str, problem: str
 @pytest.mark.parametrize("argument", ["--version", "-V"])
 def test_the_version_is_that_of_the_package_with_those_of_what_it_runs_on(argument: str) -> None:
     assert call(argument).stdout == (
-        f"plants {plants.__version__} (Gunicorn {version('gunicorn')}, Falcon {version('falcon')}, "
-        f"Python {sys.version.partition(' ')[0]})\n"
+        f"plants {plants.__version__} ({server.form()} server, Gunicorn {version('gunicorn')}, "
+        f"Falcon {version('falcon')}, Python {sys.version.partition(' ')[0]})\n"
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import plants
+from plants import server
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
@@ -115,7 +116,7 @@ def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_
         }
         assert value(port, "plants_created_total") == 60
         assert value(port, "plants_store_failures_total") == 0
-        assert scrape(port)["plants_build_info"] == [({"version": plants.__version__}, 1)]
+        assert scrape(port)["plants_build_info"] == [({"version": plants.__version__, "server": server.form()}, 1)]
 
 
 @pytest.mark.usefixtures("unmeasured")

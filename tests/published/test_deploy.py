@@ -19,7 +19,6 @@ from tests.support.needs import needs
 
 DEPLOY = CHECKOUT / "deploy"
 UNIT = DEPLOY / "plants.service"
-LOCK = (DEPLOY / "requirements.txt").read_text()
 
 
 @needs("systemd-analyze")
@@ -118,17 +117,31 @@ def test_kubernetes_takes_every_resource() -> None:
     assert (result.returncode, result.stdout.count("passed")) == (0, 3), result.stdout + result.stderr
 
 
-def test_the_image_has_what_the_package_needs_in_versions_whose_content_is_known() -> None:
+def locked_versions(file: str) -> dict[str, str]:
+    """Return the locked version of each package; each must have a hash."""
+    lock = (DEPLOY / file).read_text()
+    for entry in re.split(r"\n(?=[a-z])", lock)[1:]:
+        assert "--hash=sha256:" in entry
+    return dict(re.findall(r"^([a-z-]+)==([0-9.]+) \\$", lock, re.MULTILINE))
+
+
+def test_the_image_locks_what_the_package_requires() -> None:
     setup = configparser.ConfigParser()
     setup.read(CHECKOUT / "setup.cfg")
     wanted = setup["options"]["install_requires"] + setup["options.extras_require"]["postgres"]
-    locked = dict(re.findall(r"^([a-z-]+)==([0-9.]+) \\$", LOCK, re.MULTILINE))
+    locked = locked_versions("requirements.txt")
     for requirement in wanted.split():
         name = re.split(r"[\[<>=]", requirement)[0].replace("_", "-")
         lowest, below = re.findall(r"[0-9.]+", requirement)
         assert numbers(lowest) <= numbers(locked[name]) < numbers(below), requirement
-    for entry in re.split(r"\n(?=[a-z])", LOCK)[1:]:
-        assert "--hash=sha256:" in entry
+
+
+def test_the_image_locks_what_the_build_requires() -> None:
+    sources = (CHECKOUT / "pyproject.toml").read_text() + (CHECKOUT / "setup.py").read_text()
+    locked = locked_versions("requirements-build.txt")
+    for name, lowest in re.findall(r'"(setuptools|mypy)(?:\[mypyc\])?>=([0-9.]+)', sources):
+        assert numbers(lowest) <= numbers(locked.pop(name))
+    assert not {"setuptools", "mypy"} & locked.keys()
 
 
 def numbers(version: str) -> list[int]:

@@ -82,6 +82,16 @@ def test_an_installation_has_no_module_from_an_earlier_build(clone: Path) -> Non
 
 
 @pytest.mark.network
+def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path) -> None:
+    build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", "wheels", "."]
+    subprocess.run(build, cwd=clone, check=True, timeout=300)
+    (wheel,) = (clone / "wheels").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    version = subprocess.run([clone / ".venv/bin/plants", "--version"], capture_output=True, text=True, check=True)
+    assert "interpreted server" in version.stdout
+
+
+@pytest.mark.network
 def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: Path) -> None:
     command = [str(clone / ".venv/bin/plants"), "serve", "--bind", "127.0.0.1:0"]
     with Service(command, tmp_path, {"PLANTS_TOKENS": "secret"}) as service:
