@@ -1,4 +1,4 @@
-"""``/docs``: the interface description as a page to read and to try, in three files, without third-party scripts."""
+"""``/docs``: the interface description as a page to read and to try. It has no third-party scripts."""
 
 from collections.abc import Iterable
 from importlib.resources import files
@@ -10,7 +10,7 @@ import falcon
 from plants.errors import HEADERS, error_body
 from plants.probes import Constant
 
-# The page runs its own script, shows its own style, asks this service alone, and cannot be framed.
+# The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,7 +22,7 @@ def _file(name: str, content_type: str) -> Constant:
     return Constant(content, {"Content-Type": content_type, "Content-Security-Policy": _POLICY})
 
 
-# The files by their paths. One names another relative to itself, so that a proxy may add a prefix.
+# Links between these files are relative, so that a proxy may add a prefix.
 PAGE: Final[dict[str, object]] = {
     "/docs": _file("page.html", "text/html; charset=utf-8"),
     "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),

@@ -1,4 +1,4 @@
-"""The page for people: its files, and what Chromium makes of them."""
+"""The page ``/docs``: its files, and its behaviour in Chromium."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def hosted() -> WSGIApplication:
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
-def test_the_pages_files_need_no_token_and_have_their_types_and_a_strict_policy(path: str, content_type: str) -> None:
+def test_the_files_of_the_page_need_no_token_and_have_a_strict_csp(path: str, content_type: str) -> None:
     app = WebTestApp(hosted(), lint=True)
     answer = app.get(path)
     assert answer.headers["Content-Type"] == f"{content_type}; charset=utf-8"
@@ -79,7 +79,7 @@ def window() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(window: Browser, service: Service) -> Browser:
-    """Give a browser that shows the page."""
+    """A browser that shows the page."""
     window.complaints()
     window.hosts_asked()
     window.shows(1280, 900, "light")
@@ -207,7 +207,7 @@ def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
 
 
 @needs_chromium
-def test_the_page_shows_the_operation_its_members_and_every_error(browser: Browser) -> None:
+def test_the_page_shows_the_operation_and_every_error_code(browser: Browser) -> None:
     assert browser.complaints() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
     assert text_of(browser, "origin").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
@@ -288,7 +288,7 @@ CONTRASTS = """
 
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_is_written_can_be_read(browser: Browser, scheme: str) -> None:
+def test_all_text_has_enough_contrast(browser: Browser, scheme: str) -> None:
     browser.shows(1280, 900, scheme)
     dark = browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 22)"
     assert dark == (scheme == "dark")
@@ -298,7 +298,7 @@ def test_what_is_written_can_be_read(browser: Browser, scheme: str) -> None:
 
 
 @needs_chromium
-def test_a_phone_shows_the_operation_and_the_form_first(browser: Browser) -> None:
+def test_a_phone_shows_the_form_without_scrolling(browser: Browser) -> None:
     browser.shows(375, 812, "light")
     tops = "return ['operation', 'token', 'body', 'reference'].map((id) => document.getElementById(id).offsetTop)"
     assert browser.run(tops) == sorted(browser.run(tops))
@@ -307,7 +307,7 @@ def test_a_phone_shows_the_operation_and_the_form_first(browser: Browser) -> Non
 
 
 class ThreadedServer(ThreadingMixIn, WSGIServer):
-    """A server that waits for nobody; a browser opens connections that it does not use."""
+    """A server that does not wait for the idle connections of a browser."""
 
     daemon_threads = True
     block_on_close = False
@@ -315,7 +315,7 @@ class ThreadedServer(ThreadingMixIn, WSGIServer):
 
 @contextmanager
 def mounted(prefix: str) -> Iterator[str]:
-    """Serve the hosted application as a proxy shows it that adds a prefix to its paths."""
+    """Serve the hosted application below a prefix, which a proxy would remove."""
     app = hosted()
 
     def proxied(environ: dict[str, Any], start_response: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Clients of other languages: the service and its description serve their tools."""
+"""Clients that tools generate from the interface description."""
 
 import json
 import shlex

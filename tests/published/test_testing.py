@@ -1,4 +1,4 @@
-"""The fixtures for other people's tests."""
+"""The fixtures, the servers and the command for tests of other projects."""
 
 import http.client
 import json
@@ -53,12 +53,12 @@ def test_the_app_fixture_has_a_new_store_in_each_test(plants_app: Client) -> Non
     assert plants_app.store.get(1) is None
 
 
-def test_the_server_fixture_serves_on_a_real_port(plants_server: Server) -> None:
+def test_the_server_fixture_listens_on_a_real_port(plants_server: Server) -> None:
     assert post(plants_server, tag="shade").plant == {"name": "Fern", "tag": "shade"}
     assert plants_server.store.get(1) == Plant(1, "Fern", "shade")
 
 
-def test_a_server_answers_503_on_demand(plants_server: Server) -> None:
+def test_a_store_unavailable_fault_is_503(plants_server: Server) -> None:
     plants_server.store.fault = StoreUnavailable("on demand")
     answer = post(plants_server)
     assert (answer.error, answer.headers["retry-after"]) == (50300, "1")
@@ -66,12 +66,12 @@ def test_a_server_answers_503_on_demand(plants_server: Server) -> None:
     assert post(plants_server).status == 200
 
 
-def test_a_server_answers_500_on_demand(plants_server: Server) -> None:
+def test_another_fault_is_500(plants_server: Server) -> None:
     plants_server.store.fault = RuntimeError("on demand")
     assert post(plants_server).error == 50000
 
 
-def test_a_server_answers_401_after_its_token_was_rotated(plants_server: Server) -> None:
+def test_a_rotated_token_gets_401(plants_server: Server) -> None:
     old = plants_server.token
     assert plants_server.rotate_token() == plants_server.token != old
     assert post(plants_server, token=old).error == 40101
@@ -88,14 +88,14 @@ def get(server: Server, path: str, headers: dict[str, str] | None = None) -> Ans
         connection.close()
 
 
-def test_a_server_fails_for_as_many_requests_as_it_is_told(plants_server: Server) -> None:
+def test_a_fault_lasts_for_n_requests(plants_server: Server) -> None:
     plants_server.store.fail(times=2)
     assert [post(plants_server).status for _ in range(3)] == [503, 503, 200]
     plants_server.store.fail(RuntimeError("on demand"), times=1)
     assert [post(plants_server, id=number).status for number in (2, 2)] == [500, 200]
 
 
-def test_a_failure_without_a_number_stays_until_it_is_taken_back(plants_server: Server) -> None:
+def test_a_fault_without_times_lasts_until_it_is_removed(plants_server: Server) -> None:
     plants_server.store.fail(times=1)
     plants_server.store.fault = StoreUnavailable("from now on")
     assert [post(plants_server).status for _ in range(3)] == [503] * 3
@@ -106,14 +106,14 @@ def test_a_failure_without_a_number_stays_until_it_is_taken_back(plants_server: 
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
-def test_a_server_fails_no_more_than_it_is_told(plants_server: Server, times: int) -> None:
+def test_a_second_fail_replaces_the_first(plants_server: Server, times: int) -> None:
     plants_server.store.fail(times=2)
     plants_server.store.fail(times=times)
     assert [post(plants_server, id=number).status for number in range(4)] == [503] * times + [200] * (4 - times)
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
-def test_a_server_answers_any_status_on_demand(plants_server: Server, status: int) -> None:
+def test_a_server_responds_with_any_status_on_demand(plants_server: Server, status: int) -> None:
     plants_server.fail(status, times=1)
     answer = post(plants_server, token="wrong")
     assert (answer.status, answer.error) == (status, status * 100)
@@ -144,7 +144,7 @@ def test_a_cut_response_stores_the_plant(plants_server: Server) -> None:
     assert post(plants_server).error == 40003
 
 
-def test_a_failure_lasts_until_it_is_removed(plants_server: Server) -> None:
+def test_a_failure_of_the_server_lasts_until_it_is_removed(plants_server: Server) -> None:
     plants_server.fail(429)
     assert [post(plants_server).status for _ in range(3)] == [429] * 3
     plants_server.fail(429, times=0)
@@ -155,7 +155,7 @@ def test_a_failure_lasts_until_it_is_removed(plants_server: Server) -> None:
 
 
 @pytest.mark.parametrize("wrong", [200, 399, 600, "429", "restart", None], ids=repr)
-def test_a_failure_of_another_kind_is_rejected(plants_server: Server, wrong: Any) -> None:
+def test_an_invalid_failure_is_rejected(plants_server: Server, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^a failure is a status from 400, 'reset' or 'cut', not "):
         plants_server.fail(wrong)
 
@@ -185,7 +185,7 @@ def test_a_server_has_the_body_limit_and_the_headers_of_a_create() -> None:
 
 
 @pytest.mark.parametrize("wrong", [503, "503", 0, StoreUnavailable, KeyboardInterrupt()], ids=repr)
-def test_a_fault_that_is_no_exception_is_refused_at_once(wrong: Any) -> None:
+def test_a_fault_must_be_an_exception(wrong: Any) -> None:
     store = FaultyStore()
     with pytest.raises(TypeError, match=r"^a fault is an exception, such as "):
         store.fault = wrong
@@ -195,7 +195,7 @@ def test_a_fault_that_is_no_exception_is_refused_at_once(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, "2", None], ids=repr)
-def test_a_store_cannot_fail_another_number_of_times(wrong: Any) -> None:
+def test_invalid_times_are_rejected(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
         FaultyStore().fail(times=wrong)
     with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
@@ -203,14 +203,14 @@ def test_a_store_cannot_fail_another_number_of_times(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e300, "0.5", None], ids=repr)
-def test_a_delay_that_is_no_number_of_seconds_is_refused_at_once(wrong: Any) -> None:
+def test_an_invalid_delay_is_rejected(wrong: Any) -> None:
     store = FaultyStore()
     with pytest.raises(ValueError, match=r"^delay is a number of at least 0, not "):
         store.delay = wrong
     store.add(Plant(1, "Fern"))
 
 
-def test_a_fault_that_stays_does_not_collect_tracebacks() -> None:
+def test_a_reused_fault_does_not_collect_tracebacks() -> None:
     store = FaultyStore()
     store.fail(RuntimeError("on demand"))
     for method in (store.check, partial(store.add, Plant(1, "Fern"))):
@@ -222,7 +222,7 @@ def test_a_fault_that_stays_does_not_collect_tracebacks() -> None:
         assert len(set(lengths)) == 1
 
 
-def test_a_given_store_that_counts_as_false_while_it_is_empty_is_used() -> None:
+def test_a_falsy_empty_store_is_used() -> None:
     class Sized(MemoryStore):
         def __len__(self) -> int:
             return 0
@@ -242,7 +242,7 @@ def test_a_server_has_the_probes_and_the_description(plants_server: Server) -> N
     assert get(plants_server, "/readyz").status == 200
 
 
-def test_a_server_knows_the_requests_it_got(plants_server: Server) -> None:
+def test_a_server_records_requests_and_responses(plants_server: Server) -> None:
     post(plants_server)
     post(plants_server, token="wrong", name="Ivy")
     get(plants_server, "/livez?x=1")
@@ -257,13 +257,13 @@ def test_a_server_knows_the_requests_it_got(plants_server: Server) -> None:
     assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, None, b'{"status": "live"}')
 
 
-def test_a_server_knows_a_path_as_it_was_meant_and_an_empty_field(plants_server: Server) -> None:
+def test_a_recorded_path_is_decoded_and_a_header_may_be_empty(plants_server: Server) -> None:
     get(plants_server, "/pl%C3%A4nts/%ff?q=%C3%A4", {"X-Empty": ""})
     (request,) = plants_server.requests
     assert (request.path, request.query, request.headers["x-empty"]) == ("/pl\xe4nts/\ufffd", "q=%C3%A4", "")
 
 
-def test_a_server_answers_delayed_requests_at_once(plants_server: Server) -> None:
+def test_end_delays_releases_delayed_requests(plants_server: Server) -> None:
     plants_server.store.delay = 60.0
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(post, plants_server, id=number) for number in range(8)]
@@ -273,7 +273,7 @@ def test_a_server_answers_delayed_requests_at_once(plants_server: Server) -> Non
         assert [answer.result().status for answer in answers] == [200] * 8
 
 
-def test_a_server_answers_a_client_that_keeps_many_connections_open(plants_server: Server) -> None:
+def test_a_client_may_keep_150_connections_open(plants_server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(150):
             address = plants_server.url.removeprefix("http://")
@@ -282,12 +282,12 @@ def test_a_server_answers_a_client_that_keeps_many_connections_open(plants_serve
             assert connection.getresponse().read()
 
 
-def test_to_wait_for_delayed_requests_that_do_not_come_is_an_error(plants_server: Server) -> None:
+def test_wait_for_adds_times_out(plants_server: Server) -> None:
     with pytest.raises(TimeoutError, match="0 adds wait, not 1"):
         plants_server.store.wait_for_adds(1, timeout=0.01)
 
 
-def test_a_client_that_gives_up_on_a_delayed_answer_does_not_hold_up_the_end() -> None:
+def test_a_client_timeout_does_not_delay_the_stop() -> None:
     with serve() as server:
         server.store.delay = 600.0
         with pytest.raises(TimeoutError):
@@ -296,7 +296,7 @@ def test_a_client_that_gives_up_on_a_delayed_answer_does_not_hold_up_the_end() -
     assert threading.active_count() < threads
 
 
-def test_more_delayed_requests_than_threads_do_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_queued_delayed_requests_do_not_delay_the_stop(caplog: pytest.LogCaptureFixture) -> None:
     with ThreadPoolExecutor(20) as pool:
         before = threading.active_count()
         with serve() as server:
@@ -309,7 +309,7 @@ def test_more_delayed_requests_than_threads_do_not_hold_up_the_end(caplog: pytes
         assert "still running" not in caplog.text
 
 
-def test_a_request_that_is_delayed_beyond_a_reset_does_not_come_after_it(plants_server: Server) -> None:
+def test_a_reset_drops_the_plants_of_delayed_requests(plants_server: Server) -> None:
     plants_server.store.delay = 600.0
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, plants_server)
@@ -320,7 +320,7 @@ def test_a_request_that_is_delayed_beyond_a_reset_does_not_come_after_it(plants_
     assert plants_server.requests == []
 
 
-def test_a_reset_makes_a_server_as_new(plants_session_server: Server) -> None:
+def test_reset_returns_a_server_to_its_start(plants_session_server: Server) -> None:
     token = plants_session_server.token
     assert post(plants_session_server).status == 200
     plants_session_server.rotate_token()
@@ -333,7 +333,7 @@ def test_a_reset_makes_a_server_as_new(plants_session_server: Server) -> None:
     assert post(plants_session_server).status == 200
 
 
-def test_a_server_has_the_token_the_port_and_the_store_that_it_is_given(tmp_path: Path) -> None:
+def test_serve_accepts_a_token_a_port_and_a_store(tmp_path: Path) -> None:
     with closing(SQLiteStore(str(tmp_path / "plants.db"))) as store, serve() as other:
         port = int(other.url.rpartition(":")[2])
         with ExitStack() as stack, pytest.raises(OSError, match="in use"):
@@ -348,14 +348,14 @@ def test_a_server_has_the_token_the_port_and_the_store_that_it_is_given(tmp_path
         assert server.url == f"http://127.0.0.1:{port}"
 
 
-def test_a_store_that_fails_on_demand_closes_the_one_that_it_is_given(tmp_path: Path) -> None:
+def test_a_faulty_store_closes_its_inner_store(tmp_path: Path) -> None:
     store = SQLiteStore(str(tmp_path / "plants.db"))
     FaultyStore(store).close()
     with pytest.raises(StoreUnavailable):
         store.check()
 
 
-def test_a_wrong_attribute_is_an_error_and_not_silence(plants_server: Server, plants_app: Client) -> None:
+def test_setting_an_unknown_attribute_is_an_error(plants_server: Server, plants_app: Client) -> None:
     for wrong in (plants_server, plants_app, plants_app.deployment):
         for name in ("fault", "delay"):
             with pytest.raises(AttributeError, match=f"^a (Server|Deployment|Client) has no {name}; .*its store has"):
@@ -366,40 +366,40 @@ def test_a_wrong_attribute_is_an_error_and_not_silence(plants_server: Server, pl
         plants_server.store.falt = RuntimeError()
 
 
-def test_a_store_of_another_type_is_rejected_at_once() -> None:
+def test_a_store_of_the_wrong_type_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"^store is a plants\.PlantStore or None, not "):
         FaultyStore(MemoryStore)  # type: ignore[arg-type]
 
 
-def test_an_in_process_client_answers_401_after_its_token_was_rotated(plants_app: Client) -> None:
+def test_the_app_fixture_gets_401_after_token_rotation(plants_app: Client) -> None:
     plants_app.deployment.rotate_token()
     assert plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=401).json["error"] == 40101
 
 
-def left() -> tuple[int, int]:
+def leftovers() -> tuple[int, int]:
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_thirty_servers_leave_no_thread_socket_or_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with serve() as server:
         assert post(server).status == 200
-    before = left()
+    before = leftovers()
     for _ in range(30):
         with serve() as server:
             assert post(server).status == 200
-    assert left() == before
+    assert leftovers() == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_still_connected_to_is_gone_after_the_test() -> None:
-    before = left()
+def test_an_open_connection_does_not_keep_a_server() -> None:
+    before = leftovers()
     with serve() as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
         connection.request("GET", "/")
         assert connection.getresponse().read()
     connection.close()
-    assert left() == before
+    assert leftovers() == before
 
 
 def test_two_servers_in_one_process_share_nothing() -> None:
@@ -409,7 +409,7 @@ def test_two_servers_in_one_process_share_nothing() -> None:
         assert one.store.get(1) == other.store.get(1) == Plant(1, "Fern")
 
 
-STRANGER = """
+OTHER_PROJECT = """
 import json, urllib.request
 
 def test_x(plants_server):
@@ -425,47 +425,47 @@ def test_y(plants_app):
 
 
 @pytest.mark.parametrize("token", ["", "a b"], ids=repr)
-def test_a_token_that_no_client_could_send_is_refused(token: str) -> None:
+def test_an_invalid_token_is_rejected(token: str) -> None:
     with ExitStack() as stack, pytest.raises(ValueError, match="see RFC 6750"):
         stack.enter_context(serve(token=token))
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_server_that_nobody_ends_does_not_keep_its_process() -> None:
+def test_an_open_server_does_not_keep_the_process_alive() -> None:
     code = "from plants.testing import serve; context = serve(); print(context.__enter__().url)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (result.stdout[:17], result.stderr) == ("http://127.0.0.1:", "")
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_strangers_test_needs_no_import(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(STRANGER)
+def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OTHER_PROJECT)
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_described_test_passes(pytester: pytest.Pytester) -> None:
+def test_the_documented_test_passes(pytester: pytest.Pytester) -> None:
     text = (CHECKOUT / "docs/testing.md").read_text()
     pytester.makepyfile(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_strangers_test_may_take_warnings_for_errors(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(STRANGER)
+def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OTHER_PROJECT)
     pytester.runpytest_subprocess("-W", "error", "-p", "no:xdist").assert_outcomes(passed=2)
 
 
-def test_without_the_extra_a_fixture_says_what_to_install(pytester: pytest.Pytester) -> None:
+def test_without_the_extra_a_fixture_names_the_package_to_install(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys; sys.modules['webtest'] = None")
-    pytester.makepyfile(STRANGER)
+    pytester.makepyfile(OTHER_PROJECT)
     result = pytester.runpytest_subprocess("--no-header")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_plugin_brings_nothing_heavy_into_a_session_that_does_not_use_it(pytester: pytest.Pytester) -> None:
+def test_an_unused_plugin_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import sys\n"
         "def test_nothing():\n"
@@ -482,7 +482,7 @@ def command(*options: str) -> "subprocess.Popen[str]":
     )
 
 
-def told(process: "subprocess.Popen[str]", line: str) -> Any:
+def tell(process: "subprocess.Popen[str]", line: str) -> Any:
     assert process.stdin
     assert process.stdout
     print(line, file=process.stdin, flush=True)
@@ -496,27 +496,27 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         assert first["token"] == "mine"
         server = Address(first["url"], "mine")
         assert post(server).status == 200
-        assert told(process, "fail 503 2") == first
+        assert tell(process, "fail 503 2") == first
         assert [post(server, id=2).status for _ in range(3)] == [503, 503, 200]
-        told(process, "fail 500")
+        tell(process, "fail 500")
         assert post(server).error == 50000
-        token = told(process, "rotate")["token"]
+        token = tell(process, "rotate")["token"]
         assert (post(server).error, post(server, token=token).error) == (40101, 50000)
-        assert [request["status"] for request in told(process, "requests")] == [200, 503, 503, 200, 500, 401, 500]
-        assert json.loads(told(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
-        assert told(process, "reset") == first
-        assert told(process, "fail 429 1") == first
+        assert [request["status"] for request in tell(process, "requests")] == [200, 503, 503, 200, 500, 401, 500]
+        assert json.loads(tell(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
+        assert tell(process, "reset") == first
+        assert tell(process, "fail 429 1") == first
         assert [post(server, id=3).status for _ in range(2)] == [429, 200]
-        told(process, "fail id 4 1")
+        tell(process, "fail id 4 1")
         assert [post(server, id=number).status for number in (5, 4, 4)] == [200, 503, 200]
-        told(process, "fail cut 1")
+        tell(process, "fail cut 1")
         with pytest.raises(http.client.IncompleteRead):
             post(server, id=6)
-        requests = told(process, "requests")
+        requests = tell(process, "requests")
         assert [request["error"] for request in requests] == [42900, None, None, 50300, None, None]
         assert requests[-1]["response"] == '{"name":'
-        assert told(process, "reset") == first
-        assert told(process, "delay 0.001") == first
+        assert tell(process, "reset") == first
+        assert tell(process, "delay 0.001") == first
         assert post(server).status == 200
         for wrong in (
             "",
@@ -533,7 +533,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
             "delay -1",
             "FAIL 503",
         ):
-            assert told(process, wrong)["error"].startswith(f"{wrong}: ")
+            assert tell(process, wrong)["error"].startswith(f"{wrong}: ")
         process.stdin.close() if process.stdin else None
         assert process.wait(10) == 0
 
@@ -548,7 +548,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
 )
-def test_the_command_says_in_one_line_why_it_does_not_serve(options: list[str], message: str) -> None:
+def test_the_command_reports_a_bad_option_in_one_line(options: list[str], message: str) -> None:
     with serve() as server:
         options = [option.replace("USED", server.url.rpartition(":")[2]) for option in options]
         result = subprocess.run(
@@ -560,7 +560,7 @@ def test_the_command_says_in_one_line_why_it_does_not_serve(options: list[str], 
     assert message in problem
 
 
-def test_the_command_ends_at_once_where_it_has_no_input() -> None:
+def test_the_command_ends_without_standard_input() -> None:
     command = ["sh", "-c", '"$0" -m plants.testing <&-', sys.executable]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
@@ -568,7 +568,7 @@ def test_the_command_ends_at_once_where_it_has_no_input() -> None:
 
 
 @needs("curl")
-def test_a_shell_script_starts_the_command_tells_it_to_fail_and_ends_it(tmp_path: Path) -> None:
+def test_the_documented_shell_script_works(tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(.*?)```", (CHECKOUT / "docs/testing.md").read_text(), re.DOTALL)
     with serve() as server:
         port = server.url.rpartition(":")[2]
@@ -585,7 +585,7 @@ def is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_the_command_stops_when_it_is_told_to(number: signal.Signals) -> None:
+def test_the_command_ends_at_a_signal(number: signal.Signals) -> None:
     with serve() as server:
         port = server.url.rpartition(":")[2]
     with command("--port", port) as process:
