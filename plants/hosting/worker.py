@@ -26,6 +26,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 # These paths never block, because they do not use the store.
 _NEVER_BLOCKING_PATHS = {"/livez", "/metrics", "/openapi.json", *PAGE}
+_METRICS_CONNECTIONS = 8  # A full service still responds to whoever scrapes its metrics.
 # Gunicorn's settings that turn its own access log on, as syslog does unless that is disabled.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
@@ -142,7 +143,10 @@ class Worker(ServerWorker):
 
     def make_listeners(self) -> list[Listener]:
         """Return Gunicorn's listening sockets, and that of the metrics."""
-        return [*super().make_listeners(), *(Listener(sock, metrics_app()) for sock in listening_sockets)]
+        return [
+            *super().make_listeners(),
+            *(Listener(sock, metrics_app(), reserved_connections=_METRICS_CONNECTIONS) for sock in listening_sockets),
+        ]
 
     def notify(self) -> None:
         """Send the heartbeat, and update the gauges."""

@@ -16,6 +16,8 @@ from plants.server.response import Call, Response
 from plants.server.service import Service
 
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
+# A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
+_MAX_BATCH_BYTES = 1_048_576
 
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response]
@@ -75,8 +77,14 @@ class Calls:
         more_follow = len(waiting) > self._previous_backlog and now < waiting[0][1].started + _GATHER_SECONDS
         while waiting and self._free_threads and not more_follow:
             self._free_threads -= 1
-            jobs = [waiting.popleft() for _ in range(min(len(waiting), self._max_batch))]
-            self._batches.put([job for job in jobs if is_current(job)])
+            jobs: list[Job] = []
+            batch_bytes = 0
+            while waiting and len(jobs) < self._max_batch and batch_bytes < _MAX_BATCH_BYTES:
+                job = waiting.popleft()
+                if is_current(job):
+                    jobs.append(job)
+                    batch_bytes += len(job[1].body.content)
+            self._batches.put(jobs)
         self._previous_backlog = len(waiting)
 
     def completed(self) -> Iterator[Completed]:

@@ -2,22 +2,22 @@
 
 import contextlib
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
-from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from typing import Final
 
 from plants.server.listener import Environ, Listener
 from plants.server.request import NO_BODY, HTTPError, Limits, Request, Timeouts, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
+from plants.server.tls import READ_BYTES, TLS
 
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
-# RFC 9112, section 9.6: the server still reads for a while after the last response, or a reset could destroy it.
+# RFC 9112, section 9.6: after the last response the server goes on reading, or a reset could destroy the response. It
+# closes the connection when the client has been silent for so long, or at the latest after the request timeout.
 _LINGER_SECONDS: Final = 2.0
-# A complete TLS record, so that nothing stays in OpenSSL's buffer.
-_READ_BYTES: Final = 16384
+_MAX_ENCRYPTED_BYTES: Final = 16384  # per TLS record; no more is encrypted before the socket has accepted it
 _EMPTY: Final = memoryview(b"")
 
 # The states: what the connection waits for; after the semicolon, what happens at the deadline.
@@ -45,6 +45,9 @@ class Shared:
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
+        # Those that wait for their clients; first the one that has gone longest without a request head, without a part
+        # of the body or without reading a part of the response.
+        self.waiting: OrderedDict[Connection, None] = OrderedDict()
         self.unfinished: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
 
@@ -56,7 +59,9 @@ class Connection:
     like ``Shared.now``; ``counted_bytes`` is what the loop has counted for this connection.
     """
 
-    def __init__(self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ) -> None:
+    def __init__(
+        self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ, tls: TLS | None = None
+    ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
         self.state: str = OPEN
@@ -68,13 +73,18 @@ class Connection:
         self._base = base
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
-        self._output: memoryview = _EMPTY  # not sent yet
+        self._tls = tls
+        shared.waiting[self] = None
+        self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
+        self._output: memoryview = _EMPTY  # not accepted by the socket yet
+        self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
 
     def buffered_bytes(self) -> int:
         """Return the number of bytes that this connection holds in memory."""
-        return len(self._input) + len(self._output) + (len(self.request.body.content) if self.request else 0)
+        body = len(self.request.body.content) if self.request else 0
+        return len(self._input) + body + len(self._response) + len(self._output)
 
     # Called by the loop
 
@@ -95,7 +105,10 @@ class Connection:
     def ready(self) -> None:
         """Continue, because the socket is readable or writable."""
         if self.state == WRITING:
-            self._send(self._output)
+            self._write_response()
+        elif self._output:
+            if self._flush():
+                self.watch()
         elif self.state == RESPONDING:
             # Most clients send nothing before the response. Unwatching the socket only here saves two system calls.
             self.watch(0)
@@ -113,13 +126,14 @@ class Connection:
         if self.request is request:
             shared = self._shared
             # A worker that stops still responds to what it has received.
-            last = not shared.timeouts.keepalive or (shared.stopping and not self._input)
+            ended = shared.stopping or (self._tls is not None and self._tls.closed)
+            last = not shared.timeouts.keepalive or (ended and not self._input)
             self._finish_request(request, response, close=last or not request.keep_alive)
 
     def reject(self, error: HTTPError) -> None:
         """Send an error response and close the connection."""
-        if isinstance(self.sock, SSLSocket) and not self.sock.version():
-            self.close()  # Without a finished TLS handshake, no response can be sent.
+        if self._tls and not self._tls.established:
+            self.close()  # Before the TLS handshake is complete, no response can be sent.
             return
         request = self.request or self._begin_request()
         if not request.parsed:
@@ -133,6 +147,8 @@ class Connection:
         elif self.state == RECEIVING or (self.state == OPEN and not self._shared.stopping):
             self.reject(HTTPError(408))
         else:
+            if self.state == IDLE:
+                self._send_close_notify()
             self.close()
 
     def free_memory(self) -> None:
@@ -154,8 +170,10 @@ class Connection:
         if self.state != CLOSED:
             self.state = CLOSED
             self._drop_request()
-            self._input, self._output = b"", _EMPTY
+            self._input = b""
+            self._response = self._output = _EMPTY
             self._shared.connections.discard(self)
+            self._shared.waiting.pop(self, None)
             with contextlib.suppress(Exception):  # The socket must be closed whatever fails here.
                 self.watch(0)
             self.sock.close()
@@ -164,13 +182,37 @@ class Connection:
 
     def _receive(self) -> None:
         try:
-            data = self.sock.recv(_READ_BYTES)
-        except (BlockingIOError, SSLWantReadError):
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
             return
+        if self.state == CLOSING and data:
+            self.deadline = min(self._shared.now + _LINGER_SECONDS, self._linger_until)
+            return
+        tls = self._tls
+        if tls and data:
+            self._receive_records(tls, data)
+        else:
+            self._received(data)
+
+    def _receive_records(self, tls: TLS, ciphertext: bytes) -> None:
+        handshaking = not tls.established
+        try:
+            data = tls.receive(ciphertext)
+            if data or tls.closed:
+                self._received(data)
+            elif handshaking and tls.established:
+                self._receive()  # A request often follows the handshake at once.
+        finally:
+            # The next flight of the handshake, an alert or the answer to a KeyUpdate. A response carries it along.
+            # Nothing more is read until the client has received it, so it stays small.
+            if self.state != RESPONDING and (pending := tls.pending()):
+                self._output = memoryview(pending)
+                self._flush()
+
+    def _received(self, data: bytes) -> None:
         if data:
-            if self.state != CLOSING:
-                self._input = self._input + data if self._input else data
-                self._parse()
+            self._input = self._input + data if self._input else data
+            self._parse()
         elif self.state == RECEIVING:
             self.reject(HTTPError(400))
         else:
@@ -213,10 +255,12 @@ class Connection:
             self._input = body.feed(self._input)
         if body.size <= limit and not body.complete:
             if request.awaits_continue and before == body.overlap:
-                self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._flush()
             request.awaits_continue = False
             if 0 < len(self._input) < before:
                 self._parse_later()
+            self._wait()
             return
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
@@ -226,6 +270,7 @@ class Connection:
             request.keep_alive = False
         request.environ["server.stopping"] = shared.stopping
         self.state = RESPONDING
+        del shared.waiting[self]
         self.deadline = shared.now + shared.timeouts.response
         shared.ready_requests.append((self, request))
 
@@ -242,42 +287,74 @@ class Connection:
         if close:
             self._input = b""
         self._shared.service.responded(request, response)
-        self._send(memoryview(data))
+        self._response = memoryview(data)
+        self._write_response()
 
     def _drop_request(self) -> None:
         if self.request:
             self.request.body = NO_BODY  # A thread may still hold the request; release its body now.
             self.request = None
 
-    def _send(self, data: memoryview) -> None:
+    def _write_response(self) -> None:
         shared = self._shared
-        try:
-            sent = self.sock.send(data)
-        except (BlockingIOError, SSLWantWriteError):
-            sent = 0
-        if sent < len(data):
-            self._output = data[sent:]
+        if not self._flush():
             if self.state != WRITING:
                 self.state = WRITING
                 self.deadline = shared.now + shared.timeouts.request
-            self.watch(EVENT_WRITE)
-            return
-        self._output = _EMPTY
-        if self._close_after_response:
+            self._wait()
+        elif self._close_after_response:
             self._linger()
         else:
             self.state = IDLE
             self.deadline = shared.now + shared.timeouts.keepalive
+            self._wait()
             if self._input:
                 self._parse_later()
             self.watch()
 
+    def _flush(self) -> bool:
+        """Send as much as the socket accepts. Return whether nothing is left."""
+        while self._output or self._response:
+            if not self._output:
+                self._encrypt()
+            try:
+                sent = self.sock.send(self._output)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(self._output):
+                self._output = self._output[sent:]
+                self.watch(EVENT_WRITE)
+                return False
+            self._output = _EMPTY
+        return True
+
+    def _wait(self) -> None:
+        """Make this connection the last one to be closed when the event loop needs room for a new one."""
+        waiting = self._shared.waiting
+        waiting[self] = None
+        waiting.move_to_end(self)
+
+    def _encrypt(self) -> None:
+        tls = self._tls
+        if tls:
+            tls.send(self._response[:_MAX_ENCRYPTED_BYTES])
+            self._output = memoryview(tls.pending())
+            self._response = self._response[_MAX_ENCRYPTED_BYTES:]
+        else:
+            self._output, self._response = self._response, _EMPTY
+
     def _linger(self) -> None:
         shared = self._shared
         self.state = CLOSING
-        self.deadline = shared.now + (STOPPING_SECONDS if shared.stopping else _LINGER_SECONDS)
-        if isinstance(self.sock, SSLSocket):
-            with contextlib.suppress(OSError):
-                self.sock.unwrap()  # Send TLS's close_notify without waiting for the client's.
+        self._wait()
+        self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
+        self.deadline = min(shared.now + _LINGER_SECONDS, self._linger_until)
+        self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()
+
+    def _send_close_notify(self) -> None:
+        if self._tls:
+            self._tls.close()
+            with contextlib.suppress(OSError):  # It is small; a client that reads nothing does not get it.
+                self.sock.send(self._tls.pending())

@@ -9,8 +9,12 @@ WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 
 
 class Listener:
-    """A listening socket, and the WSGI application that responds to the requests that arrive there."""
+    """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    def __init__(self, sock: socket.socket, application: WSGIApplication) -> None:
+    When there are as many connections as there may be, it may accept ``reserved_connections`` more.
+    """
+
+    def __init__(self, sock: socket.socket, application: WSGIApplication, *, reserved_connections: int = 0) -> None:
         self.sock = sock
         self.application = application
+        self.reserved_connections = reserved_connections

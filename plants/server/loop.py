@@ -18,6 +18,7 @@ from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, S
 from plants.server.listener import Environ, Listener
 from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
+from plants.server.tls import TLS, restrict
 
 # Limits on the work per iteration, so that a burst of clients delays no others.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
@@ -63,6 +64,8 @@ class Loop:
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
+        if config.tls:
+            restrict(config.tls)
         self._max_connections = _allow_descriptors(config.max_connections)
         self._requests_left = config.max_requests
         self._selector = DefaultSelector()
@@ -253,15 +256,18 @@ class Loop:
                 self._log.warning("cannot accept connections for now: %s", error)
                 self._listen(False)
                 return
+            full = len(self.shared.connections) >= self._max_connections + listener.reserved_connections
+            if full and self.shared.waiting:
+                silent = next(iter(self.shared.waiting))
+                self._step(silent, silent.close)
+                full = False
             try:
                 sock.setblocking(False)
-                if self._tls:
-                    sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 connection = self.connect(listener, sock, peer)
             except OSError:  # The client has gone.
                 sock.close()
                 continue
-            if len(self.shared.connections) > self._max_connections:
+            if full:
                 self._step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
                 self._step(connection, connection.close)
 
@@ -273,7 +279,7 @@ class Loop:
             environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
         if isinstance(server, tuple):
             environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
-        connection = Connection(self.shared, listener, sock, environ)
+        connection = Connection(self.shared, listener, sock, environ, TLS(self._tls) if self._tls else None)
         self.shared.connections.add(connection)
         self._step(connection, connection.watch)
         return connection

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 from gunicorn import SERVER_SOFTWARE
+from gunicorn.http.message import MAX_HEADERS
 from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
@@ -60,7 +61,7 @@ class Worker(base.Worker):
                 self.log.warning("this worker does not use the setting %s", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         config = Config(
-            limits=Limits(line, field, cfg.limit_request_fields, self.max_body_bytes),
+            limits=Limits(line, field, cfg.limit_request_fields or MAX_HEADERS, self.max_body_bytes),
             timeouts=Timeouts(self.request_timeout, self.response_timeout, cfg.keepalive),
             base_environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,

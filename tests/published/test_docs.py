@@ -10,8 +10,10 @@ import pytest
 
 from plants import Plant
 from plants.errors import ErrorCode
-from plants.hosting import settings
+from plants.hosting import settings, worker
 from plants.hosting.settings import Settings
+from plants.server import calls, connection, loop, tls
+from plants.stores.batch import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
@@ -70,6 +72,19 @@ def test_the_table_of_settings_is_the_codes_own() -> None:
     assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{without.request_timeout:.0f}"
     assert defaults["PLANTS_METRICS_BIND"] == "none"
     assert without.metrics_bind is None
+
+
+def test_the_limits_of_the_server_are_the_codes_own() -> None:
+    table = page("hosting").partition("### Its limits")[2].partition("\n## ")[0]
+    for limit in (
+        f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
+        f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`",
+        f"{BatchStore.max_batch}, or as many as have bodies of {calls._MAX_BATCH_BYTES // 1024**2} MiB together",
+        f"{loop._SWEEP_SECONDS} s a turn",
+        f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
+        f"{connection._LINGER_SECONDS:.0f} s without a byte",
+    ):
+        assert limit in table
 
 
 def test_the_table_of_gunicorns_settings_has_what_the_packaged_configuration_sets() -> None:

@@ -100,15 +100,16 @@ def test_many_requests_are_answered_together(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
-    with serving(tmp_path, "--worker-connections=2") as server:
-        served = [server.client().send(GET) for _ in range(2)]
+    with serving(tmp_path, "--worker-connections=2", "--threads=2") as server:
+        served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
+        eventually(lambda: server.notes().count("waiting") == 2)
+        for surplus in [server.client() for _ in range(20)]:
+            (refusal,) = surplus.answers()
+            assert refusal.error == 50300
+            assert refusal.headers["retry-after"] == "1"
+        (tmp_path / "gate").touch()
         assert [client.answer().status for client in served] == [200, 200]
-        surplus = server.client()
-        (refusal,) = surplus.answers()
-        assert refusal.error == 50300
-        assert refusal.headers["retry-after"] == "1"
-        served[0].reset()
-        eventually(lambda: server.get().status == 200)
+        assert server.get().status == 200
 
 
 def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: Path) -> None:
@@ -133,14 +134,31 @@ def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: 
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_many_connections_too_many_are_told_so_and_closed_at_once(tmp_path: Path) -> None:
+def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=1") as server:
-        served = server.client()
-        assert served.send(GET).answer().status == 200
-        for surplus in [server.client() for _ in range(20)]:
-            (refusal,) = surplus.answers()
-            assert refusal.error == 50300
-        assert served.send(GET).answer().status == 200
+        silent = server.client()
+        for client in [server.client() for _ in range(20)]:
+            assert server.get().status == 200
+            assert client.is_closed()
+        assert silent.is_closed()
+
+
+def test_a_body_that_is_too_large_is_read_on_for_the_response(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, server.client() as client:
+        client.send(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n")
+        for _ in range(30):
+            time.sleep(0.1)  # Longer in all than the server waits for a client that sends nothing.
+            client.send(b"x" * 20_000)
+        (refusal,) = client.answers()
+        assert refusal.status == 413
+
+
+def test_0_lifts_gunicorns_limits_on_the_head_to_their_maximum(tmp_path: Path) -> None:
+    options = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0"]
+    with serving(tmp_path, *options) as server, server.client() as client:
+        headers = b"".join(b"X-%d: a\r\n" % number for number in range(3000))
+        client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%bX-A: %b\r\n\r\n" % (b"q" * 8000, headers, b"a" * 8000))
+        assert client.answer().status == 200
 
 
 def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ class Driver:
         service: Service | None = None,
         threads: int = 0,
         max_batch: int = 10,
+        max_connections: int = 1000,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.service = service or Service()
         self.pipe = os.pipe()
@@ -43,8 +46,8 @@ class Driver:
             limits=Limits(8190, 8190, 100, 1000),
             timeouts=Timeouts(request=10, response=30, keepalive=2),
             base_environ={"wsgi.errors": ErrorLog(LOG.error), "wsgi.multiprocess": False},
-            tls=None,
-            max_connections=1000,
+            tls=tls,
+            max_connections=max_connections,
             max_requests=100_000,
             threads=threads,
             max_batch=max_batch,
@@ -228,6 +231,128 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
     driver.end()
 
 
+# A full event loop
+
+POST = b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
+
+
+class FullDriver(Driver):
+    """An event loop with room for three connections."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(socket.create_server(("127.0.0.1", 0)), max_connections=3, **options)
+        self.clients: list[socket.socket] = []
+
+    def accept(self, sent: bytes = b"") -> socket.socket:
+        """Return a client that has sent something."""
+        client = socket.create_connection(self.listener.sock.getsockname())
+        client.settimeout(10)
+        self.clients.append(client)
+        client.sendall(sent)
+        self.run_once()
+        self.run_once()
+        return client
+
+    def end(self) -> None:
+        super().end()
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture
+def full() -> Iterator[FullDriver]:
+    driver = FullDriver()
+    driver.run_once()
+    yield driver
+    driver.end()
+
+
+def test_a_full_loop_closes_the_connection_without_a_head_for_longest(full: FullDriver) -> None:
+    silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
+    byte.sendall(b"O")  # This does not count: nothing but a whole head does.
+    for closed in (silent, byte, half):
+        assert full.accept(GET).recv(1000).startswith(b"HTTP/1.1 200")
+        assert closed.recv(1) == b""
+
+
+def test_a_full_loop_closes_the_connection_that_is_idle_for_longest(full: FullDriver) -> None:
+    clients = [full.accept(GET) for _ in range(3)]
+    for client in clients:
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    first, *others = clients
+    first.sendall(GET)
+    full.run_once()
+    for closed in others:
+        full.accept()
+        assert closed.recv(1) == b""
+    assert first.recv(1000).startswith(b"HTTP/1.1 200")
+    first.sendall(GET)
+    full.run_once()
+    assert first.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_full_loop_closes_stalled_uploads_before_those_that_go_on(full: FullDriver) -> None:
+    stalled, upload, _ = full.accept(POST + b"x"), full.accept(POST + b"x"), full.accept()
+    for _ in range(3):
+        upload.sendall(b"x")
+        full.run_once()
+        full.accept()
+    assert stalled.recv(1) == b""
+    upload.sendall(b"x" * 896)
+    full.run_once()
+    assert upload.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_full_loop_closes_clients_that_do_not_read(full: FullDriver) -> None:
+    full.loop._max_buffered_bytes = 10**9
+    deaf = full.accept(GET.replace(b"/late", b"/large"))
+    for _ in range(3):
+        full.accept()
+    with deaf.makefile("rb") as received:
+        assert len(received.read()) < 8_000_000
+
+
+def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
+    gate = threading.Event()
+
+    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        gate.wait(20)
+        start_response("200 OK", [])
+        return []
+
+    full = FullDriver(app=wait, threads=3)
+    full.run_once()
+    served = [full.accept(GET) for _ in range(3)]
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    full.listener.reserved_connections = 1
+    reserved = full.accept(GET)
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    gate.set()
+    while full.loop.waiting_count():
+        full.run_once()
+    for client in (*served, reserved):
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    full.end()
+
+
+def test_a_client_that_still_sends_after_the_response_is_read_on(driver: Driver) -> None:
+    client, connection = driver.connect()
+    with client:
+        client.sendall(POST.replace(b"900", b"1000000") + b"x")
+        driver.run_once()
+        assert client.recv(1000).startswith(b"HTTP/1.1 413")
+        started = connection.deadline - 2
+        while connection.deadline < started + 2.1:
+            client.sendall(b"x")
+            driver.run_once()
+        assert connection.state == CLOSING
+        connection._linger_until = connection.deadline
+        client.sendall(b"x")
+        driver.run_once()
+        assert connection.deadline == connection._linger_until
+        assert connection.buffered_bytes() == 0
+
+
 def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
@@ -401,6 +526,23 @@ def test_requests_that_come_one_right_after_the_other_are_one_batch(monkeypatch:
                 driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
     assert service.batches == [3]
+    driver.end()
+
+
+def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
+    service = Batching()
+    driver = Driver(service=service, threads=1)
+    clients = [driver.connect() for _ in range(5)]
+    for client, connection in clients:
+        client.sendall(POST + b"x" * 900)
+        driver.step(connection, connection.ready)
+    for client, connection in clients:
+        with client:
+            while connection.state == RESPONDING:
+                driver.run_once()
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    assert service.batches == [2, 2, 1]
     driver.end()
 
 

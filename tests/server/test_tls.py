@@ -1,13 +1,20 @@
-"""TLS in memory: a client with OpenSSL, and one that sends any record."""
+"""TLS in memory, then in the event loop: a client with OpenSSL, and one that sends any record."""
 
 import random
+import socket
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, WRITING, Connection
 from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restrict
+from tests.server.test_loop import Driver
 from tests.support.tls_client import Client, Records12, Records13, make_certificate, trusting
+from tests.support.worker_server import serving
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 VERSIONS = pytest.mark.parametrize("version", [TLS12, TLS13], ids=["1.2", "1.3"])
@@ -270,3 +277,248 @@ def test_a_forged_record_fails(tls: TLS, version: ssl.TLSVersion) -> None:
     with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
         tls.receive(bytes(ciphertext))
     assert tls.pending()
+
+
+# In the event loop
+
+GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+LARGE = bytes(range(256)) * 4096
+
+
+def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    body = environ["wsgi.input"].read() or (LARGE if environ["PATH_INFO"] == "/large" else b"late")
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
+
+
+@pytest.fixture
+def driver(context: ssl.SSLContext) -> Iterator[Driver]:
+    driver = Driver(tls=context, app=respond)
+    yield driver
+    driver.end()
+
+
+class Peer:
+    """A TLS client of an event loop."""
+
+    def __init__(self, driver: Driver, context: ssl.SSLContext) -> None:
+        self.driver = driver
+        self.sock, self.connection = driver.connect()
+        self.sock.setblocking(False)
+        self.client = Client(context)
+        sent = self.client.step()
+        while sent:
+            received = self.exchange(sent)
+            self.client.server_hello = self.client.server_hello or received
+            sent = self.client.step(received)
+
+    def exchange(self, ciphertext: bytes) -> bytes:
+        """Send ciphertext, and return what is there to be received then; nothing if the server has closed."""
+        self.sock.sendall(ciphertext)
+        self.driver.run_once()
+        return self.received()
+
+    def received(self) -> bytes:
+        with suppress(BlockingIOError):
+            return self.sock.recv(1_000_000)
+        return b""
+
+    def request(self, data: bytes) -> bytes:
+        return self.client.decrypt(self.exchange(self.client.encrypt(data)))
+
+
+@pytest.fixture
+def peers(driver: Driver) -> Iterator[Callable[..., Peer]]:
+    made: list[Peer] = []
+
+    def make(context: ssl.SSLContext | None = None) -> Peer:
+        made.append(Peer(driver, context or trusting()))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.sock.close()
+
+
+Peers = Callable[..., Peer]
+
+
+@VERSIONS
+def test_requests_share_a_connection(peers: Peers, version: ssl.TLSVersion) -> None:
+    peer = peers(trusting(version))
+    assert peer.connection.state == OPEN
+    for _ in range(2):
+        assert peer.request(GET).startswith(b"HTTP/1.1 200 OK\r\n")
+    peer.request(GET + GET)
+    assert peer.connection.state == IDLE
+
+
+@VERSIONS
+def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: ssl.TLSVersion) -> None:
+    peer = peers(trusting(version))
+    data = peer.request(GET.replace(b"/late", b"/large"))
+    assert peer.connection.state == WRITING
+    assert peer.connection.buffered_bytes() > len(LARGE) / 2
+    while peer.connection.state == WRITING:
+        peer.driver.run_once()
+        data += peer.client.decrypt(peer.received())
+    assert data.endswith(LARGE)
+    assert peer.connection.buffered_bytes() == 0
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(peers: Peers) -> None:
+    peer = peers()
+    assert peer.request(POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")) == (
+        b"HTTP/1.1 100 Continue\r\n\r\n"
+    )
+    assert peer.request(b"nine byte").endswith(b"nine byte")
+
+
+def test_http_without_tls_is_closed(driver: Driver) -> None:
+    client, connection = driver.connect()
+    with client:
+        client.sendall(GET)
+        driver.run_once()
+        assert connection.state == CLOSED
+        assert client.recv(1000) == b""
+
+
+def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
+    client, _ = driver.connect()
+    with client:
+        client.sendall(Client(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
+        driver.run_once()
+        assert client.recv(1000)[:1] == b"\x15"
+        assert client.recv(1000) == b""
+
+
+def test_a_handshake_that_takes_too_long_is_closed(driver: Driver) -> None:
+    client, connection = driver.connect()
+    with client:
+        client.sendall(Client(trusting()).step()[:-1])
+        driver.run_once()
+        assert connection.state == OPEN
+        driver.step(connection, connection.expire)
+        assert connection.state == CLOSED
+        assert client.recv(1000) == b""
+
+
+def fill(connection: Connection) -> int:
+    """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += connection.sock.send(b"x" * 1000)
+    with suppress(BlockingIOError):
+        while True:
+            filled += connection.sock.send(b"x")
+    return filled
+
+
+@pytest.mark.parametrize("data", [b"", GET], ids=["alone", "with-a-request"])
+def test_an_answer_to_a_key_update_waits_for_the_client(peers: Peers, data: bytes, tmp_path: Path) -> None:
+    context = trusting()
+    context.keylog_filename = str(tmp_path / "keys")
+    peer = peers(context)
+    records = Records13(peer.client.ssl, tmp_path / "keys")
+    filled = fill(peer.connection)
+    peer.sock.sendall(records.key_update() + records.key_update() + (records.data(data) if data else b""))
+    for _ in range(3):
+        peer.driver.run_once()
+    assert peer.connection.state == (WRITING if data else OPEN)
+    assert peer.connection.buffered_bytes() > 0
+    received = b""
+    while peer.connection.buffered_bytes() or len(received) <= filled:
+        received += peer.received()
+        peer.driver.run_once()
+    assert peer.client.decrypt(received[filled:])[:12] == (b"HTTP/1.1 200" if data else b"")
+    assert peer.client.decrypt(peer.exchange(records.data(GET))).startswith(b"HTTP/1.1 200")
+
+
+def test_a_flood_closes_the_connection(peers: Peers, tmp_path: Path) -> None:
+    context = trusting()
+    context.keylog_filename = str(tmp_path / "keys")
+    peer = peers(context)
+    records = Records13(peer.client.ssl, tmp_path / "keys")
+    for _ in range(MAX_OVERHEAD_BYTES // 2700):
+        assert peer.connection.state == OPEN
+        peer.exchange(b"".join(records.key_update() for _ in range(100)))
+    peer.exchange(b"".join(records.key_update() for _ in range(100)))
+    assert peer.connection.state == CLOSED
+
+
+@VERSIONS
+def test_the_last_response_is_followed_by_close_notify(peers: Peers, version: ssl.TLSVersion) -> None:
+    peer = peers(trusting(version))
+    assert peer.request(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert peer.client.ssl.read(1) == b""
+    assert peer.exchange(random.randbytes(1000)) == b""  # It is discarded.
+    assert peer.connection.state == CLOSING
+
+
+def test_the_end_of_an_idle_connection_is_close_notify(peers: Peers) -> None:
+    peer = peers()
+    peer.request(GET)
+    peer.driver.step(peer.connection, peer.connection.expire)
+    peer.client.incoming.write(peer.received())
+    assert peer.client.ssl.read(1) == b""
+
+
+def close_notify(peer: Peer) -> None:
+    with pytest.raises(ssl.SSLWantReadError):
+        peer.client.ssl.unwrap()
+    peer.sock.sendall(peer.client.outgoing.read())
+
+
+def end(peer: Peer) -> None:
+    peer.sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("stop", [close_notify, end])
+def test_a_client_that_stops_in_a_request_gets_400(peers: Peers, stop: Callable[[Peer], None]) -> None:
+    peer = peers()
+    assert peer.request(POST) == b""
+    stop(peer)
+    peer.driver.run_once()
+    assert peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("stop", [close_notify, end])
+def test_a_client_that_stops_after_a_request_is_closed(peers: Peers, stop: Callable[[Peer], None]) -> None:
+    peer = peers()
+    peer.sock.sendall(peer.client.encrypt(GET))
+    stop(peer)
+    peer.driver.run_once()
+    assert peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 200")
+    peer.driver.run_once()
+    assert peer.connection.state in (CLOSING, CLOSED)
+
+
+# Gunicorn's settings
+
+
+def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) -> None:
+    configuration = tmp_path / "settings.py"
+    configuration.write_text(
+        "import ssl\n"
+        "def ssl_context(config, default):\n"
+        "    context = default()\n"
+        "    context.minimum_version = ssl.TLSVersion.TLSv1_3\n"
+        "    return context\n"
+    )
+    options = [f"--certfile={certificate}", f"--keyfile={certificate}", f"--ca-certs={certificate}", "--cert-reqs=2"]
+    with serving(tmp_path, *options, f"--config={configuration}") as server:
+
+        def get(context: ssl.SSLContext) -> bytes:
+            with context.wrap_socket(server.client().sock) as sock:
+                sock.sendall(GET)
+                return sock.recv(1000)
+
+        known = trusting(TLS13)
+        known.load_cert_chain(certificate)
+        assert get(known).startswith(b"HTTP/1.1 200")
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+            get(trusting(TLS13))
+        with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+            get(trusting(TLS12))

@@ -69,7 +69,7 @@ class Client:
         """Return all data; after the server's close_notify, too."""
         self.incoming.write(ciphertext)
         data = b""
-        with contextlib.suppress(ssl.SSLWantReadError):
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             while piece := self.ssl.read(65536):
                 data += piece
         return data
