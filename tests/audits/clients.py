@@ -81,7 +81,7 @@ class Service:
         scheme: str = "http",
     ) -> None:
         self.host, self.port, self.token, self.master = host, port, token, master
-        self._scheme = scheme
+        self.scheme = scheme
         self._log = process
         self._lines_read = 0
 
@@ -104,13 +104,7 @@ class Service:
 
     def create(self, plant_id: int) -> Answer:
         """Create a plant on a connection of its own."""
-        client = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
-        if self._scheme == "https":
-            trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            trusting.check_hostname = False
-            trusting.verify_mode = ssl.CERT_NONE
-            client = http.client.HTTPSConnection(self.host, self.port, timeout=PATIENCE_SECONDS, context=trusting)
-        with contextlib.closing(client):
+        with contextlib.closing(_http_client(self.scheme, self.host, self.port)) as client:
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
 
     def workers(self) -> list[int]:
@@ -119,6 +113,14 @@ class Service:
     def memory(self) -> int:
         """Give the resident bytes of the worker that has most."""
         return max((resident_bytes(worker) for worker in self.workers()), default=0)
+
+    def total_memory(self) -> int:
+        """Return the proportional memory (PSS) of the master and its workers, in bytes."""
+        total = 0
+        for process in [self.master, *self.workers()]:
+            with contextlib.suppress(OSError):  # It has ended.
+                total += int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text())[0])
+        return total * 1024
 
     def descriptors(self) -> int:
         """Give the number of open files of all workers."""
@@ -239,8 +241,11 @@ class Bystander:
 
     pause: ClassVar[float] = 0.002  # between two requests, in seconds, if nothing else is said
 
-    def __init__(self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False) -> None:
-        options = [f"--pause={pause or self.pause}", *["--mixed"] * mixed, *["--again"] * again]
+    def __init__(
+        self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False, fresh: bool = False
+    ) -> None:
+        options = [f"--pause={pause or self.pause}", f"--scheme={service.scheme}"]
+        options += [*["--mixed"] * mixed, *["--again"] * again, *["--fresh"] * fresh]
         command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
         self._process = start(
             [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
@@ -266,6 +271,15 @@ class Bystander:
         if self.longest_pause > 0.02:
             seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
+
+
+def _http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=PATIENCE_SECONDS, context=context)
 
 
 def exchange(
@@ -294,6 +308,23 @@ def new_id() -> int:
 
 def reset_on_close(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+@contextlib.contextmanager
+def sampled(measure: Callable[[], int], seconds: float) -> Iterator[list[int]]:
+    """Measure again and again, with pauses of so many seconds."""
+    over = threading.Event()
+    samples: list[int] = []
+
+    def work() -> None:
+        while not over.wait(seconds):
+            samples.append(measure())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield samples
+    over.set()
+    thread.join()
 
 
 @contextlib.contextmanager
@@ -355,11 +386,10 @@ def report(name: str, verdict: Verdict) -> bool:
 class _Good:
     """What the good client does, and what it was told."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
         host, _, port = address.rpartition(":")
-        self._kept, self._fresh = (
-            http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS) for _ in range(2)
-        )
+        self._kept, self._fresh = (_http_client(scheme, host, int(port)) for _ in range(2))
+        self._kept_share = 0 if fresh else 0.5
         self._token = token
         self.created: list[int] = []
         self.slowest = 0.0
@@ -401,7 +431,7 @@ class _Good:
         self.faults.append(f"{what} had {answer.error or answer.status or 'no answer'}")
 
     def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
-        client = self._kept if random.random() < 0.5 else self._fresh
+        client = self._kept if random.random() < self._kept_share else self._fresh
         began = time.monotonic()
         answer = exchange(client, method, path, token, body)
         self.slowest = max(self.slowest, time.monotonic() - began)
@@ -417,6 +447,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
     parser.add_argument("--mixed", action="store_true", help="half of the requests are of other kinds than creates")
     parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which is refused")
+    parser.add_argument("--fresh", action="store_true", help="each request is made on a connection of its own")
+    parser.add_argument("--scheme", default="http", choices=["http", "https"])
     options = parser.parse_args()
     over = threading.Event()
 
@@ -425,7 +457,7 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    good = _Good(options.address, options.token)
+    good = _Good(options.address, options.token, options.scheme, fresh=options.fresh)
     good.create()
     print("begun", flush=True)
     longest_pause = 0.0

@@ -10,15 +10,22 @@ settings of their own are left out, and without ``--master`` memory, files and p
 
 import argparse
 import contextlib
+import json
 import os
+import selectors
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import cast
 
 from tests.audits import changes
 from tests.audits.clients import (
@@ -33,11 +40,13 @@ from tests.audits.clients import (
     plant,
     report,
     reset_on_close,
+    sampled,
     service_of,
     serving,
     take_service_options,
 )
 from tests.support.process import PATIENCE_SECONDS, comes_true
+from tests.support.tls_client import Client, Records12, Records13, make_certificate, trusting
 
 TINY_CHUNK = b"1\r\nx\r\n"
 # How many bodies of the largest size a worker may hold, and what it may need beside them.
@@ -372,14 +381,174 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
         is_bounded = held <= 2 * allowed * len(service.workers())
         return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")
 
+    environ = {"PLANTS_REQUEST_TIMEOUT": str(timeout)}
+    with serving_tls(store, workers, f"--worker-connections={allowed}", environ=environ) as service:
+        return unharmed(service, check)
+
+
+def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
+    """A client of TLS 1.3 sends KeyUpdates as fast as it can, and reconnects when it is cut off; others create."""
+
+    def flood(service: Service) -> int:
+        with tls_client(service, ssl.TLSVersion.TLSv1_3) as (sock, client, keylog):
+            records = Records13(client.ssl, keylog)
+            return _send_until_closed(sock, lambda: b"".join(records.key_update() for _ in range(2000)))
+
+    return _tls_flood(store, workers, flood, seconds, limit)
+
+
+def renegotiations(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
+    """A client of TLS 1.2 begins to renegotiate all the time, and reconnects when it is cut off; others create."""
+
+    def flood(service: Service) -> int:
+        with tls_client(service, ssl.TLSVersion.TLSv1_2) as (sock, client, keylog):
+            records = Records12(client.ssl, keylog, client.server_hello)
+            return _send_until_closed(sock, lambda: b"".join(records.client_hello() for _ in range(2000)))
+
+    return _tls_flood(store, workers, flood, seconds, limit)
+
+
+def _tls_flood(store: str, workers: int, flood: Callable[[Service], int], seconds: float, limit: float) -> Verdict:
+    def check(service: Service) -> Verdict:
+        sent = connections = 0
+        with Bystander(service) as bystander:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                sent += flood(service)
+                connections += 1
+        verdict = bystander.verdict(limit)
+        return Verdict(verdict.holds, f"{sent // 1024:,} KiB on {connections} connections, {verdict.seen}")
+
+    with serving_tls(store, workers) as service:
+        return unharmed(service, check)
+
+
+@contextlib.contextmanager
+def serving_tls(
+    store: str, workers: int, *options: str, environ: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Service]:
     with tempfile.TemporaryDirectory() as folder:
-        pem = Path(folder, "certificate.pem")
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-        subprocess.run([*command, "-keyout", pem, "-out", f"{pem}.crt"], check=True, stderr=subprocess.DEVNULL)
-        options = [f"--keyfile={pem}", f"--certfile={pem}.crt", f"--worker-connections={allowed}"]
-        environ = {"PLANTS_REQUEST_TIMEOUT": str(timeout)}
+        certificate = make_certificate(Path(folder))
+        options = (*options, f"--keyfile={certificate}", f"--certfile={certificate}")
         with serving(store, workers, *options, scheme="https", environ=environ) as service:
-            return unharmed(service, check)
+            yield service
+
+
+@contextlib.contextmanager
+def tls_client(service: Service, version: ssl.TLSVersion) -> Iterator[tuple[socket.socket, Client, Path]]:
+    """Complete a handshake; yield the socket, the client and its key log."""
+    with tempfile.TemporaryDirectory() as folder, service.connect() as sock:
+        keylog = Path(folder, "keys")
+        context = trusting(version)
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        context.keylog_filename = str(keylog)
+        client = Client(context)
+        sent = client.step()
+        while sent:
+            sock.sendall(sent)
+            received = sock.recv(65536)
+            client.server_hello = client.server_hello or received
+            sent = client.step(received)
+        yield sock, client, keylog
+
+
+def _send_until_closed(sock: socket.socket, make: Callable[[], bytes], seconds: float = 15) -> int:
+    """Send, and read nothing, until the service has closed the connection; return the number of bytes sent."""
+    sent = 0
+    sock.settimeout(1)
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end:
+            data = make()
+            sock.sendall(data)
+            sent += len(data)
+    return sent
+
+
+def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float = 10, first: bytes = b"") -> Verdict:
+    """An attacker has all connections that there may be, sends a byte at most, and renews those that are closed."""
+
+    def check(service: Service) -> Verdict:
+        renewed = 0
+        with Crowd(service, 0) as crowd, selectors.DefaultSelector() as selector:
+
+            def renew() -> None:
+                sock = service.connect()
+                crowd.sockets.append(sock)
+                sock.sendall(first)
+                selector.register(sock, selectors.EVENT_READ)
+
+            for _ in range(clients):
+                renew()
+            with Bystander(service, fresh=True) as bystander:
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    for key, _ in selector.select(0.1):
+                        selector.unregister(key.fileobj)
+                        cast(socket.socket, key.fileobj).close()
+                        renew()
+                        renewed += 1
+        answered = bystander.answers.get("200", 0) / sum(bystander.answers.values())
+        verdict = bystander.verdict(PATIENCE_SECONDS)
+        return Verdict(answered >= 0.95, f"{answered:.1%} answered, {renewed:,} connections renewed, {verdict.seen}")
+
+    with serving(store, workers, f"--worker-connections={clients}", descriptors=clients + 200) as service:
+        return unharmed(service, check)
+
+
+def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, most: int = 256 * MIB) -> Verdict:
+    """Token holders create plants of the largest size at once, and some of them read their responses slowly."""
+
+    plant_id = 1 if store == "memory" else None  # What a dictionary stores would count, too.
+
+    def check(service: Service) -> Verdict:
+        def request(number: int) -> bytes:
+            return _large_create(service, plant_id or new_id(), number)
+
+        statuses: Counter[str] = Counter()
+        peaks = []
+        for _ in range(rounds):
+            with (
+                Crowd(service, clients * 2 // 3) as good,
+                Crowd(service, clients - clients * 2 // 3, 4096) as slow,
+                sampled(service.total_memory, 0.02) as samples,
+            ):
+                threads = [
+                    threading.Thread(target=good.send_each, args=[request]),
+                    threading.Thread(target=slow.send_each, args=[request]),
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                good.hear(PATIENCE_SECONDS)
+                slow.hear(PATIENCE_SECONDS)
+                statuses += good.statuses() + slow.statuses()
+            peaks.append(max(samples))
+            comes_true(lambda: not service.connections())
+        seen = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in all at most, {dict(statuses)}"
+        return Verdict(max(peaks) <= most and not statuses["nothing"], seen)
+
+    with serving(store, workers) as service:
+        return unharmed(service, check)
+
+
+def clients_that_send_a_byte(store: str, workers: int) -> Verdict:
+    """The same, with the first byte of a request."""
+    return silent_clients(store, workers, first=b"P")
+
+
+def more_large_creates(store: str, workers: int) -> Verdict:
+    """The same from more clients than a worker holds bodies."""
+    return large_creates(store, workers, clients=200)
+
+
+def _large_create(service: Service, plant_id: int, number: int) -> bytes:
+    """Return a create of 1 MiB; the text of every other one takes four times as much in memory."""
+    start = json.dumps({"id": plant_id, "name": ""}).encode()[:-2]
+    end = b'"}' if number % 2 else '🌵"}'.encode()
+    body = start + b"x" * (MIB - len(start) - len(end)) + end
+    return service.head(b"Content-Length: %d\r\n" % len(body), b"Connection: close\r\n") + body
 
 
 def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
@@ -444,6 +613,12 @@ OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
     no_descriptor_left,
     stalled_handshakes,
     resets_under_term,
+    key_updates,
+    renegotiations,
+    silent_clients,
+    clients_that_send_a_byte,
+    large_creates,
+    more_large_creates,
 )
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tests.audits.clients import (
     CHUNKED,
@@ -29,6 +29,7 @@ from tests.audits.clients import (
     plant,
     report,
     reset_on_close,
+    sampled,
     service_of,
     take_service_options,
 )
@@ -236,28 +237,11 @@ class Breakers:
                 random.choice(BROKEN)(self._service, sock)
 
 
-@contextlib.contextmanager
-def sampled(service: Service, seconds: float = 2) -> Iterator[list[int]]:
-    """Note the resident bytes of the largest worker all the time."""
-    over = threading.Event()
-    samples: list[int] = []
-
-    def work() -> None:
-        while not over.wait(seconds):
-            samples.append(service.memory())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield samples
-    over.set()
-    thread.join()
-
-
 def soak(service: Service, seconds: float, broken: float, good: int) -> list[tuple[str, Verdict]]:
     descriptors, workers = service.descriptors(), service.workers()
     breakers = Breakers(service, broken)
     bystanders = [Bystander(service, pause=0.05, mixed=True, again=True) for _ in range(good)]
-    with sampled(service, min(2, seconds / 30)) as samples, contextlib.ExitStack() as stack:
+    with sampled(service.memory, min(2, seconds / 30)) as samples, contextlib.ExitStack() as stack:
         for bystander in bystanders:
             stack.enter_context(bystander)
         breakers.run(seconds)
