@@ -3,8 +3,8 @@
 from typing import Final
 
 from plants.app import create_app_with
+from plants.hosting.environment import announce_new_token, settings, store
 from plants.hosting.page import PAGE, redirect_browsers
-from plants.hosting.service import announce_new_token, settings, store
 from plants.probes import probes
 
 announce_new_token()

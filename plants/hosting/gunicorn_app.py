@@ -112,7 +112,7 @@ class Serve(UserConfiguration):
     def _check(self) -> None:
         """Check what else could stop a start; Gunicorn's own check only loads the application."""
         # Importing this reads the environment, and --help should not.
-        from plants.hosting.service import settings, store
+        from plants.hosting.environment import settings, store
 
         Arbiter(self)
         check(self.cfg)

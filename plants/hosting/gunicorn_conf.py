@@ -15,7 +15,7 @@ from plants.hosting.hooks import (
 )
 
 # isort: split
-from plants.hosting.service import THREADS
+from plants.hosting.environment import THREADS
 
 wsgi_app = "plants.wsgi:app"
 logger_class = "plants.hosting.logs.Logger"

@@ -12,8 +12,8 @@ from plants.stores import StoreUnavailable
 
 # Report bad settings once, in one line, before any fork.
 try:
+    from plants.hosting.environment import IS_IN_PROCESS, announce_new_token, settings, store
     from plants.hosting.metrics import listen, listening_sockets
-    from plants.hosting.service import IS_IN_PROCESS, announce_new_token, settings, store
 except SettingsError as _error:
     stop(_error)
 

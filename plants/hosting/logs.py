@@ -13,8 +13,8 @@ from typing import Any
 
 from gunicorn import glogging
 
+from plants.hosting.environment import settings
 from plants.hosting.output import Output
-from plants.hosting.service import settings
 from plants.server.calls import current_request
 from plants.server.request import Request
 from plants.server.response import Response

@@ -15,7 +15,7 @@ import falcon
 import plants
 from plants import server
 from plants.framework import json_app
-from plants.hosting.service import settings
+from plants.hosting.environment import settings
 from plants.server.listener import WSGIApplication
 from plants.server.request import Request
 from plants.server.response import Response

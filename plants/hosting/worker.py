@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
+from plants.hosting.environment import REQUESTS_A_BATCH, settings, store
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.page import PAGE
-from plants.hosting.service import REQUESTS_A_BATCH, settings, store
 from plants.server.listener import Listener
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
