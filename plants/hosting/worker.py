@@ -5,7 +5,6 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -56,10 +55,6 @@ class PlantService(Service):
     def never_blocks(self, request: Request) -> bool:
         """Return whether the request does not use the store."""
         return request.path in _NEVER_BLOCKING_PATHS
-
-    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        """Let the store commit the plants of several requests at once."""
-        return store.together(calls)
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""

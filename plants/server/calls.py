@@ -3,11 +3,11 @@
 import os
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Final
 
 from plants.server.connection import Connection
@@ -18,6 +18,7 @@ from plants.server.service import Service
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 # A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
 _MAX_BATCH_BYTES = 1_048_576
+_MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left after that go into the next one
 
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response]
@@ -45,16 +46,32 @@ class Calls:
         self._previous_backlog = 0
         self._free_threads = threads
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        self._completed: deque[list[Completed]] = deque()
+        self._completed: deque[tuple[list[Completed], list[Job]]] = deque()
         for _ in range(threads):
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
 
     def call(self, request: Request) -> Response:
         """Return the response to one request."""
+        return self._finish(self._start(request), request)
+
+    def _start(self, request: Request) -> Call | None:
+        """Call the application; return None if it fails."""
         current_request.set(request)
         try:
-            return Call(request).response()
+            return Call(request)
         except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
+            self._log.exception("the application failed")
+            return None
+        finally:
+            current_request.set(None)
+
+    def _finish(self, call: Call | None, request: Request) -> Response:
+        if call is None:
+            return self._failed(request)
+        current_request.set(request)
+        try:
+            return call.response()
+        except BaseException:
             self._log.exception("the application failed")
             return self._failed(request)
         finally:
@@ -92,30 +109,36 @@ class Calls:
         self._woken = False  # Reset first, so that a later batch wakes the loop again.
         while self._completed:
             self._free_threads += 1
-            yield from self._completed.popleft()
+            completed, left = self._completed.popleft()
+            self.waiting.extendleft(reversed(left))
+            yield from completed
 
     def _work(self) -> None:
         while True:
             jobs = self._batches.get()
-            try:
-                self._completed.append(self._run_batch(jobs))
-            except BaseException:  # There is not even an error response. The deadlines close these connections.
-                self._log.exception("the error response failed")
-                self._completed.append([])
+            self._completed.append(self._run_batch(jobs))
             del jobs  # Do not hold the last requests in memory while waiting.
             if not self._woken:
                 self._woken = True
                 with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                     os.write(self._wake_fd, b"\0")
 
-    def _run_batch(self, jobs: Sequence[Job]) -> list[Completed]:
-        try:
-            responses = self._service.run_batch([partial(self.call, request) for _, request in jobs])
-            if len(responses) != len(jobs):
-                raise ValueError(f"there are {len(responses)} responses to {len(jobs)} requests")
-        except BaseException:
-            self._log.exception("the application failed for a batch of %d requests", len(jobs))
-            responses = [self._failed(request) for _, request in jobs]
-        return [
-            (connection, request, response) for (connection, request), response in zip(jobs, responses, strict=True)
-        ]
+    def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
+        """Return what is completed, and the requests that were not called.
+
+        All applications are called before the first response is read. One that starts its response late can so do the
+        work of the whole batch at once, such as a commit.
+        """
+        until = time.monotonic() + _MAX_CALL_SECONDS
+        calls = []
+        for _, request in jobs:
+            calls.append(self._start(request))
+            if time.monotonic() > until:
+                break
+        completed: list[Completed] = []
+        for (connection, request), call in zip(jobs, calls, strict=False):
+            try:
+                completed.append((connection, request, self._finish(call, request)))
+            except BaseException:  # There is not even an error response. The deadlines close this connection.
+                self._log.exception("the error response failed")
+        return completed, jobs[len(calls) :]

@@ -85,6 +85,8 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
+            # A response may start with the first iteration of its body, when all calls of its batch have begun.
+            "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
             "wsgi.run_once": False,

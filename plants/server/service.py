@@ -1,6 +1,5 @@
 """What a service may add to the server."""
 
-from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from plants.server.request import HTTPError, Request
@@ -16,10 +15,6 @@ class Service:
     def never_blocks(self, request: Request) -> bool:  # noqa: ARG002  # for those that override it
         """Return whether the application responds to this request without blocking, so that it needs no thread."""
         return False
-
-    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        """Run the calls, in a thread if there are threads, and return their results in order."""
-        return [call() for call in calls]
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return the response to a rejected request, or (500) to one whose application failed."""

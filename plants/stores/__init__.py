@@ -1,10 +1,7 @@
 """The interface of the stores, their errors, and the choice of a store by its URL. A store knows nothing of HTTP."""
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
-
-_T = TypeVar("_T")
+from typing import ClassVar, NamedTuple, Protocol
 
 
 class Plant(NamedTuple):
@@ -74,10 +71,6 @@ class PlantStore(abc.ABC):
 
         :raises StoreUnavailable: an ``add`` would fail.
         """
-
-    def together(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Return what each call returns."""
-        return [call() for call in calls]
 
     def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
         """Create the file or the table of a new store, and check it.

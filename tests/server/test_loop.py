@@ -1,5 +1,6 @@
 """The event loop, iteration by iteration: a failure closes one connection, and the buffered bytes are bounded."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -7,8 +8,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -101,9 +103,6 @@ class Failing(Service):
         if request.path == "/fail":
             raise RuntimeError("no error response")
         return super().error_response(error, request)
-
-    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        raise RuntimeError(f"no commit for {len(calls)}")
 
 
 @pytest.mark.parametrize(
@@ -450,11 +449,6 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
     busy.end()
 
 
-class Forgetful(Service):
-    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        return [call() for call in calls[1:]]
-
-
 def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
@@ -472,23 +466,6 @@ def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_
             assert received.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.mark.parametrize(
-    ("kind", "logged"), [(Failing, "RuntimeError: no commit for 1"), (Forgetful, "there are 0 responses to 1 requests")]
-)
-def test_what_answers_many_together_and_fails_costs_each_of_them_a_500(
-    kind: type[Service], logged: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    driver = Driver(service=kind(), threads=2)
-    client, connection = driver.connect()
-    with client:
-        client.sendall(GET)
-        while connection.state != CLOSING:
-            driver.run_once()
-        assert client.recv(1000).startswith(b"HTTP/1.1 500")
-    assert logged in caplog.text
-    driver.end()
-
-
 def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     driver = Driver(service=Failing(), threads=1)
     for count in (1, 2):
@@ -503,36 +480,109 @@ def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptur
     driver.end()
 
 
-class Batching(Service):
+class LateApp:
+    """Starts its responses late, and records what happens to each."""
+
     def __init__(self) -> None:
-        self.batches: list[int] = []
+        self.events: list[str] = []
 
-    def run_batch(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        self.batches.append(len(calls))
-        return super().run_batch(calls)
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        self.events.append(f"call {path}")
+        if path == "/end":
+            raise SystemExit
+        return LateResponse(self.events, path, start_response)
 
 
-def test_requests_that_come_one_right_after_the_other_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)  # A busy machine may take longer between two turns.
-    service = Batching()
-    driver = Driver(service=service, threads=2)
-    clients = [driver.connect() for _ in range(3)]
-    for client, _ in clients:
-        client.sendall(GET)
-        driver.run_once()
+class LateResponse:
+    def __init__(self, events: list[str], path: str, start_response: Callable[..., Any]) -> None:
+        self.events = events
+        self.path = path
+        self.start_response = start_response
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.events.append(f"read {self.path}")
+        if self.path == "/cancel":
+            raise asyncio.CancelledError
+        self.start_response("200 OK", [])
+        yield b"late"
+
+    def close(self) -> None:
+        self.events.append(f"close {self.path}")
+
+
+def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
+    """Return what happens to requests that one thread handles, and the start of each response."""
+    late = LateApp()
+    driver = Driver(app=late, threads=1)
+    clients = [driver.connect() for _ in paths]
+    for (client, connection), path in zip(clients, paths, strict=True):
+        client.sendall(GET.replace(b"/late", path.encode()))
+        while connection.state != RESPONDING:
+            driver.run_once()
+    responses = []
     for client, connection in clients:
         with client:
             while connection.state == RESPONDING:
                 driver.run_once()
-            assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    assert service.batches == [3]
+            responses.append(client.recv(1000)[:12])
     driver.end()
+    return late.events, responses
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch wait for all its requests: a busy machine may take longer between two iterations."""
+    monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)
+
+
+@pytest.mark.usefixtures("patient")
+def test_requests_that_come_one_right_after_the_other_are_one_batch() -> None:
+    events, responses = events_of_a_batch(["/1", "/2", "/3"])
+    assert events[:3] == ["call /1", "call /2", "call /3"]
+    assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]
+    assert responses == [b"HTTP/1.1 200"] * 3
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_failure_in_a_batch_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    events, responses = events_of_a_batch(["/end", "/cancel", "/3"])
+    assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
+    assert responses == [b"HTTP/1.1 500", b"HTTP/1.1 500", b"HTTP/1.1 200"]
+    assert caplog.messages == ["the application failed"] * 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_calls_that_a_batch_has_no_time_for_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    events, responses = events_of_a_batch(["/1", "/2"])
+    assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
+    assert responses == [b"HTTP/1.1 200"] * 2
+
+
+def test_only_a_server_with_threads_accepts_a_late_response() -> None:
+    for threads in (0, 1):
+        environs: list[dict[str, Any]] = []
+
+        def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+            environs.append(environ)  # noqa: B023  # It is called before the next round.
+            start_response("200 OK", [])
+            return []
+
+        driver = Driver(app=note, threads=threads)
+        client, _ = driver.connect()
+        with client:
+            client.sendall(GET)
+            while not environs:
+                driver.run_once()
+        assert environs[0]["server.deferred_response"] is bool(threads)
+        driver.end()
 
 
 def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
-    service = Batching()
-    driver = Driver(service=service, threads=1)
+    late = LateApp()
+    driver = Driver(app=late, threads=1)
     clients = [driver.connect() for _ in range(5)]
     for client, connection in clients:
         client.sendall(POST + b"x" * 900)
@@ -542,7 +592,8 @@ def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch)
             while connection.state == RESPONDING:
                 driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    assert service.batches == [2, 2, 1]
+    calls = groupby(event.startswith("call") for event in late.events)
+    assert [len(list(batch)) for is_call, batch in calls if is_call] == [2, 2, 1]
     driver.end()
 
 
