@@ -1,4 +1,4 @@
-"""The service over TLS and behind proxies, as docs/hosting.md configures them."""
+"""The service as docs/hosting.md starts it, over TLS, and behind proxies."""
 
 import http.client
 import json
@@ -81,6 +81,16 @@ def test_a_proxy_adds_a_prefix(port: int) -> None:
     assert b"docs/page.js" in send_to(port, method="GET", path="/v1/docs", headers=[]).body
     description: Any = json.loads(send_to(port, method="GET", path="/v1/openapi.json", headers=[]).body)
     assert urljoin("http://host/v1/openapi.json", description["servers"][0]["url"]) == "http://host/v1/"
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_service_starts_as_documented(tmp_path: Path) -> None:
+    (token, store) = re.findall(r"^PLANTS_TOKENS=(\w+) PLANTS_STORE=(\S+) plants serve$", HOSTING, re.MULTILINE)[0]
+    url = store.replace("/var/lib/plants", str(tmp_path))
+    with serving(PLANTS_TOKENS=token, PLANTS_STORE=url) as service:
+        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
+        assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
+        assert (tmp_path / "plants.db").exists()
 
 
 @pytest.mark.usefixtures("unmeasured")
