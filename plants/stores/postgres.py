@@ -3,11 +3,8 @@
 import math
 import mmap
 import select
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
@@ -23,6 +20,7 @@ from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
+from plants.stores.pool import ConnectionPool
 
 _DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -56,7 +54,6 @@ _LOCK_TIMEOUT = 200  # milliseconds that a batch waits for a transaction that ho
 _SHORT_LOCK_TIMEOUT = 10  # while another transaction is known to hold some id
 _CONTENTION_SECONDS = 1.0  # after a lock timeout
 _CHECK_SECONDS = 0.1  # for which a check of the table allows to say that ids are in use
-_RECONNECT_SECONDS = 1.0  # between two attempts to open one more connection
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -79,7 +76,7 @@ class PostgresStore(BatchStore):
 
     def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
         conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo) | {"client_encoding": "UTF8"})
-        super().__init__(partial(_Pool, _split_hosts(conninfo), max_connections), patience)
+        super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), patience)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -96,26 +93,23 @@ class PostgresStore(BatchStore):
             ) from None
 
 
-class _Pool(Connections):
-    """Connections of one process. Each serves one caller at a time, and callers are served in order of arrival."""
+class PostgresConnections(Connections):
+    """The pooled connections of one process."""
 
     def __init__(self, conninfos: list[str], max_connections: int, patience: float, created: mmap.mmap) -> None:
+        self._conninfos = conninfos.copy()  # one per host, the one that worked last first
         self._patience = patience
         self._created = created
-        self._is_closed = False
-        self._conninfos = conninfos.copy()  # one per host, the one that worked last first
-        self._max_connections = max_connections
-        self._pool_lock = threading.Lock()  # for the next five
-        self._idle: list[_Connection] = []
-        self._open_count = 0  # idle or in use
-        self._waiters: deque[Future[_Connection]] = deque()
-        self._connecting = False  # in a thread, one connection at a time
-        self._next_attempt_at = 0.0
+        self._pool = ConnectionPool(self._connect, max_connections)
         self._contended_until = 0.0
         self._checked_at = 0.0  # because an id was in use
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert, collect), deadline)
+        # A trigger that somebody has just created may be why a row was not inserted.
+        if len(stored) < len(collect()) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
+            self.check(deadline)
+            self._checked_at = time.monotonic()
         outcomes: Outcomes = []
         for plant in collect():
             outcomes.append(None if plant.id in stored else PlantIdInUse(plant.id))
@@ -130,24 +124,19 @@ class _Pool(Connections):
         self._run(self._check, deadline)
 
     def close(self) -> None:
-        with self._pool_lock:
-            self._is_closed = True
-            while self._idle:
-                self._discard(self._idle.pop())
-            self._fail_waiters(StoreUnavailable("the store is closed"))
+        self._pool.close()
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Return what the work returns; retry while the server reports that nothing was stored."""
         pause = 0.005
         while True:
-            connection = self._acquire(deadline)
             try:
-                return work(connection)
+                with self._pool.connection(deadline) as connection:
+                    connection.deadline = deadline
+                    return work(connection)
             except psycopg.Error as error:
                 if not isinstance(error, _RETRYABLE) or time.monotonic() + pause > deadline:
                     raise _unavailable(error) from None
-            finally:
-                self._release(connection)
             time.sleep(pause)
             pause *= 2  # The last attempt has as much time as all the others together.
 
@@ -157,8 +146,7 @@ class _Pool(Connections):
             connection.set_lock_timeout(_SHORT_LOCK_TIMEOUT if is_contended else _LOCK_TIMEOUT)
             first = {plant.id: plant for plant in reversed(collect())}
             # Sorted by id: two batches with the same ids wait for each other, but never in a cycle.
-            plants = sorted(first.values())
-            stored = connection.insert(plants)
+            return connection.insert(sorted(first.values()))
         except errors.LockNotAvailable as error:
             # If the table itself is locked, this waits for it, or times out and so fails the whole batch.
             connection.set_lock_timeout(0)
@@ -169,11 +157,6 @@ class _Pool(Connections):
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
         except UnicodeEncodeError as error:
             raise PlantRejected(error) from None
-        # A trigger that somebody has just created may be why a row was not inserted.
-        if len(stored) < len(plants) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
-            self._check(connection)
-            self._checked_at = time.monotonic()
-        return stored
 
     def _check(self, connection: "_Connection") -> None:
         created = str(bool(self._created[0]))
@@ -189,90 +172,7 @@ class _Pool(Connections):
         self._created[0] = 1
         connection.run(_INSERT_NOTHING)
 
-    def _acquire(self, deadline: float) -> "_Connection":
-        waiter: Future[_Connection] = Future()
-        try:
-            with self._pool_lock:
-                if self._is_closed:
-                    raise StoreUnavailable("the store is closed")
-                self._waiters.append(waiter)
-                self._serve_waiters()
-            connection = waiter.result(timeout=max(0, deadline - time.monotonic()))
-        except BaseException as error:
-            with self._pool_lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                elif waiter.done() and not waiter.exception():
-                    self._put_back(waiter.result())  # It came too late for this caller.
-            if isinstance(error, TimeoutError):
-                reason = "all connections are busy" if self._open_count else "no connection could be made in time"
-                raise StoreUnavailable(reason) from None
-            raise
-        connection.deadline = deadline
-        return connection
-
-    def _release(self, connection: "_Connection") -> None:
-        with self._pool_lock:
-            self._put_back(connection)
-
-    def _put_back(self, connection: "_Connection") -> None:
-        if connection.pgconn.transaction_status == TransactionStatus.IDLE and not self._is_closed:
-            self._idle.append(connection)
-        else:
-            self._discard(connection)
-        self._serve_waiters()
-
-    def _discard(self, connection: "_Connection") -> None:
-        connection.close()
-        self._open_count -= 1
-
-    def _serve_waiters(self) -> None:
-        """Pass idle connections to the callers that wait longest; connect if there are too few."""
-        while self._waiters and self._idle:
-            connection = self._idle.pop()
-            if connection.has_unread_input():
-                self._discard(connection)
-            else:
-                self._waiters.popleft().set_result(connection)
-        if not self._waiters or self._connecting or self._open_count == self._max_connections:
-            return
-        if self._open_count and time.monotonic() < self._next_attempt_at:
-            return
-        try:
-            # In a thread, because resolving a name and trying several hosts take unbounded time. A connection that
-            # comes late serves later callers.
-            threading.Thread(target=self._connect, name="plants-postgresql", daemon=True).start()
-            self._connecting = True
-        except RuntimeError as error:
-            self._note_failed_attempt(StoreUnavailable(f"no connection could be made: {error}"))
-
-    def _connect(self) -> None:
-        connection, failure = None, StoreUnavailable("the attempt to connect was interrupted")
-        try:
-            connection = self._open_connection()
-        except Exception as error:
-            failure = _unavailable(error)
-        finally:
-            with self._pool_lock:
-                self._connecting = False
-                if connection:
-                    self._open_count += 1
-                    self._put_back(connection)
-                else:
-                    self._note_failed_attempt(failure)
-
-    def _note_failed_attempt(self, failure: StoreUnavailable) -> None:
-        self._next_attempt_at = time.monotonic() + _RECONNECT_SECONDS
-        if not self._open_count:
-            self._fail_waiters(failure)
-
-    def _fail_waiters(self, failure: StoreUnavailable) -> None:
-        for waiter in self._waiters:
-            # Each caller gets its own: an exception that is raised repeatedly collects tracebacks.
-            waiter.set_exception(type(failure)(*failure.args))
-        self._waiters.clear()
-
-    def _open_connection(self) -> "_Connection":
+    def _connect(self) -> "_Connection":
         """Connect to the first host that accepts writes, beginning with the one that did so last."""
         failures = []
         for conninfo in self._conninfos.copy():
@@ -289,9 +189,9 @@ class _Pool(Connections):
                 # The statement timeout ends before the caller's: a statement that the server cancels stores nothing.
                 connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
                 self._check(connection)
-            except BaseException:
+            except BaseException as error:
                 connection.close()
-                raise
+                raise (_unavailable(error) if isinstance(error, psycopg.Error) else error) from None
             return connection
         raise StoreUnavailable("; ".join(failures))
 
@@ -327,11 +227,11 @@ class _Connection(psycopg.Connection[_Row]):
             self.run(_SET_LOCK_TIMEOUT, [str(milliseconds)])
             self._lock_timeout = milliseconds
 
-    def has_unread_input(self) -> bool:
-        """Return whether the server has sent something, which on an idle connection is almost always its end.
+    def is_idle(self) -> bool:
+        return self.pgconn.transaction_status == TransactionStatus.IDLE
 
-        After a statement was sent, the end of the connection would leave the outcome unknown.
-        """
+    def has_unread_input(self) -> bool:
+        # After a statement was sent, the end of the connection would leave the outcome unknown.
         poll = select.poll()  # select() accepts no descriptor above 1023.
         poll.register(self, select.POLLIN)
         return bool(poll.poll(0))
@@ -367,16 +267,8 @@ def _parameters(plant: Plant) -> tuple[str, str, str | None]:
     return str(plant.id), plant.name, plant.tag
 
 
-def _unavailable(error: Exception) -> StoreUnavailable:
-    if isinstance(error, StoreUnavailable):
-        return error
+def _unavailable(error: psycopg.Error) -> StoreUnavailable:
     if isinstance(error, errors.UndefinedTable):
         return StoreUnusable(_GONE)
-    return StoreUnavailable(_redacted(error))
-
-
-def _redacted(error: Exception) -> str:
-    """Describe an error without the server's message about a statement, which may quote a plant."""
-    if not isinstance(error, psycopg.Error):
-        return type(error).__name__
-    return f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error)
+    # Without the server's message about a statement, because it may quote a plant.
+    return StoreUnavailable(f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error))

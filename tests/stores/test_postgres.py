@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.postgres import PostgresStore, _Pool
+from plants.stores.postgres import PostgresConnections, PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.postgres_server import PostgresServer
@@ -61,10 +61,10 @@ def rows(connection: psycopg.Connection, query: LiteralString) -> list[tuple[obj
     return connection.execute(query).fetchall()
 
 
-def pool_of(store: PostgresStore) -> _Pool:
-    pool = store._connections
-    assert isinstance(pool, _Pool)
-    return pool
+def connections_of(store: PostgresStore) -> PostgresConnections:
+    connections = store._connections
+    assert isinstance(connections, PostgresConnections)
+    return connections
 
 
 @contextmanager
@@ -511,7 +511,9 @@ def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin:
 def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer, configured: str, used: str) -> None:
     with closing(PostgresStore.from_url(f"{server.url}?options=-c%20synchronous_commit%3D{configured}")) as store:
         store.check()
-        shown = pool_of(store)._run(lambda connection: connection.run(b"SHOW synchronous_commit"), time.monotonic() + 5)
+        shown = connections_of(store)._run(
+            lambda connection: connection.run(b"SHOW synchronous_commit"), time.monotonic() + 5
+        )
         assert shown == [(used,)]
 
 
@@ -587,11 +589,13 @@ def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresSt
 
 def test_acquiring_a_connection_times_out(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
-        connection = pool_of(store)._acquire(time.monotonic() + 5)
+        connection = connections_of(store)._pool.acquire(time.monotonic() + 5)
         with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
             store.add(Plant(1, "oak"))
-        pool_of(store)._release(connection)
+        connections_of(store)._pool.release(connection)
         wait_until(lambda: is_available(store))
+    with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
+        connections_of(store)._pool.acquire(time.monotonic() + 5)
 
 
 def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
@@ -601,7 +605,7 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         pass
 
     def interrupt(*_: object) -> None:
-        pool._release(connection)  # The waiting caller gets it at the moment of its interruption.
+        pool.release(connection)  # The waiting caller gets it at the moment of its interruption.
         raise Interrupted
 
     def interrupt_when_waiting() -> None:
@@ -609,8 +613,8 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         os.kill(os.getpid(), signal.SIGUSR1)
 
     with closing(PostgresStore(server.url, max_connections=1)) as store:
-        pool = pool_of(store)
-        connection = pool._acquire(time.monotonic() + 5)
+        pool = connections_of(store)._pool
+        connection = pool.acquire(time.monotonic() + 5)
         previous = signal.signal(signal.SIGUSR1, interrupt)
         try:
             thread.submit(interrupt_when_waiting)
@@ -627,7 +631,7 @@ def test_the_pool_recovers_after_no_thread_could_be_started(server: PostgresServ
         try:
             for _ in range(5):
                 with pytest.raises(StoreUnavailable, match="can't start new thread"):
-                    pool_of(store)._acquire(time.monotonic() + 5)
+                    connections_of(store)._pool.acquire(time.monotonic() + 5)
         finally:
             threading.stack_size(usual)
         store.add(Plant(1, "oak"))
@@ -650,9 +654,9 @@ def test_a_new_connection_begins_with_the_host_that_worked_last(server: Postgres
         ports = f"{silent.getsockname()[1]},{server.port}"
         store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", patience=5)
         with closing(store):
-            connections = [pool_of(store)._acquire(time.monotonic() + 5) for _ in range(3)]
+            connections = [connections_of(store)._pool.acquire(time.monotonic() + 5) for _ in range(3)]
             for connection in connections:
-                pool_of(store)._release(connection)
+                connections_of(store)._pool.release(connection)
         accepted, _ = silent.accept()
         accepted.close()
         silent.settimeout(0)
