@@ -1,10 +1,10 @@
-"""What a create costs in the process, without a server, and where the time goes.
+"""Measure the CPU time of a create in the process, without a server, step by step.
 
     python -m benchmarks.application [--rounds 15] [--creates 5000]
 
-Each round calls every application below in turn with new environments, and measures the CPU time of the process. The
-first is a Falcon application that reads the body and returns constant bytes; each further one does one thing more, and
-the last is the service. Printed are the medians of all rounds; the ratio is the median of the rounds' own ratios.
+Each round calls all applications below, one after the other, with new environments, and measures the CPU time of the
+process. The first is a Falcon application that reads the body and returns constant bytes. Each of the others adds one
+step, and the last is the service. The output is the median of all rounds, and the median of the ratios of each round.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PLANT_SCHEMA = PlantSchema()
 
 
 class Stage:
-    """A resource that goes through the first ``stages`` steps of a create, and then returns constant bytes."""
+    """A resource that runs the first ``stages`` steps of a create, and then returns constant bytes."""
 
     def __init__(self, stages: int) -> None:
         self.stages = stages

@@ -1,8 +1,8 @@
-"""What the package costs those who embed it or have its pytest plugin: the time of imports, in new processes.
+"""Measure import times in new processes: for hosts that embed the package, and for sessions with its pytest plugin.
 
     python -m benchmarks.embedding [--rounds 21]
 
-Every round runs each row in a process of its own; printed are the medians.
+Each round runs each row in a new process; the output is the medians.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Each store over HTTP, hosted by the packaged configuration: creates a second, and the worker's CPU for each.
+"""Measure each store over HTTP with the packaged configuration: creates per second, and the CPU of the workers.
 
     python -m benchmarks.hosted_stores [--rounds 5] [--seconds 3] [--connections 16 64] [--workers 1]
 
-The rounds are interleaved: memory, SQLite, PostgreSQL, with each number of connections in turn.
+The rounds are interleaved: memory, SQLite and PostgreSQL, with each number of connections.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.support.postgres_server import PostgresServer
 
 
 class Figures(NamedTuple):
-    """A load, and the workers' CPU (microseconds a create)."""
+    """A load, and the CPU of the workers in microseconds per create."""
 
     load: Load
     cpu: float

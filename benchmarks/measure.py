@@ -1,4 +1,4 @@
-"""What the benchmarks share: load by wrk, medians, and a line that says where and when the figures were taken.
+"""Shared parts of the benchmarks: load with wrk, medians, and a line with the place and time of a measurement.
 
 Needs wrk (https://github.com/wg/wrk) on the PATH.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 TOKEN = "benchmark"
-# In each request one field differs, as behind a proxy, unless the heads are to be equal. All ids have ten digits, so
-# all bodies have one length.
+# One header differs in each request, as behind a proxy, unless EQUAL_HEADS is set. All ids have ten digits, so that all
+# bodies have the same length.
 WRK_SCRIPT = """
 local id = tonumber(os.getenv('FIRST_ID'))
 local field = os.getenv('EQUAL_HEADS') and 'X-Request-ID: 1\\r\\n' or 'X-Request-ID: %d\\r\\n'
@@ -36,7 +36,7 @@ end
 
 
 class Load(NamedTuple):
-    """What wrk saw: creates a second, the answer that one in a hundred was slower than (ms), and failed requests."""
+    """The result of wrk: creates per second, the 99th percentile of the latency in ms, and failed requests."""
 
     rate: float
     p99: float
@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 def load(port: int, connections: int, seconds: int, first_id: int, *, equal_heads: bool = False) -> Load:
-    """Create plants as fast as a service takes them; ``first_id`` has ten digits."""
+    """Create plants as fast as a service responds; ``first_id`` has ten digits."""
     environ = {"FIRST_ID": str(first_id), "TOKEN": TOKEN} | ({"EQUAL_HEADS": "1"} if equal_heads else {})
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(WRK_SCRIPT)
@@ -55,18 +55,18 @@ def load(port: int, connections: int, seconds: int, first_id: int, *, equal_head
 
 
 def median(loads: Iterable[Load]) -> Load:
-    """Give the medians of several rounds, and all that failed."""
+    """Return the medians of several rounds, and the sum of the failures."""
     rates, p99s, failures = zip(*loads, strict=True)
     return Load(statistics.median(rates), statistics.median(p99s), sum(failures))
 
 
 def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:
-    """Give the median of the rounds' own ratios: what a round's neighbours did to the machine was the same for both."""
+    """Return the median of the ratios of each round, whose two loads ran under the same conditions."""
     return statistics.median(one.rate / other.rate for one, other in zip(loads, to, strict=True))
 
 
 def taken() -> str:
-    """Give the line that figures need to be worth anything."""
+    """Return a line with the date, the commit, the machine and the Python version."""
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip()
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = next(line.partition(": ")[2] for line in cpuinfo.splitlines() if line.startswith("model name"))

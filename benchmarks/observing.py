@@ -1,9 +1,9 @@
-"""What a line of the log costs, to a file, and a request's place in the metrics: CPU time, without a server.
+"""Measure the CPU time of a log line (to a file) and of the metrics, without a server.
 
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
-Printed are the medians of all rounds. The requests differ in their ids and times, as they do in life. After that the
-service is loaded with 16 connections, in turn without both, with each and with both; this needs wrk on the PATH.
+The output is the median of all rounds; the requests differ in their ids and times. Then the service is loaded over 16
+connections without both, with each, and with both. This needs wrk on the PATH.
 """
 
 import argparse

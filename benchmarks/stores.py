@@ -1,4 +1,4 @@
-"""How fast each store is, without HTTP; what a plant costs in memory; and whether adding stays flat.
+"""Measure each store without HTTP: its speed, its memory per plant, and its slowest add.
 
 python -m benchmarks.stores speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
 python -m benchmarks.stores million     one million plants with distinct short names into each store
@@ -52,7 +52,7 @@ def speed(rounds: int, seconds: float) -> None:
 
 
 def add_for(store: PlantStore, threads: int, seconds: float, ids: Iterator[int]) -> tuple[float, float]:
-    """Give creates/s, and the wait that one in a hundred exceeds."""
+    """Return creates per second, and the 99th percentile of the latency."""
 
     def add(_: int) -> list[float]:
         waits = []
@@ -91,7 +91,7 @@ def million(plants: int) -> None:
 
 
 def add_all(store: PlantStore, threads: int, ids: range) -> float:
-    """Give the processor's seconds that the longest add took: time that others have on a busy machine is left out."""
+    """Return the CPU seconds of the slowest add, because its wall time would include other processes."""
 
     def add(first: int) -> float:
         longest = 0.0

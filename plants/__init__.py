@@ -22,8 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # create_app imports Falcon and marshmallow. A test session that only loads the pytest plugin, or a program that
-    # only reads a store, does not need to wait for them.
+    # Importing Falcon and marshmallow takes as long as importing pytest. The plugin would do it in every test session.
     if name == "create_app":
         from plants.app import create_app
 

@@ -1,4 +1,4 @@
-"""Read a request's body: with bounded memory, and as strictly as RFC 8259 asks."""
+"""Read the body of a request in bounded memory, and parse it as strict JSON (RFC 8259)."""
 
 import json
 import math
@@ -15,15 +15,15 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-# RFC 9110, section 8.6; int() takes more, such as 1_0, but no more than 4,300 digits.
+# RFC 9110, section 8.6. int() also accepts other forms, such as 1_0, and rejects more than 4,300 digits.
 _LENGTH = re.compile(r"[ \t]*[0-9]{1,4000}[ \t]*")
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
 _MAX_READ = 1 << 20
-# The pattern never goes back, so the time is linear.
+# The possessive quantifier prevents backtracking, so that the time is linear.
 _STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?')
-# Brackets become the bytes 1 and -1, and everything else goes.
+# Opening brackets become the byte 1 and closing ones -1; all other bytes are deleted.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))
 _NO_BODY = (
@@ -55,16 +55,16 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
         if length > max_bytes:
             raise _too_large(max_bytes)
     elif not req.env.get("wsgi.input_terminated"):
-        # PEP 3333 does not say where such a body ends; a server that ends a chunked body sets this key.
+        # PEP 3333 does not define where such a body ends. Servers that decode chunked bodies set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
-    wanted = max_bytes + 1 if length is None else length
+    limit = max_bytes + 1 if length is None else length
     chunks = []
     received = 0
-    while received < wanted:
+    while received < limit:
         try:
-            # A buffered stream allocates all that it is asked for, even if the body is small.
-            chunk = req.stream.read(min(wanted - received, _MAX_READ))
-        except Exception as error:  # servers differ in what they raise for a lost client or a broken chunk
+            # A buffered stream allocates the size that it is asked for, even if the body is smaller.
+            chunk = req.stream.read(min(limit - received, _MAX_READ))
+        except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
             break
@@ -82,19 +82,19 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse strict JSON: RFC 8259 text in UTF-8 without a byte order mark, no name twice in one object (RFC 7493).
+    """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
-    At most 100 arrays and objects may be inside each other: the limit of Python's parser differs by version.
-    An integer literal that is longer than any int64 becomes an infinity, which no field takes for an integer.
+    Arrays and objects may be nested 100 deep, because the limit of Python's own parser differs by version. An integer
+    literal that is longer than any int64 becomes an infinity, which no integer field accepts.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """
     try:
         text = body.decode().rstrip(_SPACE)
         start = len(text) - len(text.lstrip(_SPACE))
-        # Few bodies have so many brackets, and only those need the exact depth.
+        # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
         if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
-            raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are inside each other")
+            raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
         document, end = _decoder.raw_decode(text, start)
     except ValueError as error:
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
@@ -104,7 +104,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    # After a fault in the text the depth may be wrong, but the parser stops there anyway.
+    # The depth may be wrong after a syntax error, but the parser rejects the text there anyway.
     steps = _STRING.sub("", text).encode().translate(_STEPS, _NO_STEPS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
@@ -117,7 +117,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _int(literal: str) -> int | float:
-    # int() takes time that grows with the square of the digits, and refuses more than 4,300 with an error of its own.
+    # The time of int() is quadratic in the number of digits, and it rejects more than 4,300 with an error of its own.
     return int(literal) if len(literal) <= _LONGEST_INT64 else math.inf
 
 

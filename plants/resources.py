@@ -1,7 +1,6 @@
 """The resource of the interface."""
 
 import sys
-from collections.abc import Callable
 from inspect import isawaitable
 
 import falcon
@@ -21,7 +20,6 @@ class PlantCollection:
         if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
             raise ValueError("max_body_bytes is not an integer above 0")
         self._store = store
-        self._add_now: Callable[[Plant], object] = store.add
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
@@ -29,7 +27,7 @@ class PlantCollection:
         if pending_adds is not None and isinstance(self._store, GroupCommitStore):
             pending_adds.append(self._store.submit(plant))
             return
-        added = self._add_now(plant)
+        added: object = self._store.add(plant)
         if added is not None and isawaitable(added):
             raise TypeError("add() of the store is asynchronous, so the plant is not stored")
 

@@ -26,7 +26,7 @@ class TestInProcess(Contract):
     pass
 
 
-def test_wsgiref_finds_no_fault(app: Any) -> None:
+def test_wsgiref_validator_accepts_the_response(app: Any) -> None:
     environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0", "QUERY_STRING": ""}
     setup_testing_defaults(environ)
     with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as answer:
@@ -34,18 +34,18 @@ def test_wsgiref_finds_no_fault(app: Any) -> None:
 
 
 @pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
-def test_an_answer_has_each_header_field_once(app: Any, headers: Headers) -> None:
+def test_a_response_has_each_header_once(app: Any, headers: Headers) -> None:
     answer = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
     names = [name.lower() for name, _ in answer.headerlist]
     assert len(names) == len(set(names)) > 3
 
 
-def test_an_empty_path_is_no_path(app: Any) -> None:
+def test_an_empty_path_is_404(app: Any) -> None:
     assert call(app, Stream(), PATH_INFO="").error == 40400
 
 
-def test_a_server_may_leave_out_an_empty_path(app: Any) -> None:
-    """PEP 3333 allows it of every variable that may be empty."""
+def test_path_info_may_be_missing(app: Any) -> None:
+    """PEP 3333 allows a server to leave out every variable that is empty."""
     environ: dict[str, Any] = {}
     setup_testing_defaults(environ)
     del environ["PATH_INFO"]
@@ -58,17 +58,17 @@ def test_a_server_may_leave_out_an_empty_path(app: Any) -> None:
     ["/plant\u20ac", "/\uff50lants", "/\ud800", "/plants\udcff"],
     ids=["euro", "full-width p", "surrogate", "byte"],
 )
-def test_a_path_that_the_host_has_decoded_is_no_path(app: Any, path: str) -> None:
+def test_a_path_that_the_host_decoded_is_404(app: Any, path: str) -> None:
     assert call(app, Stream(), PATH_INFO=path).error == 40400
     assert call(app, Stream(), PATH_INFO=path, HTTP_AUTHORIZATION="").error == 40100
 
 
-def test_a_name_that_plants_does_not_have_is_named() -> None:
+def test_an_unknown_attribute_of_the_package_raises() -> None:
     with pytest.raises(AttributeError, match=r"^module 'plants' has no attribute 'crate_app'$"):
         plants.__getattr__("crate_app")
 
 
-def test_an_app_without_a_store_has_a_new_one() -> None:
+def test_each_app_without_a_store_has_a_new_one() -> None:
     for _ in range(2):
         assert (
             call(plants.create_app(tokens=[TOKEN]), io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
@@ -142,12 +142,12 @@ def test_create_app_rejects_a_limit_that_is_not_a_size(limit: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [len(new_plant()), sys.maxsize - 1])
-def test_the_limit_may_be_any_other_number_of_bytes(limit: int) -> None:
+def test_create_app_accepts_any_positive_limit(limit: int) -> None:
     app = plants.create_app(tokens=[TOKEN], max_body_bytes=limit)
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
 
 
-def test_of_64_clients_that_want_the_same_ids_exactly_one_gets_each() -> None:
+def test_of_64_concurrent_clients_one_gets_each_id() -> None:
     store = MemoryStore()
     app = plants.create_app(store, tokens=[TOKEN])
     barrier = threading.Barrier(64)

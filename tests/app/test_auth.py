@@ -1,4 +1,4 @@
-"""Which tokens are asked for, and accepted."""
+"""The check of the bearer token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.support.calls import Stream, call, sender
 
 
-def test_a_fault_of_the_token_check_lets_nobody_in() -> None:
+def test_an_exception_in_the_token_check_is_a_500() -> None:
     class Broken:
         def accepts(self, token: str) -> bool:
             raise LookupError(token)
@@ -34,17 +34,17 @@ async def later() -> None: ...
 
 
 @pytest.mark.parametrize("give", [later, lambda: 1, lambda: "user"], ids=["coroutine", "number", "string"])
-def test_what_is_not_a_boolean_lets_nobody_in(give: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_check_must_return_a_boolean(give: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
     store, answer = MemoryStore(), give()
     app = plants.create_app(store, tokens=answers(answer))
     assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
     assert f"accepts() returned {type(answer).__name__}, not True or False" in caplog.text
     assert store.get(1) is None
     if give is later:
-        answer.close()  # else Python warns, whenever it finds that nobody awaited it
+        answer.close()  # Python warns of a coroutine that was never awaited.
 
 
-def test_any_object_with_accepts_checks_tokens() -> None:
+def test_tokens_may_be_any_object_with_accepts() -> None:
     class Odd:
         def accepts(self, token: str) -> bool:
             return len(token) % 2 == 1
@@ -59,7 +59,7 @@ def test_any_object_with_accepts_checks_tokens() -> None:
     ["abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"],
     ids=["a space", "a line feed", "a long s", "a Kelvin sign", "Latin-1"],
 )
-def test_the_token_check_is_asked_about_nothing_that_rfc_6750_does_not_allow(token: str) -> None:
+def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
     asked = []
 
     class Open:
@@ -88,7 +88,7 @@ def test_each_of_several_tokens_is_valid(token: str) -> None:
     [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]],
     ids=["none", "empty", "a space", "a comma", "not ASCII", "padding alone", "a line feed", "one of two"],
 )
-def test_a_token_that_no_client_could_send_is_refused_at_once(tokens: list[str]) -> None:
+def test_create_app_rejects_a_token_that_cannot_be_sent(tokens: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^there is no token, so|^a token .* see RFC 6750$") as caught:
         plants.create_app(tokens=tokens)
     assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
@@ -129,6 +129,6 @@ def test_create_app_accepts_tokens_in_any_iterable(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("token", [b"secret", None, 1, ["secret"]], ids=repr)
-def test_a_token_that_is_no_string_is_refused_at_once(token: Any) -> None:
+def test_create_app_rejects_a_token_that_is_not_a_string(token: Any) -> None:
     with pytest.raises(TypeError, match=r"^a token is a string, not "):
         plants.create_app(tokens=["secret", token])

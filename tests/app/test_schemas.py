@@ -1,4 +1,4 @@
-"""The interface description and the code say the same."""
+"""The schemas, and the interface description that documents them."""
 
 import json
 import re
@@ -41,7 +41,7 @@ SCHEMAS = DESCRIPTION["components"]["schemas"]
 
 
 def resolved(node: dict[str, Any]) -> dict[str, Any]:
-    """The node, or what its reference refers to."""
+    """Return the node, or the node that it refers to."""
     if "$ref" in node:
         found: Any = DESCRIPTION
         for key in node["$ref"].removeprefix("#/").split("/"):
@@ -54,7 +54,7 @@ def test_the_description_is_valid_openapi() -> None:
     validate(DESCRIPTION)
 
 
-def test_the_description_says_what_the_specification_fixes() -> None:
+def test_the_description_matches_the_specification() -> None:
     assert DESCRIPTION["openapi"].startswith("3.1.")
     assert DESCRIPTION["info"]["version"] == "1.0.0"
     assert DESCRIPTION["info"]["license"] == {"name": "MIT", "identifier": "MIT"}
@@ -84,7 +84,7 @@ def test_a_described_shape_has_the_fields_of_its_schema(name: str, schema: Schem
 
 
 def test_a_new_plant_is_described_as_a_plant_and_an_id() -> None:
-    """Generators of clients read a flat shape best; so what the two have in common stands in both."""
+    """The description repeats the common members, because generators of clients support flat schemas best."""
     plant, new_plant = SCHEMAS["Plant"], SCHEMAS["NewPlant"]
     assert new_plant["properties"] == plant["properties"] | {"id": new_plant["properties"]["id"]}
     assert new_plant["required"] == ["id", *plant["required"]]
@@ -107,7 +107,7 @@ def test_every_status_of_the_error_table_is_described() -> None:
 
 
 @pytest.mark.parametrize("status", OPERATION["responses"])
-def test_every_described_answer_has_the_common_headers_and_a_json_body(status: str) -> None:
+def test_every_described_response_has_headers_and_json(status: str) -> None:
     response = resolved(OPERATION["responses"][status])
     fixed = {key: resolved(value)["schema"].get("const") for key, value in response["headers"].items()}
     assert HEADERS.items() <= {"Content-Type": "application/json", **fixed}.items()
@@ -133,11 +133,11 @@ def judge() -> Draft202012Validator:
 
 
 @pytest.mark.parametrize("body", [pytest.param(row[1], id=row[0]) for row in NEW_PLANT])
-def test_what_is_accepted_fits_the_described_shape(body: bytes) -> None:
+def test_an_accepted_body_matches_the_described_schema(body: bytes) -> None:
     assert judge().is_valid(json.loads(body))
 
 
-# What a JSON Schema cannot say: 1.0 is an integer to it, and strings hold any code points.
+# JSON Schema accepts these: 1.0 is an integer to it, and strings may have any code points.
 BEYOND_SCHEMA = {"id 1.0", "id 1e3", "id -0.0"}
 
 
@@ -149,7 +149,7 @@ BEYOND_SCHEMA = {"id 1.0", "id 1e3", "id -0.0"}
         if row[0] not in BEYOND_SCHEMA and "surrogate" not in row[0]
     ],
 )
-def test_what_is_refused_does_not_fit_the_described_shape(body: bytes) -> None:
+def test_a_rejected_body_does_not_match_the_described_schema(body: bytes) -> None:
     assert not judge().is_valid(json.loads(body))
 
 
@@ -161,7 +161,7 @@ def test_every_error_has_a_message_for_people(code: ErrorCode) -> None:
     assert re.fullmatch(r"[A-Z] ?[a-z].*\.", code.message)
 
 
-def test_a_status_that_is_not_in_the_table_is_its_number_times_100() -> None:
+def test_the_code_of_another_status_is_the_status_times_100() -> None:
     assert json.loads(error_body({}, 43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
 
 
@@ -340,7 +340,7 @@ def test_a_host_may_have_a_schema_of_the_same_name() -> None:
     assert PlantSchema.__name__ == plants.schemas.PlantSchema.__name__
 
 
-def test_an_error_has_the_data_that_marshmallow_gives_it() -> None:
+def test_a_validation_error_has_data_and_valid_data() -> None:
     document = {"name": "Fern", "tag": 1}
     with pytest.raises(NotAPlant) as caught:
         PlantSchema().load(document)

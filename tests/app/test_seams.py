@@ -14,7 +14,7 @@ from plants.framework import json_app
 
 
 def test_falcon_app_has_meta_methods() -> None:
-    """``_META_METHODS``: before any middleware, Falcon refuses these methods, and no others."""
+    """``_META_METHODS``: Falcon rejects these methods, and no others, before any middleware runs."""
     assert set(falcon.App._META_METHODS) == {"WEBSOCKET"}
     assert not json_app()._META_METHODS
 
@@ -27,8 +27,8 @@ def test_falcon_response_has_headers_with_names_in_lower_case() -> None:
     assert response._headers == {"x-plant": "Fern", "content-type": "text/plain"}
 
 
-def test_falcon_response_gives_its_headers_to_the_application() -> None:
-    """``_wsgi_headers``: what the application gives to ``start_response``."""
+def test_falcon_response_builds_its_wsgi_headers() -> None:
+    """``_wsgi_headers``: builds the list of headers for ``start_response``."""
 
     class Marked(falcon.Response):
         def _wsgi_headers(self, media_type: str | None = None) -> list[tuple[str, str]]:
@@ -58,8 +58,8 @@ print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
 """
 
 
-def test_a_tool_that_observes_may_put_its_own_class_and_middleware_in_the_place_of_falcons() -> None:
-    """As OpenTelemetry's instrumentation does: a class that takes no types, and expects a list of middleware."""
+def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
+    """OpenTelemetry's instrumentation does so; its class is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 

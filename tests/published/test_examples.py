@@ -1,4 +1,4 @@
-"""The application inside other frameworks' applications, through the examples themselves."""
+"""The examples: the application inside the applications of other frameworks."""
 
 import re
 import runpy
@@ -33,7 +33,7 @@ def load(name: str) -> Any:
 
 @cache  # Django can be configured once in a process, and a worker of xdist may come back to a class.
 def mount(example: str) -> tuple[Any, MemoryStore]:
-    """The application of an example, and the store that is in it."""
+    """Return the application of an example, and its store."""
     store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plants, "create_app", lambda **_: create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT))
@@ -46,7 +46,7 @@ def mounted(request: pytest.FixtureRequest) -> tuple[Any, MemoryStore]:
 
 
 class Mounted(HostContract):
-    """What a framework can change of the contract of the application that an example mounts under ``/store``."""
+    """The rows of the contract that a framework can change, for an example that mounts the application under /store."""
 
     example: ClassVar[str]
     call = staticmethod(sender)
@@ -62,7 +62,7 @@ class Mounted(HostContract):
         app, _ = mounted
         return self.call(app, prefix="/store")
 
-    def test_the_rest_is_the_hosts_own(self, mounted: tuple[Any, MemoryStore]) -> None:
+    def test_other_paths_belong_to_the_host(self, mounted: tuple[Any, MemoryStore]) -> None:
         assert self.call(mounted[0])(method="GET", path="/", headers=[]).body == b"garden"
 
 
@@ -112,7 +112,7 @@ class TestASGI(Mounted):
         assert send(new_plant(), headers=[AUTH, JSON_TYPE, ("transfer-encoding", "chunked")]).plant == {"name": "Fern"}
 
 
-def test_two_apps_in_one_process_keep_their_plants_and_tokens_apart_under_load() -> None:
+def test_two_apps_in_one_process_share_nothing() -> None:
     app = load("two_apps.py")
 
     def client(side: str, other: str, number: int) -> None:
@@ -134,7 +134,7 @@ def test_two_apps_in_one_process_keep_their_plants_and_tokens_apart_under_load()
         done.result()
 
 
-def test_the_hosts_own_token_check_is_asked() -> None:
+def test_an_expired_token_of_the_host_is_401() -> None:
     names = runpy.run_path(str(EXAMPLES / "own_check.py"))
     send = sender(names["app"])
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
@@ -143,7 +143,7 @@ def test_the_hosts_own_token_check_is_asked() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_example_of_a_clients_test_passes(pytester: pytest.Pytester) -> None:
+def test_the_example_of_a_client_test_passes(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "no:cacheprovider", EXAMPLES / "test_client.py").assert_outcomes(passed=2)
 
 
@@ -170,7 +170,7 @@ def test_the_command_of_an_example_serves_it_without_warnings(
     assert not [line for line in process.lines if "warning" in line.lower()]
 
 
-def test_no_example_is_without_a_test() -> None:
+def test_every_example_is_tested() -> None:
     tested = {*RUN, "test_client.py", "paste_app.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     assert all(len(path.read_text().splitlines()) < 30 for path in EXAMPLES.glob("*.*"))
