@@ -152,6 +152,8 @@ def test_the_image_is_made_of_files_that_are_there_and_runs_the_command() -> Non
     instructions = (DEPLOY / "Containerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in instructions if line.startswith("COPY ") and "--from" not in line]
     assert all((CHECKOUT / name).exists() for names in copied for name in names)
+    sent = [line[1:] for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert {name for names in copied for name in names} == set(sent)
     assert 'ENTRYPOINT ["plants"]' in instructions
     assert 'CMD ["serve"]' in instructions
     assert any(re.fullmatch(r'HEALTHCHECK .* CMD \["plants", "check"\]', line) for line in instructions)
