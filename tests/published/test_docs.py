@@ -98,7 +98,7 @@ def test_the_table_of_gunicorns_settings_has_what_the_packaged_configuration_set
     }
 
 
-@pytest.mark.parametrize("name", ["hosting", "figures"])
+@pytest.mark.parametrize("name", ["hosting", "scaling"])
 def test_each_table_of_servers_has_those_that_are_tested(name: str) -> None:
     table = page(name).partition("# Other servers\n")[2].partition("\n## ")[0]
     _, *rows = re.findall(r"^\| (?:16 \| )?([^-|]+?) \|", table, re.MULTILINE)
@@ -127,7 +127,7 @@ def test_the_embedded_application_of_the_docs_answers(tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> None:
-    commands = re.findall(r"^\.venv/bin/python -m ([\w.]+)(.*)$", page("figures"), re.MULTILINE)
+    commands = re.findall(r"^\.venv/bin/python -m ([\w.]+)(.*)$", page("scaling"), re.MULTILINE)
     assert len(commands) > 3
     for module, options in commands:
         source = Path(str(import_module(module).__file__)).read_text()
