@@ -44,15 +44,17 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor
 
 
 class _DeferredResponse:
-    """A response that starts with its first iteration, once the plant is stored (PEP 3333 allows it so late)."""
+    """A response that starts when it is first iterated, once the plant is stored (PEP 3333 allows it so late)."""
+
+    __slots__ = ("_env", "_start_response", "body", "head", "pending_adds")
 
     head: tuple[str, list[tuple[str, str]]]
     body: Iterable[bytes]
 
     def __init__(self, env: dict[str, Any], start_response: StartResponse) -> None:
         self._env = env
-        self.pending_adds: list[PendingAdd] = []
         self._start_response = start_response
+        self.pending_adds: list[PendingAdd] = []
 
     def capture(self, status: str, headers: list[tuple[str, str]], _exc_info: object = None) -> Any:
         """Take the place of ``start_response``."""
@@ -60,21 +62,19 @@ class _DeferredResponse:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            self._wait()
+            while self.pending_adds:
+                self.pending_adds.pop().result()
         except Exception as error:
             status, headers, self.body = error_response(self._env, error)
             self.head = status, headers
         self._start_response(*self.head)
-        yield from self.body
+        return iter(self.body)
 
     def close(self) -> None:
-        # A host that discards the response has to leave the plant as any other host does: stored.
-        with suppress(Exception):
-            self._wait()
-
-    def _wait(self) -> None:
+        # If a host discards the response, the plant is stored, as it is on a host that never defers one.
         while self.pending_adds:
-            self.pending_adds.pop().result()
+            with suppress(Exception):
+                self.pending_adds.pop().result()
 
 
 class _JSONResponse(falcon.Response):

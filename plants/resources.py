@@ -20,12 +20,13 @@ class PlantCollection:
         if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
             raise ValueError("max_body_bytes is not an integer above 0")
         self._store = store
+        self._submit = store.submit if isinstance(store, GroupCommitStore) else None
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
         """Add the plant, or leave its pending result with the application, which can respond later."""
-        if pending_adds is not None and isinstance(self._store, GroupCommitStore):
-            pending_adds.append(self._store.submit(plant))
+        if pending_adds is not None and self._submit:
+            pending_adds.append(self._submit(plant))
             return
         added: object = self._store.add(plant)
         if added is not None and isawaitable(added):

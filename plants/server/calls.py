@@ -52,30 +52,31 @@ class Calls:
 
     def call(self, request: Request) -> Response:
         """Return the response to one request."""
-        return self._finish(self._start(request), request)
+        current_request.set(request)
+        try:
+            return Call(request).response()
+        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
+            self._log.exception("the application failed")
+            return self._failed(request)
+        finally:
+            current_request.set(None)
 
     def _start(self, request: Request) -> Call | None:
         """Call the application; return None if it fails."""
         current_request.set(request)
         try:
             return Call(request)
-        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
+        except BaseException:
             self._log.exception("the application failed")
             return None
-        finally:
-            current_request.set(None)
 
-    def _finish(self, call: Call | None, request: Request) -> Response:
-        if call is None:
-            return self._failed(request)
+    def _finish(self, call: Call, request: Request) -> Response:
         current_request.set(request)
         try:
             return call.response()
         except BaseException:
             self._log.exception("the application failed")
             return self._failed(request)
-        finally:
-            current_request.set(None)
 
     def _failed(self, request: Request) -> Response:
         request.keep_alive = False
@@ -138,7 +139,8 @@ class Calls:
         completed: list[Completed] = []
         for (connection, request), call in zip(jobs, calls, strict=False):
             try:
-                completed.append((connection, request, self._finish(call, request)))
+                completed.append((connection, request, self._finish(call, request) if call else self._failed(request)))
             except BaseException:  # There is not even an error response. The deadlines close this connection.
                 self._log.exception("the error response failed")
+        current_request.set(None)
         return completed, jobs[len(calls) :]

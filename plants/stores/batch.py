@@ -21,61 +21,51 @@ _stores: "weakref.WeakSet[BatchStore]" = weakref.WeakSet()
 class _PendingAdd:
     """The result of a plant in a batch."""
 
-    __slots__ = ("_batch", "_deadline", "error", "plant")
+    __slots__ = ("_batch", "_deadline", "_index")
 
-    def __init__(self, plant: Plant, batch: "_Batch", deadline: float) -> None:
-        self.plant = plant
-        self.error: Exception | None = None
+    def __init__(self, batch: "_Batch", index: int, deadline: float) -> None:
         self._batch = batch
+        self._index = index
         self._deadline = deadline
 
     def result(self) -> None:
-        breaker = self._batch.breaker
+        batch = self._batch
         try:
-            self._batch.commit(self._deadline)
-            if self.error:
-                raise self.error
-        except Exception as error:
-            breaker.record_failure(error)
-            raise
-        finally:
-            del self  # Else the exception and this frame refer to each other, until the garbage collector comes.
+            error = (batch.outcomes or batch.commit(self._deadline))[self._index]
+        except StoreUnavailable as unavailable:
+            error = unavailable
+        if error:
+            batch.breaker.record_failure(error)
+            try:
+                raise error
+            finally:
+                del batch, error, self  # Else the exception and this frame would refer to each other.
 
 
 class _Batch:
     """Plants of one commit. The thread that first asks for a result commits for the others (leader/follower)."""
 
-    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], None]) -> None:
+    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], Outcomes]) -> None:
         self.breaker = breaker
-        self.pending: list[_PendingAdd] = []
+        self.plants: list[Plant] = []
         self.characters = 0
+        self.outcomes: Outcomes = []  # empty until the commit
         self._commit = commit
         self._leader = threading.Lock()
-        self._done = False
 
-    def commit(self, deadline: float) -> None:
-        """Return once this thread or another one has committed the batch.
+    def commit(self, deadline: float) -> Outcomes:
+        """Return the outcomes once this thread or another one has committed the batch.
 
         :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
         """
-        if self._done:
-            return
         if not self._leader.acquire(blocking=False):
             self.breaker.raise_if_open()
             if not self._leader.acquire(timeout=max(0, deadline - time.monotonic())):
                 raise StoreUnavailable("no answer in time")
         try:
-            if not self._done:
-                self._commit(self, deadline)
+            return self.outcomes or self._commit(self, deadline)
         finally:
             self._leader.release()
-
-    def resolve(self, outcomes: Outcomes) -> None:
-        """Pass each outcome to its pending add, and forget them: they refer to this batch."""
-        for pending, outcome in zip(self.pending, outcomes, strict=True):
-            pending.error = outcome
-        self.pending = []
-        self._done = True
 
 
 class BatchStore(GroupCommitStore):
@@ -110,14 +100,16 @@ class BatchStore(GroupCommitStore):
         self._start()
 
     def submit(self, plant: Plant) -> _PendingAdd:
+        deadline = time.monotonic() + self._patience
         with self._lock:
             batch = self._batch
-            if len(batch.pending) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
+            index = len(batch.plants)
+            if index >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
                 batch = self._batch = self._new_batch()
-            pending = _PendingAdd(plant, batch, time.monotonic() + self._patience)
+                index = 0
+            batch.plants.append(plant)
             batch.characters += len(plant.name) + len(plant.tag or "")
-            batch.pending.append(pending)
-        return pending
+        return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
         return self._connections.find(plant_id, time.monotonic() + self._patience)
@@ -132,7 +124,7 @@ class BatchStore(GroupCommitStore):
             connections.check(time.monotonic() + self._patience)
 
     def close(self) -> None:
-        if self._batch.pending:
+        if self._batch.plants:
             with suppress(StoreUnavailable):
                 self._batch.commit(time.monotonic() + self._patience)
         self._connections.close()
@@ -140,19 +132,21 @@ class BatchStore(GroupCommitStore):
     def _new_batch(self) -> _Batch:
         return _Batch(self._breaker, self._commit)
 
-    def _commit(self, batch: _Batch, deadline: float) -> None:
+    def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
             with self._lock:
                 if batch is self._batch:
                     self._batch = self._new_batch()
-            return [pending.plant for pending in batch.pending]
+            return batch.plants
 
         outcomes: Outcomes = []
         try:
             outcomes = self._insert(collect, deadline)
         finally:
             # An interrupted leader, by Ctrl-C for example, leaves no follower waiting.
-            batch.resolve(outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()])
+            batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
+            batch.plants = []
+        return outcomes
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         try:

@@ -56,7 +56,7 @@ def connections_of(store: SQLiteStore) -> _FileConnections:
 
 
 def number_waiting(store: SQLiteStore) -> int:
-    return len(store._batch.pending)
+    return len(store._batch.plants)
 
 
 @contextmanager
