@@ -50,7 +50,7 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
-_LOCK_TIMEOUT = 200  # milliseconds that a batch waits for a transaction that holds one of its ids
+_LOCK_TIMEOUT = 200  # milliseconds that a batch waits for another transaction that holds one of its ids
 _SHORT_LOCK_TIMEOUT = 10  # while another transaction is known to hold some id
 _CONTENTION_SECONDS = 1.0  # after a lock timeout
 _CHECK_SECONDS = 0.1  # for which a check of the table allows to say that ids are in use
@@ -141,22 +141,22 @@ class PostgresConnections(Connections):
             pause *= 2  # The last attempt has as much time as all the others together.
 
     def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
-        is_contended = time.monotonic() < self._contended_until
+        first = {plant.id: plant for plant in reversed(collect())}
+        plants = sorted(first.values())  # Two batches with the same ids wait for each other, but never in a cycle.
+        contended = time.monotonic() < self._contended_until
         try:
-            connection.set_lock_timeout(_SHORT_LOCK_TIMEOUT if is_contended else _LOCK_TIMEOUT)
-            first = {plant.id: plant for plant in reversed(collect())}
-            # Sorted by id: two batches with the same ids wait for each other, but never in a cycle.
-            return connection.insert(sorted(first.values()))
-        except errors.LockNotAvailable as error:
-            # If the table itself is locked, this waits for it, or times out and so fails the whole batch.
-            connection.set_lock_timeout(0)
-            connection.run(_INSERT_NOTHING)
-            self._contended_until = time.monotonic() + _CONTENTION_SECONDS
-            raise PlantRejected(_unavailable(error)) from None
+            for lock_timeout in [_SHORT_LOCK_TIMEOUT] if contended else [_LOCK_TIMEOUT, _SHORT_LOCK_TIMEOUT]:
+                with suppress(errors.LockNotAvailable):
+                    return connection.insert(plants, lock_timeout)
+                # If the table itself is locked, this waits for it, or times out and so fails the whole batch.
+                connection.set_lock_timeout(0)
+                connection.run(_INSERT_NOTHING)
         except _REJECTIONS as error:
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
         except UnicodeEncodeError as error:
             raise PlantRejected(error) from None
+        self._contended_until = time.monotonic() + _CONTENTION_SECONDS
+        raise PlantRejected(StoreUnavailable("another transaction holds the id"))
 
     def _check(self, connection: "_Connection") -> None:
         created = str(bool(self._created[0]))
@@ -203,8 +203,9 @@ class _Connection(psycopg.Connection[_Row]):
     _lock_timeout: int | None = None
     _warning: str | None = None
 
-    def insert(self, plants: list[Plant]) -> set[int]:
+    def insert(self, plants: list[Plant], lock_timeout: int) -> set[int]:
         """Insert plants and return the ids that were not in use."""
+        self.set_lock_timeout(lock_timeout)
         rows = next(rows for rows in _INSERTS if rows >= len(plants))
         # A repeated plant is not inserted twice, because its id is then in use.
         padded = plants + plants[-1:] * (rows - len(plants))

@@ -556,15 +556,16 @@ def test_a_lock_on_the_table_fails_the_whole_batch(hasty: PostgresStore, server:
     assert hasty.get(0) is None
 
 
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_waits_for_a_short_lock_on_the_table(
-    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor, number: int
 ) -> None:
     store.check()
     with table_locked(server):
-        batch = thread.submit(add_together, store, [Plant(1, "oak"), Plant(2, "fern")])
+        batch = thread.submit(add_together, store, [Plant(plant_id, "oak") for plant_id in range(number)])
         # After the lock timeout the batch waits for the table.
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock' AND query LIKE '%WHERE false%'"))
-    assert batch.result() == ["added", "added"]
+    assert batch.result() == ["added"] * number
 
 
 def test_a_plant_that_a_constraint_refuses_costs_only_itself(
