@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_locked
 from tests.contract import AUTH, JSON_TYPE, Answer, new_plant
-from tests.support.hosted import Service, serving
+from tests.support.hosted import SERVE, Service, serving
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import children
 from tests.support.worker_server import eventually
@@ -224,3 +225,52 @@ def test_what_is_kept_after_the_lock_file_was_removed_survives_a_crash(tmp_path:
         for path in (file, Path(f"{file}-wal")):
             shutil.copy(path, crashed)
     assert ids_in(crashed / file.name) >= set(kept)
+
+
+MOUNTED = """
+from bottle import Bottle
+from plants.wsgi import app as plants_app
+
+bottle = Bottle()
+bottle.mount("/store/", plants_app)
+
+def app(environ, start_response):
+    is_mounted = environ["PATH_INFO"].startswith("/store/")
+    return (bottle if is_mounted else plants_app)(environ, start_response)
+"""
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_an_application_that_mounts_the_service_passes_on_the_true_status(tmp_path: Path) -> None:
+    (tmp_path / "mounted.py").write_text(MOUNTED)
+    store = f"sqlite:///{tmp_path}/plants.db"
+    with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
+        answers = [service.send(new_plant(), path="/store/plants", headers=[AUTH, JSON_TYPE]) for _ in range(2)]
+    assert [answer.headers["content-type"] for answer in answers] == ["application/json"] * 2
+    assert answers[0].plant == {"name": "Fern"}
+    assert answers[1].error == 40003
+
+
+OBSERVED = """
+from plants.wsgi import app as plants_app
+
+def app(environ, start_response):
+    def start(status, headers, exc_info=None):
+        environ["wsgi.errors"].write(f"started {status} {environ['PATH_INFO']}")
+        return start_response(status, headers, exc_info)
+
+    environ["wsgi.errors"].write(f"called {environ['PATH_INFO']}")
+    return plants_app(environ, start)
+"""
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_middleware_sees_each_request_and_its_true_status_once(tmp_path: Path) -> None:
+    (tmp_path / "observed.py").write_text(OBSERVED)
+    store = f"sqlite:///{tmp_path}/plants.db"
+    with serving(command=[*SERVE, "observed:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
+        with ThreadPoolExecutor(16) as threads:
+            answers = list(threads.map(partial(create, service), [*range(50)] * 2))
+        assert sorted(answer.status for answer in answers) == [200] * 50 + [400] * 50
+        expected = {"called /plants": 100, "started 200 OK /plants": 50, "started 400 Bad Request /plants": 50}
+        eventually(lambda: {text: sum(text in line for line in service.lines) for text in expected} == expected)
