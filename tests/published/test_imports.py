@@ -1,0 +1,56 @@
+"""The rule of imports: each wing of the package imports only the wings below it, and no import is circular."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import plants
+
+PACKAGE = Path(str(plants.__file__)).parent
+MODULES = {
+    ".".join(("plants", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file
+    for file in PACKAGE.rglob("*.py")
+}
+
+
+def imports_of(module: str) -> set[str]:
+    """Return the modules of the package that a module imports, in functions and for types, too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import"
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found & MODULES.keys() - {module}
+
+
+def wing_of(module: str) -> str:
+    return next(
+        (wing for wing in ("hosting", "server", "stores") if module.startswith(f"plants.{wing}")),
+        "hosting" if module in {"plants.wsgi", "plants.__main__"} else "application",
+    )
+
+
+ALLOWED = {
+    "hosting": {"hosting", "server", "application", "stores"},
+    "server": {"server"},
+    "application": {"application", "stores"},
+    "stores": {"stores"},
+}
+
+
+def test_no_import_is_circular() -> None:
+    # A package that chooses among its own modules, as open_store() does, is no circle.
+    graph = {module: {name for name in imports_of(module) if not name.startswith(f"{module}.")} for module in MODULES}
+    TopologicalSorter(graph).prepare()
+
+
+def test_a_wing_imports_only_the_wings_below_it() -> None:
+    wrong = [
+        (module, imported)
+        for module in MODULES
+        for imported in imports_of(module)
+        if imported != "plants" and wing_of(imported) not in ALLOWED[wing_of(module)]
+    ]
+    assert wrong == []
