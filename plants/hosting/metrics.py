@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import falcon
@@ -42,9 +43,11 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a master that takes over from this one
     listener.setblocking(False)
     listening_sockets.append(listener)
-    # prometheus_client keeps the workers' counts in this folder. It reads the name when it is imported, so nothing
-    # imports it earlier. A master that takes over makes a new folder.
+    # prometheus_client stores the workers' metrics in this folder, and reads its name when it is imported. A new master
+    # has a new folder. Import it now: older versions of Gunicorn call child_exit in a signal handler, which could
+    # interrupt a later import.
     folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
+    import_module("prometheus_client.multiprocess")
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
         os.chown(folder, cfg.uid, cfg.gid)
     remove = partial(shutil.rmtree, folder, ignore_errors=True)

@@ -136,6 +136,19 @@ def test_their_files_do_not_grow_with_workers_that_end(port: int, store: str) ->
 
 
 @pytest.mark.usefixtures("unmeasured")
+def test_no_hook_of_the_master_imports_their_client_late(port: int, tmp_path: Path) -> None:
+    conf, modules = tmp_path / "conf.py", tmp_path / "modules"
+    conf.write_text(
+        f"import sys\ndef pre_fork(server, worker):\n    open({str(modules)!r}, 'w').write(' '.join(sys.modules))\n"
+    )
+    with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        assert "prometheus_client.multiprocess" in modules.read_text().split()
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        service.wait_for("was sent SIGKILL")
+        assert service.stop() == 0
+
+
+@pytest.mark.usefixtures("unmeasured")
 def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = counted(port)
