@@ -83,7 +83,7 @@ class Shape(Schema):
         """
         if not self._has_fast_path or options or type(data) is not dict:
             return super().load(data, **options)
-        if self.many or self.partial or self.unknown != EXCLUDE:
+        if self.many or self.unknown != EXCLUDE:
             return super().load(data)
         loaded = {}
         try:
@@ -104,7 +104,7 @@ class Shape(Schema):
 
     def dump(self, obj: Any, *, many: bool | None = None) -> Any:
         """Return the members that the plant has."""
-        if not self._has_fast_path or type(obj) is not Plant or many or (self.many and many is None):
+        if not self._has_fast_path or type(obj) is not Plant or many or self.many:
             return super().dump(obj, many=many)
         dumped = {}
         for name in self.dump_fields:
@@ -122,7 +122,7 @@ class Shape(Schema):
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
         """Raise an exception of our own, because a store that uses marshmallow may raise a ValidationError, too."""
-        raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data) from error
+        raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data)
 
 
 def _is_plain(field: Any) -> bool:
