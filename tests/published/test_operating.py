@@ -81,9 +81,10 @@ def test_the_table_of_a_year_is_the_product() -> None:
 
 def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
     most = inspect.signature(PostgresStore).parameters["max_connections"].default
-    assert f"as many connections as threads that use the store, {most} at most:" in words(SCALING)
-    assert f"| connections to PostgreSQL | {most} at most for each process |" in OPERATING
-    assert f"compare `max_connections` with {most} times the processes" in words(OPERATING)
+    threads = PostgresStore.worker_threads
+    assert f"as threads use the store: {threads} in the packaged worker, {most} at most" in words(SCALING)
+    assert f"| connections to PostgreSQL | one for each thread that uses the store: at most {threads} " in OPERATING
+    assert f"compare `max_connections` with {threads} times the processes" in words(OPERATING)
 
 
 def column(page: str, first: str) -> set[str]:
