@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 
 here = Path(__file__).parent
 # The modules on the path of every request. None has a class that inherits from another library's.
-COMPILED = ("calls", "connection", "listener", "loop", "request", "response")
+COMPILED = ("calls", "connection", "listener", "loop", "request", "response", "tls")
 
 
 def compiled_server(scratch: str) -> list[Extension]:

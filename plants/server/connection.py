@@ -2,7 +2,7 @@
 
 import contextlib
 import socket
-from collections import OrderedDict, deque
+from collections import deque
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import Final
 
@@ -47,7 +47,7 @@ class Shared:
         self.connections: set[Connection] = set()
         # Those that wait for their clients; first the one that has gone longest without a request head, without a part
         # of the body or without reading a part of the response.
-        self.waiting: OrderedDict[Connection, None] = OrderedDict()
+        self.waiting: dict[Connection, None] = {}
         self.unfinished: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
 
@@ -104,11 +104,8 @@ class Connection:
 
     def ready(self) -> None:
         """Continue, because the socket is readable or writable."""
-        if self.state == WRITING:
-            self._write_response()
-        elif self._output:
-            if self._flush():
-                self.watch()
+        if self._output:
+            self._flush()
         elif self.state == RESPONDING:
             # Most clients send nothing before the response. Unwatching the socket only here saves two system calls.
             self.watch(0)
@@ -190,26 +187,9 @@ class Connection:
             return
         tls = self._tls
         if tls and data:
-            self._receive_records(tls, data)
-        else:
-            self._received(data)
-
-    def _receive_records(self, tls: TLS, ciphertext: bytes) -> None:
-        handshaking = not tls.established
-        try:
-            data = tls.receive(ciphertext)
-            if data or tls.closed:
-                self._received(data)
-            elif handshaking and tls.established:
-                self._receive()  # A request often follows the handshake at once.
-        finally:
-            # The next flight of the handshake, an alert or the answer to a KeyUpdate. A response carries it along.
-            # Nothing more is read until the client has received it, so it stays small.
-            if self.state != RESPONDING and (pending := tls.pending()):
-                self._output = memoryview(pending)
-                self._flush()
-
-    def _received(self, data: bytes) -> None:
+            data = self._decrypt(tls, data)
+            if not data and not tls.closed:
+                return
         if data:
             self._input = self._input + data if self._input else data
             self._parse()
@@ -217,6 +197,30 @@ class Connection:
             self.reject(HTTPError(400))
         else:
             self.close()
+        # A response carries along what TLS has to send.
+        if tls and self.state != RESPONDING:
+            self._flush_tls(tls)
+
+    def _decrypt(self, tls: TLS, ciphertext: bytes) -> bytes:
+        handshaking = not tls.established
+        data = b""
+        try:
+            data = tls.receive(ciphertext)
+            if handshaking and tls.established and not data:
+                self._receive()  # A request often follows the handshake at once.
+        finally:
+            if not data and self.state != RESPONDING:
+                self._flush_tls(tls)
+        return data
+
+    def _flush_tls(self, tls: TLS) -> None:
+        """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
+
+        Nothing more is received until the client has received it, so it stays small.
+        """
+        if pending := tls.pending():
+            self._output = memoryview(pending)
+            self._flush()
 
     def _parse(self) -> None:
         if self.request is None and b"\r\n".startswith(self._input):
@@ -287,33 +291,22 @@ class Connection:
         if close:
             self._input = b""
         self._shared.service.responded(request, response)
-        self._response = memoryview(data)
-        self._write_response()
+        if self._tls or self._output:
+            self._response = memoryview(data)
+        else:
+            self._output = memoryview(data)
+        self.state = WRITING
+        self.deadline = self._shared.now + self._shared.timeouts.request
+        self._flush()
 
     def _drop_request(self) -> None:
         if self.request:
             self.request.body = NO_BODY  # A thread may still hold the request; release its body now.
             self.request = None
 
-    def _write_response(self) -> None:
+    def _flush(self) -> None:
+        """Send as much as the socket accepts. After a response, wait for the next request, or close."""
         shared = self._shared
-        if not self._flush():
-            if self.state != WRITING:
-                self.state = WRITING
-                self.deadline = shared.now + shared.timeouts.request
-            self._wait()
-        elif self._close_after_response:
-            self._linger()
-        else:
-            self.state = IDLE
-            self.deadline = shared.now + shared.timeouts.keepalive
-            self._wait()
-            if self._input:
-                self._parse_later()
-            self.watch()
-
-    def _flush(self) -> bool:
-        """Send as much as the socket accepts. Return whether nothing is left."""
         while self._output or self._response:
             if not self._output:
                 self._encrypt()
@@ -323,16 +316,28 @@ class Connection:
                 sent = 0
             if sent < len(self._output):
                 self._output = self._output[sent:]
+                if self.state == WRITING:
+                    self._wait()
                 self.watch(EVENT_WRITE)
-                return False
+                return
             self._output = _EMPTY
-        return True
+        if self.state != WRITING:
+            self.watch()
+        elif self._close_after_response:
+            self._linger()
+        else:
+            self.state = IDLE
+            self.deadline = shared.now + shared.timeouts.keepalive
+            shared.waiting[self] = None
+            if self._input:
+                self._parse_later()
+            self.watch()
 
     def _wait(self) -> None:
         """Make this connection the last one to be closed when the event loop needs room for a new one."""
         waiting = self._shared.waiting
+        waiting.pop(self, None)
         waiting[self] = None
-        waiting.move_to_end(self)
 
     def _encrypt(self) -> None:
         tls = self._tls
