@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plants.tokens import TokenFile, Tokens
-from tests.support.process import comes_true
+from tests.support.process import wait_until
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
     tokens = TokenFile(path)
     assert tokens.accepts("first")
     path.write_text("second\n")
-    assert comes_true(lambda: Tokens.accepts(tokens, "second"))
+    wait_until(lambda: Tokens.accepts(tokens, "second"))
 
 
 def link_to_a_device(path: Path) -> None:

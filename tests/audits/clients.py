@@ -31,11 +31,11 @@ from tests.support.process import (
     PATIENCE_SECONDS,
     UNMEASURED,
     children,
-    comes_true,
     kill,
     resident_bytes,
     start,
     wait_for_workers,
+    wait_until,
 )
 
 MIB = 1 << 20
@@ -349,8 +349,8 @@ def serving(
             token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
             service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
             wait_for_workers(process.process.pid, workers)
-            assert comes_true(lambda: service.create(new_id()).status == 200)
-            assert comes_true(lambda: not service.connections())
+            wait_until(lambda: service.create(new_id()).status == 200)
+            wait_until(lambda: not service.connections())
             process.wait_for("Booting worker")
             yield service
 

@@ -66,7 +66,7 @@ def run_in(cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
         env=environment(**env),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 
@@ -506,7 +506,7 @@ def test_usr2_starts_the_same_command_again_with_the_token_that_was_made(command
         arguments = Path(f"/proc/{new}/cmdline").read_bytes().decode().split("\0")
         assert arguments[2:-1] == ["serve", "--bind", "127.0.0.1:0", "--config", "mine.py"]
         service.process.terminate()
-        service.process.wait(20)
+        service.process.wait(60)
         try:
             # Only the new one is left.
             answer = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])

@@ -22,8 +22,8 @@ from plants import server
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import children, free_port, wait_for_workers
-from tests.support.worker_server import Client, eventually
+from tests.support.process import children, free_port, wait_for_workers, wait_until
+from tests.support.worker_server import Client
 
 COUNT = "http_server_request_duration_seconds_count"
 KNOWN_METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "other"}
@@ -123,7 +123,7 @@ def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_
 def test_their_files_do_not_grow_with_workers_that_end(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
-        eventually(lambda: all(metrics_files(worker) for worker in children(service.process.pid)))
+        wait_until(lambda: all(metrics_files(worker) for worker in children(service.process.pid)))
         folder = folder_of(service.process.pid)
         for number in range(1, 7):
             worker = children(service.process.pid)[0]
@@ -183,23 +183,23 @@ def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path
                 f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
             )
             client.send(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
-            eventually(lambda: value(port, "plants_requests_waiting") == 1)
+            wait_until(lambda: value(port, "plants_requests_waiting") == 1)
             locker.execute("ROLLBACK")
             assert client.answer().status == 200
-        eventually(lambda: value(port, "plants_requests_waiting") == 0)
+        wait_until(lambda: value(port, "plants_requests_waiting") == 0)
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_connections_of_a_worker_that_was_killed_are_forgotten(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
-        eventually(lambda: value(port, "plants_connections") >= 8)
+        wait_until(lambda: value(port, "plants_connections") >= 8)
         for worker in children(service.process.pid):
             os.kill(worker, signal.SIGKILL)
             service.wait_for(rf"Worker \(pid:{worker}\) was sent SIGKILL")
         for client in clients:
             client.close()
-        eventually(lambda: value(port, "plants_connections") <= 1)
+        wait_until(lambda: value(port, "plants_connections") <= 1)
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -260,7 +260,7 @@ def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.
 
 def run(command: list[str], metrics: str) -> "subprocess.CompletedProcess[str]":
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
-    return subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def the_line_of_a_start_with(metrics: str, *options: str) -> str:
@@ -322,10 +322,10 @@ def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path,
         old, boots = folder_of(service.process.pid), len(service.lines)
         service.process.send_signal(signal.SIGUSR2)
         new_file = Path(f"{pid_file}.2")
-        eventually(lambda: new_file.exists() and new_file.read_text().strip())
+        wait_until(lambda: new_file.exists() and new_file.read_text().strip())
         new = int(new_file.read_text())
         service.wait_for("Booting worker", after=boots)
-        eventually(lambda: any(metrics_files(worker) for worker in children(new)))
+        wait_until(lambda: any(metrics_files(worker) for worker in children(new)))
         assert folder_of(new) != old
         assert service.stop() == 0
         assert not old.exists()

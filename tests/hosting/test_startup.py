@@ -17,13 +17,12 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
 from tests.support.needs import needs_root
-from tests.support.process import Process, children, comes_true, free_port, wait_for_workers
-from tests.support.worker_server import eventually
+from tests.support.process import Process, children, comes_true, free_port, wait_for_workers, wait_until
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command], cwd=CHECKOUT, env=environment(**env), capture_output=True, text=True, timeout=20, check=False
+        [*command], cwd=CHECKOUT, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -60,7 +59,7 @@ def test_on_a_terminal_a_start_says_where_it_is(store: str, bind: str, line: str
         assert re.search(line, output)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         os.close(terminal)
 
 
@@ -87,7 +86,7 @@ def test_while_a_file_is_gone_the_service_says_so_and_goes_on_when_it_is_back(tm
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         elsewhere.rename(file)
-        eventually(lambda: service.send(method="GET", path="/readyz", headers=[]).status == 200)
+        wait_until(lambda: service.send(method="GET", path="/readyz", headers=[]).status == 200)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
         assert service.send(new_plant(id=3), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
@@ -111,7 +110,7 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
     tokens.write_text("first\n")
     with serving(PLANTS_TOKENS_FILE=str(tokens)) as service:
         tokens.write_text("not a token\n")
-        eventually(
+        wait_until(
             lambda: service.send(headers=[AUTH]) and any("the token file cannot" in line for line in service.lines)
         )
         assert json.loads(service.wait_for(".*the token file.*")[0])["level"] == "error"
@@ -185,7 +184,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
         "--log-config-json", str(tmp_path / "logging.json"), PLANTS_TOKENS_FILE=str(tmp_path / "tokens")
     ) as service:
         (tmp_path / "tokens").unlink()
-        eventually(lambda: service.send(headers=[AUTH]) and (tmp_path / "log").read_text())
+        wait_until(lambda: service.send(headers=[AUTH]) and (tmp_path / "log").read_text())
     assert "the token file cannot be used" in (tmp_path / "log").read_text()
     assert not any("the token file" in line for line in service.lines)
 
@@ -286,7 +285,7 @@ def test_sigterm_and_ctrl_c_stop_it() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
             service.process.send_signal(number)
-            assert service.process.wait(10) == 0
+            assert service.process.wait(60) == 0
             assert "Traceback" not in "".join(service.lines)
 
 

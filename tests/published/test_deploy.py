@@ -60,7 +60,7 @@ def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_pa
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(20)
+        manager.settimeout(60)
         env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CREDENTIALS_DIRECTORY": str(credentials)}
         command = ["sh", "-c", 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0', "sh", *SERVE]
         with Service(command, CHECKOUT, env, stdin=listener.fileno()) as service:
@@ -69,7 +69,7 @@ def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_pa
             headers = [("Authorization", "Bearer secret"), JSON_TYPE]
             assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
             service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(20) == 0
+            assert service.process.wait(60) == 0
     assert (state / "plants.db").stat().st_size > 0
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, Service, environment, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import Process, comes_true, free_port
+from tests.support.process import Process, free_port, wait_until
 from tests.support.tls_client import make_certificate, trusting
 
 HOSTING = (CHECKOUT / "docs/hosting.md").read_text()
@@ -70,7 +70,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
         (tmp_path / "config").write_text(text)
         env = environment(HOME=str(tmp_path))
         proxy = stack.enter_context(Process(COMMANDS[request.param], cwd=tmp_path, env=env))
-        assert comes_true(lambda: accepts_connections(port)), proxy.lines
+        wait_until(lambda: accepts_connections(port)), proxy.lines
         yield port
 
 
@@ -103,7 +103,7 @@ def test_the_service_serves_tls_as_documented(tmp_path: Path) -> None:
     with Service([sys.executable, "-m", "plants", *arguments], tmp_path, {"PLANTS_TOKENS": TOKEN}) as service:
         port = int(service.wait_for(r"Listening at: https://127\.0\.0\.1:(\d+)")[1])
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", port, timeout=10, context=trusting(ssl.TLSVersion.TLSv1_3)
+            "127.0.0.1", port, timeout=60, context=trusting(ssl.TLSVersion.TLSv1_3)
         )
         connection.request("POST", "/plants", new_plant(), dict([AUTH, JSON_TYPE]))
         assert json.load(connection.getresponse()) == {"name": "Fern"}

@@ -52,7 +52,7 @@ class Served(HostContract):
 
     def test_a_chunked_body_is_read(self, running: Running) -> None:
         body = iter([new_plant()[:9], new_plant()[9:]])
-        with closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)) as connection:
             connection.request("POST", "/plants", body, dict([AUTH, JSON_TYPE]), encode_chunked=True)
             assert connection.getresponse().status == 200
         assert running.store.get(1) == Plant(1, "Fern")

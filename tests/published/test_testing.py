@@ -24,7 +24,7 @@ from plants.testing import Deployment, FaultyStore, Received, Server, serve
 from tests.contract import Answer
 from tests.support.hosted import CHECKOUT
 from tests.support.needs import needs
-from tests.support.process import comes_true
+from tests.support.process import wait_until
 
 
 class Address(NamedTuple):
@@ -79,7 +79,7 @@ def test_a_rotated_token_gets_401(plants_server: Server) -> None:
 
 
 def get(server: Server, path: str, headers: dict[str, str] | None = None) -> Answer:
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     try:
         connection.request("GET", path, headers=headers or {})
         response = connection.getresponse()
@@ -277,7 +277,7 @@ def test_a_client_may_keep_150_connections_open(plants_server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(150):
             address = plants_server.url.removeprefix("http://")
-            connection = stack.enter_context(closing(http.client.HTTPConnection(address, timeout=10)))
+            connection = stack.enter_context(closing(http.client.HTTPConnection(address, timeout=60)))
             connection.request("GET", "/livez")
             assert connection.getresponse().read()
 
@@ -304,8 +304,8 @@ def test_queued_delayed_requests_do_not_delay_the_stop(caplog: pytest.LogCapture
             for number in range(20):
                 pool.submit(post, server, id=number)
             server.store.wait_for_adds(16)
-            assert comes_true(lambda: "Task queue depth is 4" in caplog.text)
-        assert comes_true(lambda: threading.active_count() <= before + 20)
+            wait_until(lambda: "Task queue depth is 4" in caplog.text)
+        wait_until(lambda: threading.active_count() <= before + 20)
         assert "still running" not in caplog.text
 
 
@@ -395,7 +395,7 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
 def test_an_open_connection_does_not_keep_a_server() -> None:
     before = leftovers()
     with serve() as server:
-        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         connection.request("GET", "/")
         assert connection.getresponse().read()
     connection.close()
@@ -535,7 +535,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         ):
             assert tell(process, wrong)["error"].startswith(f"{wrong}: ")
         process.stdin.close() if process.stdin else None
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -576,7 +576,7 @@ def test_the_documented_shell_script_works(tmp_path: Path) -> None:
     result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["error"] == 50300
     assert list(tmp_path.iterdir()) == []
-    assert comes_true(lambda: is_free(int(port)))
+    wait_until(lambda: is_free(int(port)))
 
 
 def is_free(port: int) -> bool:
@@ -592,4 +592,4 @@ def test_the_command_ends_at_a_signal(number: signal.Signals) -> None:
         assert process.stdout
         assert json.loads(process.stdout.readline())["url"] == server.url
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import resident_bytes, wait_for_workers
-from tests.support.worker_server import Server, eventually, serving
+from tests.support.process import resident_bytes, wait_for_workers, wait_until
+from tests.support.worker_server import Server, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -66,7 +66,7 @@ def test_a_client_that_does_not_read_is_cut_off(impatient: Server) -> None:
     with impatient.client() as client:
         client.send(get("/large") * 10)
         client.sock.recv(1)
-        eventually(lambda: _connections(impatient) == 0)
+        wait_until(lambda: _connections(impatient) == 0)
         assert resident_bytes(_worker_pid(impatient)) - before < 40_000_000
 
 
@@ -75,7 +75,7 @@ def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(impatient: Server
         # It may also be read, and ignored, until the connection is closed.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             client.send(GET * 4_000_000)
-        eventually(lambda: _connections(impatient) == 0)
+        wait_until(lambda: _connections(impatient) == 0)
     assert impatient.get().status == 200
 
 
@@ -102,7 +102,7 @@ def test_many_requests_are_answered_together(tmp_path: Path) -> None:
 def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=2", "--threads=2") as server:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
-        eventually(lambda: server.notes().count("waiting") == 2)
+        wait_until(lambda: server.notes().count("waiting") == 2)
         for surplus in [server.client() for _ in range(20)]:
             (refusal,) = surplus.answers()
             assert refusal.error == 50300
@@ -121,7 +121,7 @@ def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: 
         large = [server.client().send(unfinished(100_000)) for _ in range(64)]
         assert server.get().status == 200
         larger = [server.client().send(unfinished(100_000)) for _ in range(3)]
-        eventually(lambda: sum(client.has_news() for client in large + larger) >= 3)
+        wait_until(lambda: sum(client.has_news() for client in large + larger) >= 3)
         assert server.get().status == 200
         assert small.send(b"x").answer().status == 200
         refused = [client for client in large + larger if client.has_news()]
@@ -210,7 +210,7 @@ def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None
         assert idle.answer().status == 200
         client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        eventually(lambda: server.notes().count("waiting") == 2)
+        wait_until(lambda: server.notes().count("waiting") == 2)
         server.signal(signal.SIGTERM)
         assert idle.is_closed()  # The worker knows that it is to stop.
         (tmp_path / "gate").touch()
@@ -226,7 +226,7 @@ def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None
 def test_term_gives_up_after_gunicorns_graceful_timeout(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        eventually(lambda: "waiting" in server.notes())
+        wait_until(lambda: "waiting" in server.notes())
         server.signal(signal.SIGTERM)
         with pytest.raises((ConnectionResetError, EOFError)):
             client.answer()
@@ -243,7 +243,7 @@ def test_int_and_quit_wait_for_nothing_but_the_requests_that_are_being_answered(
         assert idle.answer().status == 200
         half = server.client().send(GET[:-2])
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        eventually(lambda: "waiting" in server.notes())
+        wait_until(lambda: "waiting" in server.notes())
         server.signal(number)
         assert [idle.is_closed(), half.is_closed()] == [True, True]
         (tmp_path / "gate").touch()
@@ -254,7 +254,7 @@ def test_int_and_quit_wait_for_nothing_but_the_requests_that_are_being_answered(
 def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        eventually(lambda: "waiting" in server.notes())
+        wait_until(lambda: "waiting" in server.notes())
         server.signal(signal.SIGINT)
         os.kill(_worker_pid(server), signal.SIGINT)
         (tmp_path / "gate").touch()
@@ -268,7 +268,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
         assert server.get().status == 200
         server.signal(signal.SIGKILL)
         server.ended()
-        eventually(lambda: not Path(f"/proc/{pid}/fd").exists() or not list(Path(f"/proc/{pid}").glob("fd/*")))
+        wait_until(lambda: not Path(f"/proc/{pid}/fd").exists() or not list(Path(f"/proc/{pid}").glob("fd/*")))
 
 
 @pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
@@ -337,11 +337,11 @@ def test_usr1_reopens_the_logs(tmp_path: Path) -> None:
     log = tmp_path / "access"
     with serving(tmp_path, f"--access-logfile={log}") as server:
         assert server.get("/one").status == 200
-        eventually(lambda: "/one" in log.read_text())
+        wait_until(lambda: "/one" in log.read_text())
         log.rename(tmp_path / "old")
         server.signal(signal.SIGUSR1)
-        eventually(log.exists)
-        eventually(lambda: server.get("/two").status == 200 and "/two" in log.read_text())
+        wait_until(log.exists)
+        wait_until(lambda: server.get("/two").status == 200 and "/two" in log.read_text())
 
 
 # What is told of a request
@@ -355,7 +355,7 @@ def test_the_access_log_has_each_request_without_its_query_and_each_refusal(tmp_
         assert client.answer().body == b"late"
         client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").answer()
         assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").answer().error == 40000
-        eventually(lambda: len(log.read_text().splitlines()) == 3)
+        wait_until(lambda: len(log.read_text().splitlines()) == 3)
         assert log.read_text().splitlines() == [
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',

@@ -59,7 +59,7 @@ class Driver:
     def connect(self) -> tuple[socket.socket, Connection]:
         """Return a client and its connection."""
         client, served = socket.socketpair()
-        client.settimeout(10)
+        client.settimeout(60)
         served.setblocking(False)
         return client, self.loop.connect(self.listener, served, "")
 
@@ -217,7 +217,7 @@ def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pyt
         closing(socket.create_connection(listener.getsockname())),
         closing(socket.create_connection(listener.getsockname())) as client,
     ):
-        client.settimeout(10)
+        client.settimeout(60)
         driver.run_once()
         driver.run_once()
         assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
@@ -245,7 +245,7 @@ class FullDriver(Driver):
     def accept(self, sent: bytes = b"") -> socket.socket:
         """Return a client that has sent something."""
         client = socket.create_connection(self.listener.sock.getsockname())
-        client.settimeout(10)
+        client.settimeout(60)
         self.clients.append(client)
         client.sendall(sent)
         self.run_once()
@@ -315,7 +315,7 @@ def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
     gate = threading.Event()
 
     def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        gate.wait(20)
+        gate.wait(60)
         start_response("200 OK", [])
         return []
 
@@ -617,7 +617,7 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
     gate = threading.Event()
 
     def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        gate.wait(10)
+        gate.wait(60)
         start_response("200 OK", [])
         return [b"late"]
 
@@ -642,7 +642,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
 
     def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         stuck.release()
-        gate.wait(20)
+        gate.wait(60)
         start_response("200 OK", [])
         return []
 
@@ -654,7 +654,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
             driver.run_once()
             driver.run_once()  # Nothing more has come, so the request goes to a thread.
             if number < driver.threads:
-                assert stuck.acquire(timeout=10)
+                assert stuck.acquire(timeout=60)
             else:
                 driver.step(connection, connection.reject, HTTPError(503))
     assert len(driver.loop._calls.waiting) <= 1
@@ -672,7 +672,7 @@ def test_a_request_that_was_rejected_while_it_waited_is_not_carried_out() -> Non
     def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         called.append(environ["PATH_INFO"])
         stuck.set()
-        gate.wait(20)
+        gate.wait(60)
         start_response("200 OK", [])
         return []
 
@@ -684,7 +684,7 @@ def test_a_request_that_was_rejected_while_it_waited_is_not_carried_out() -> Non
             driver.run_once()
         if path == b"/first":
             driver.run_once()
-            assert stuck.wait(10)
+            assert stuck.wait(60)
     driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     gate.set()
     while clients[2][1].state == RESPONDING:

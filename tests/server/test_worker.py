@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.contract import Answer
+from tests.support.process import wait_until
 from tests.support.tls_client import make_certificate
-from tests.support.worker_server import Client, Server, eventually, serving
+from tests.support.worker_server import Client, Server, serving
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
 
@@ -337,10 +338,10 @@ def test_a_client_that_goes_away_while_it_is_answered_harms_nobody(
     before = len(server.notes())
     with server.client() as gone:
         gone.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
-        eventually(lambda: "waiting" in server.notes()[before:])
+        wait_until(lambda: "waiting" in server.notes()[before:])
         gone.reset()
     (tmp_path / "gate").touch()
-    eventually(lambda: "GET /wait 0 of 0" in server.notes()[before:])
+    wait_until(lambda: "GET /wait 0 of 0" in server.notes()[before:])
     assert client.send(request()).answer().status == 200
 
 

@@ -4,7 +4,6 @@ import contextlib
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, ope
 from plants.stores.batch import BatchStore
 from plants.stores.memory import MemoryStore
 from tests.support.postgres_server import PostgresServer
+from tests.support.process import wait_until
 
 CLIENT = """
 import sys
@@ -98,11 +98,6 @@ def is_available(store: PlantStore) -> bool:
         store.check()
         return True
     return False
-
-
-def until(condition: Callable[[], object]) -> None:
-    never = threading.Event()
-    assert any(condition() or never.wait(0.02) for _ in range(250))
 
 
 class StoreContract(StoreSuite):
@@ -189,7 +184,7 @@ class StoreContract(StoreSuite):
             assert store.get(plant_id) == Plant(plant_id, winner)
 
     def test_a_store_that_was_prepared_is_used_by_the_processes_that_inherit_it(self, lasting_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=30)
+        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=60)
 
     def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
         with contextlib.closing(open_store(lasting_url)) as store:
@@ -200,7 +195,7 @@ class StoreContract(StoreSuite):
             with contextlib.closing(open_store(lasting_url)) as first:
                 first.prepare()
                 first.check()
-                until(lambda: is_available(store))  # while the first one has it open
+                wait_until(lambda: is_available(store))  # while the first one has it open
 
     def test_an_outage_is_two_lines_of_the_log(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
         def is_over() -> bool:
@@ -217,7 +212,7 @@ class StoreContract(StoreSuite):
                 assert add_together(store, plants) == ["unavailable"] * 5
             with contextlib.closing(open_store(lasting_url)) as first:
                 first.prepare()
-            until(is_over)
+            wait_until(is_over)
         began, ended = caplog.messages
         assert began.startswith("the store is unavailable: ")
         refused = 20 + results.count("unavailable")
@@ -263,13 +258,13 @@ class StoreContract(StoreSuite):
                 client.stdin.write("go\n")
                 client.stdin.flush()
             for name, client in clients.items():
-                won[name], _ = client.communicate(timeout=30)
+                won[name], _ = client.communicate(timeout=60)
         winners = {int(line): name for name, lines in won.items() for line in lines.splitlines()}
         assert sum(lines.count("\n") for lines in won.values()) == len(winners) == 200
         assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners.items())
 
     def test_a_process_may_fork_before_it_uses_its_store(self, lasting_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", FORKING, lasting_url], check=True, timeout=30)
+        subprocess.run([sys.executable, "-W", "error", "-c", FORKING, lasting_url], check=True, timeout=60)
 
 
 class TestMemoryStore(StoreContract):

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -23,7 +23,7 @@ from plants.stores.postgres import PostgresConnections, PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import free_port
+from tests.support.process import free_port, wait_until
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 
@@ -50,11 +50,6 @@ def admin(server: PostgresServer) -> Iterator[psycopg.Connection]:
 def thread() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         yield thread
-
-
-def wait_until(condition: Callable[[], object], seconds: int = 3) -> None:
-    never = threading.Event()
-    assert any(condition() or never.wait(0.01) for _ in range(seconds * 100))
 
 
 def rows(connection: psycopg.Connection, query: LiteralString) -> list[tuple[object, ...]]:
@@ -527,7 +522,7 @@ def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
     with table_locked(server), ThreadPoolExecutor(8) as threads:
         for _ in range(3):
             rounds = [threads.submit(add_all, 100 * number) for number in range(8)]
-            assert [add.result(timeout=5) for add in rounds] == [["unavailable"] * 32] * 8
+            assert [add.result(timeout=60) for add in rounds] == [["unavailable"] * 32] * 8
         last = threads.map(add_all, range(0, 800, 100))
         assert len(rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'")) <= 1
         assert list(last)

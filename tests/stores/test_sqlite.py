@@ -20,6 +20,7 @@ import pytest
 from plants.stores import Plant, StoreUnavailable, open_store
 from plants.stores.sqlite import _INSERT, SQLiteStore, _FileConnections
 from tests.stores.test_every_store import add_together, is_available
+from tests.support.process import wait_until
 
 NOBODY = 65534
 
@@ -42,11 +43,6 @@ def store(path: Path) -> Iterator[SQLiteStore]:
 def hasty(path: Path) -> Iterator[SQLiteStore]:
     with closing(SQLiteStore(str(path), patience=0.5)) as store:
         yield store
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    never = threading.Event()
-    assert any(condition() or never.wait(0.001) for _ in range(5000))
 
 
 def connections_of(store: SQLiteStore) -> _FileConnections:
@@ -176,7 +172,7 @@ def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLi
     hasty.check()
     with locked(path), ThreadPoolExecutor(4) as threads:
         adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
-        assert [type(add.exception(timeout=5)) for add in adds] == [StoreUnavailable] * 4
+        assert [type(add.exception(timeout=60)) for add in adds] == [StoreUnavailable] * 4
     wait_until(lambda: is_available(hasty))
     assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
 
@@ -499,7 +495,7 @@ def test_probes_that_come_at_once_share_a_check(
     written = written_pages(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.5)
     wait_until(lambda: time.monotonic() - store._breaker._written_at > 0.5)
-    together = threading.Barrier(33, timeout=5)
+    together = threading.Barrier(33, timeout=60)
     with ThreadPoolExecutor(32) as threads:
         with locked(path):
             probes = [threads.submit(probe) for _ in range(32)]
@@ -619,7 +615,7 @@ in_a_child(used)
 
 
 def test_a_child_whose_parent_has_the_file_open_refuses_to_use_it(path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=60)
 
 
 INHERITING = """
@@ -642,7 +638,7 @@ if child:
 
 
 def test_a_file_that_is_gone_is_not_made_by_a_process_that_inherits_the_store(path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", INHERITING, str(path)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "error", "-c", INHERITING, str(path)], check=True, timeout=60)
     assert not path.exists()
 
 

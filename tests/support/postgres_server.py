@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.support.process import children, comes_true, end, free_port, start
+from tests.support.process import children, end, free_port, start, wait_until
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
@@ -88,7 +88,7 @@ class PostgresServer:
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
             process = start(command, user=USER, cwd=self.directory.parent, stdout=log, stderr=log)
         self._running.append(process)
-        assert comes_true(lambda: self.answers() or process.poll() is not None)
+        wait_until(lambda: self.answers() or process.poll() is not None)
         assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
 
     def answers(self) -> bool:

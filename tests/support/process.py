@@ -74,11 +74,18 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
-    """Wait until a condition holds; give what it gave last."""
+    """Wait until a condition holds, at most so long; return its last value."""
     give_up = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < give_up:
-        time.sleep(0.01)
+        time.sleep(0.002)
     return found
+
+
+def wait_until(condition: Callable[[], _T]) -> _T:
+    """Wait until a condition holds, and return its value."""
+    if found := comes_true(condition):
+        return found
+    raise TimeoutError(f"still {found!r} after {PATIENCE_SECONDS} s")
 
 
 def children(process: int) -> list[int]:
@@ -103,7 +110,7 @@ def wait_for_workers(master: int, number: int) -> None:
         caught = {worker: int(_status(worker, r"SigCgt:\s+(\w+)"), 16) for worker in children(master)}
         return [worker for worker in caught if caught[worker] & only_workers_catch]
 
-    assert comes_true(lambda: len(begun()) == number)
+    wait_until(lambda: len(begun()) == number)
 
 
 def _status(process: int, pattern: str) -> str:

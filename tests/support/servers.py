@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.process import UNMEASURED, comes_true, end, free_port, start
+from tests.support.process import UNMEASURED, end, free_port, start, wait_until
 
 BIN = Path(sys.executable).parent
 GUNICORN = "gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"
@@ -38,7 +38,7 @@ def serving(command: str, env: dict[str, str]) -> Iterator[int]:
     words = [*UNMEASURED, str(BIN / program), *options]
     process = start(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert comes_true(lambda: is_ready(port) or process.poll() is not None)
+        wait_until(lambda: is_ready(port) or process.poll() is not None)
         assert process.poll() is None, f"{command} has ended"
         yield port
     finally:
@@ -47,7 +47,7 @@ def serving(command: str, env: dict[str, str]) -> Iterator[int]:
 
 
 def is_ready(port: int) -> bool:
-    with suppress(OSError), closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with suppress(OSError), closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
     return False

@@ -4,13 +4,13 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from tests.contract import Answer
-from tests.support.process import PATIENCE_SECONDS, Process, comes_true, wait_for_workers
+from tests.support.process import PATIENCE_SECONDS, Process, wait_for_workers
 
 TESTS = Path(__file__).parent
 
@@ -122,11 +122,6 @@ class Server(Process):
         for client in self.clients:
             client.close()
         super().__exit__(*exception)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    assert comes_true(condition)
 
 
 @contextmanager
