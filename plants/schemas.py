@@ -22,7 +22,7 @@ _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error
 # marshmallow loads and dumps a value of exactly this type unchanged, so that only the validators remain to be run.
 _UNCHANGED: dict[Any, type] = {fields.String: str, fields.Integer: int}
 # The fast path handles these attributes of a field, or they have no effect on a value of that type.
-_HANDLED = {"required", "validate", "validators", "load_only", "dump_only", "strict", "error_messages", "metadata"}
+_HANDLED = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED |= {"name", "parent", "root"}  # set when a field is bound to its schema
 
 
