@@ -118,7 +118,8 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
         if name.lower() == "content-length":
             length = int(value)
         elif not is_hop_by_hop(name):
-            lines.append(f"{name}: {value}\r\n")
+            # Falcon writes names in lower case, unlike this server's own headers.
+            lines.append(f"{name.title() if name.islower() else name}: {value}\r\n")
     return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
 
 

@@ -1,5 +1,6 @@
 """The ids of requests: on every answer, and in every line of the log about it."""
 
+import http.client
 import json
 import re
 import socket
@@ -24,6 +25,16 @@ def service() -> Iterator[Service]:
 
 def client_of(service: Service) -> Client:
     return Client(socket.create_connection(("127.0.0.1", service.port)))
+
+
+def test_header_names_are_in_one_case(service: Service) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    connection.request("GET", "/livez")
+    with connection.getresponse() as response:
+        names = {name for name, _ in response.getheaders()}
+    connection.close()
+    ours = {"Content-Type", "Cache-Control", "X-Content-Type-Options", "X-Request-ID"}
+    assert names == ours | {"Date", "Content-Length"}
 
 
 @pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
