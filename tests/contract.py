@@ -443,7 +443,7 @@ class HostContract:
     def test_another_method_on_another_path_is_404(self, send: Send) -> None:
         assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
 
-    def test_options_answers_with_the_methods(self, send: Send) -> None:
+    def test_options_responds_with_the_allowed_methods(self, send: Send) -> None:
         answer = send(method="OPTIONS", headers=[AUTH])
         assert (answer.status, answer.headers["allow"], answer.body) == (200, "POST", b"")
 
@@ -456,28 +456,28 @@ class HostContract:
         assert send(new_plant(), path=f"/plants?{case}", headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
     @table(*UNSUPPORTED_MEDIA_TYPE)
-    def test_a_body_of_another_type_or_coding_is_415(self, send: Send, store: PlantStore, case: Headers) -> None:
+    def test_another_media_type_or_content_coding_is_415(self, send: Send, store: PlantStore, case: Headers) -> None:
         assert send(new_plant(), headers=[AUTH, *case]).error == 41500
         assert store.get(1) is None
 
     @table(*SUPPORTED_MEDIA_TYPE)
-    def test_json_is_supported_however_it_is_named(self, send: Send, case: Headers) -> None:
+    def test_every_spelling_of_the_json_media_type_is_accepted(self, send: Send, case: Headers) -> None:
         assert send(new_plant(), headers=[AUTH, *case]).plant == {"name": "Fern"}
 
-    def test_a_body_of_the_largest_size_is_read(self, send: Send) -> None:
+    def test_a_body_of_the_maximum_size_is_accepted(self, send: Send) -> None:
         assert send(new_plant().ljust(LIMIT), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
-    def test_a_body_that_is_one_byte_larger_is_413(self, send: Send, store: PlantStore) -> None:
+    def test_a_body_one_byte_above_the_maximum_size_is_413(self, send: Send, store: PlantStore) -> None:
         assert send(new_plant().ljust(LIMIT + 1), headers=[AUTH, JSON_TYPE]).error == 41300
         assert store.get(1) is None
 
     @table(*NOT_JSON)
-    def test_a_body_that_is_not_strict_json_is_refused(self, send: Send, store: PlantStore, case: bytes) -> None:
+    def test_a_body_that_is_not_strict_json_is_rejected(self, send: Send, store: PlantStore, case: bytes) -> None:
         assert send(case, headers=[AUTH, JSON_TYPE]).error == 40001
         assert store.get(1) is None
 
     @table(*NOT_A_NEW_PLANT)
-    def test_json_that_is_not_a_new_plant_is_refused(
+    def test_json_that_is_not_a_new_plant_is_rejected(
         self, send: Send, store: PlantStore, case: tuple[bytes, list[str]]
     ) -> None:
         body, fields = case
@@ -487,7 +487,7 @@ class HostContract:
         assert store.get(1) is None
 
     @table(*NEW_PLANT)
-    def test_a_new_plant_is_stored_and_answered_without_its_id(
+    def test_a_new_plant_is_stored_and_returned_without_its_id(
         self, send: Send, store: PlantStore, case: tuple[bytes, Plant]
     ) -> None:
         body, plant = case
@@ -495,7 +495,7 @@ class HostContract:
         assert send(body, headers=[AUTH, JSON_TYPE]).plant == shape
         assert store.get(plant.id) == plant
 
-    def test_an_id_in_use_is_refused_and_the_plant_stays_as_it_was(self, send: Send, store: PlantStore) -> None:
+    def test_an_id_in_use_is_rejected_and_its_plant_is_unchanged(self, send: Send, store: PlantStore) -> None:
         send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE])
         answer = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
         assert answer.error == 40003
@@ -507,7 +507,7 @@ class Contract(HostContract):
 
     every_row = True
 
-    def test_a_token_in_the_query_or_the_body_is_not_looked_at(self, send: Send) -> None:
+    def test_a_token_in_the_query_or_the_body_is_ignored(self, send: Send) -> None:
         answer = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
         assert answer.error == 40100
 
@@ -515,11 +515,11 @@ class Contract(HostContract):
         *map(tuple, NO_SUCH_PATH),
         *[(f"method {method}", "/plants", method) for method, _ in NO_SUCH_METHOD if method != "HEAD"],
     )
-    def test_without_a_token_nobody_learns_which_paths_and_methods_exist(self, send: Send, case: Any) -> None:
+    def test_without_a_token_every_path_and_method_is_401(self, send: Send, case: Any) -> None:
         path, method = (case, "POST") if isinstance(case, str) else case
         assert send(method=method, path=path, headers=[]).error == 40100
 
-    def test_the_same_request_twice_is_refused_the_second_time(self, send: Send) -> None:
+    def test_a_repeated_request_is_rejected(self, send: Send) -> None:
         first, second = (send(new_plant(), headers=[AUTH, JSON_TYPE]) for _ in range(2))
         assert (first.status, second.error) == (200, 40003)
 
@@ -536,7 +536,7 @@ class Contract(HostContract):
         ],
         ids=["token", "path", "method", "media type", "JSON", "JSON before the fields", "NewPlant"],
     )
-    def test_faults_are_judged_in_order(
+    def test_errors_are_reported_in_order(
         self, send: Send, headers: Headers, path: str, method: str, body: bytes, error: int
     ) -> None:
         assert send(body, method=method, path=path, headers=headers).error == error
