@@ -1,4 +1,4 @@
-"""What a hosted service adds around the application."""
+"""The parts of a hosted service around the application."""
 
 from typing import Final
 

@@ -99,17 +99,11 @@ def _before_gunicorn() -> None:
 
 
 def _check(options: Namespace) -> None:
-    url = options.url
-    context = ssl.create_default_context()
-    if url is None:
-        url = _own_url()
-        # The certificate is for the name that clients use, and this request has no secret.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+    url = _own_url() if options.url is None else options.url
     address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
     # In a thread, so that the time limit covers the look-up of the name, too.
     problems = [f"no answer within {_CHECK_SECONDS} seconds"]
-    asking = Thread(target=lambda: problems.append(_problem_at(address, context)), daemon=True)
+    asking = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
     asking.start()
     asking.join(_CHECK_SECONDS)
     if problems[-1]:
@@ -130,10 +124,10 @@ def _own_url() -> str:
     return url_of(address, service.cfg)
 
 
-def _problem_at(address: str, context: ssl.SSLContext) -> str:
+def _problem_at(address: str, *, verify: bool) -> str:
     """Return in one line why the service is not ready, or an empty string if it is."""
     try:
-        with closing(_connection_to(address, context)) as connection:
+        with closing(_connection_to(address, verify=verify)) as connection:
             connection.request("GET", "/readyz" if address.startswith("unix:") else urlsplit(address).path)
             response = connection.getresponse()
             message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', response.read(65536))
@@ -146,7 +140,7 @@ def _problem_at(address: str, context: ssl.SSLContext) -> str:
     return f"{response.status} {message[1].decode() if message else ''}"
 
 
-def _connection_to(address: str, context: ssl.SSLContext) -> HTTPConnection:
+def _connection_to(address: str, *, verify: bool) -> HTTPConnection:
     if address.startswith("unix:"):
         return _UnixConnection(address.removeprefix("unix:"))
     parts = urlsplit(address)
@@ -154,6 +148,10 @@ def _connection_to(address: str, context: ssl.SSLContext) -> HTTPConnection:
         raise ValueError("this is not an http or https address")
     if parts.scheme == "http":
         return HTTPConnection(parts.hostname, parts.port or 80)
+    context = ssl.create_default_context()
+    if not verify:  # The certificate of this machine's service is for another name, and the request has no secret.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     return HTTPSConnection(parts.hostname, parts.port or 443, context=context)
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-# First, because it stops the start with one line if a setting is not usable.
+# Import this first, because it stops the start with one line if a setting is not usable.
 from plants.hosting.hooks import (
     child_exit,
     nworkers_changed,
@@ -21,13 +21,13 @@ wsgi_app = "plants.wsgi:app"
 logger_class = "plants.hosting.logs.Logger"
 worker_class = "plants.hosting.worker.Worker"
 threads = THREADS
-# A connection that stalls costs a few KiB, and nobody waits for it.
+# A stalled connection costs a few KiB, and delays no other one.
 worker_connections = 4000
 control_socket_disable = True
-# In a container the root may be read-only, without a /tmp.
+# The root of a container may be read-only and without /tmp.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # Gunicorn makes a new file
 
-# The service needs nothing that a proxy could say of a request.
+# The service needs no information from a proxy.
 forwarded_allow_ips = ""
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}

@@ -32,8 +32,8 @@ def on_starting(server: Any) -> None:
     announce_new_token()
     _protect_signals_from_forks()
     try:
-        with as_workers(cfg):  # They could not write into a file of another user.
-            # After USR2 the store is already in use, and nothing is made.
+        with as_workers(cfg):  # They could not write to a file of another user.
+            # After USR2 the store is already in use, so create nothing.
             store.prepare(make=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
@@ -55,7 +55,7 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(_worker: Any) -> None:
-    """Start to watch the token file; without this, the first request would."""
+    """Start to watch the token file, instead of at the first request."""
     settings.tokens.accepts("-")
 
 
@@ -84,7 +84,7 @@ def pre_exec(server: Any) -> None:
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
-    """Keep the dictionary store to one worker process, however the number was set."""
+    """Reject several worker processes for a store that they cannot share, however the number was set."""
     if new_value > 1 and IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
@@ -97,10 +97,10 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def on_reload(server: Any) -> None:
-    """Let the service log where, and from which level on, Gunicorn does now: at the start, and after ``HUP``."""
+    """Log to Gunicorn's handlers, from its level on: at the start, and after ``HUP``."""
     handlers = server.log.error_log.handlers
     log = logging.getLogger("plants")
-    if log.handlers is handlers or not log.hasHandlers():  # A logging configuration that names it is left alone.
+    if log.handlers is handlers or not log.hasHandlers():  # Do not replace the user's logging configuration.
         log.handlers = handlers
         log.setLevel(server.log.loglevel)
 

@@ -28,13 +28,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Logger(glogging.Logger):
-    """Gunicorn's logger, with the lines of this service where no setting of Gunicorn says otherwise."""
+    """Gunicorn's logger in this service's format, unless a setting of Gunicorn chooses another."""
 
     def setup(self, cfg: Any) -> None:
         """Create the handlers."""
         super().setup(cfg)
         for handler in (*self.error_log.handlers, *self.access_log.handlers):
-            # Neither one of the user's --log-config, nor one for syslog, whose lines have a prefix.
+            # Leave the handlers of the user's --log-config, and those for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
                 if handler in self.error_log.handlers:
                     handler.setFormatter(_formatter())
@@ -76,7 +76,7 @@ class _TextFormatter(logging.Formatter):
         if request_id:
             line += f" ({request_id})"
         if record.exc_info:
-            # They are indented, so that none of them looks like a line of the log.
+            # Indent the lines, so that none of them looks like a line of the log.
             stacktrace = map(_one_line, self.formatException(record.exc_info).splitlines())
             line += "\n" + textwrap.indent("\n".join(stacktrace), "    ")
         return line
@@ -88,13 +88,13 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 class AccessLog:
-    """The lines about requests; ``level`` is the lowest of ``logging``'s levels that is written.
+    """The log lines of requests, on standard output; ``level`` is the lowest level (of ``logging``) that is written.
 
-    Several lines are written at once: whole lines, at most PIPE_BUF bytes, so that processes do not mix theirs.
+    A write has several whole lines, but at most PIPE_BUF bytes, so that processes do not mix their lines.
     """
 
     def __init__(self, level: int) -> None:
-        # If standard output was closed at the start, its number may be another file's.
+        # If standard output was closed at the start, its descriptor may be another file's.
         self._level = level if sys.stdout else logging.CRITICAL
         self._lines = b""
         self._output = Output(_STDOUT, _report)
@@ -143,7 +143,7 @@ def _text_line(request: Request, response: Response, seconds: float, level: str)
 
 
 def timestamp(seconds: float) -> str:
-    """Give a time, in seconds since 1970, as RFC 3339 writes it: in UTC, with microseconds."""
+    """Format a time, in seconds since 1970, as RFC 3339 does: in UTC, with microseconds."""
     second = int(seconds)
     return f"{_second(second)}.{int((seconds - second) * 1_000_000):06d}Z"
 

@@ -40,7 +40,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
         return
     family = socket.AF_INET6 if ":" in settings.metrics_bind[0] else socket.AF_INET
     listener = socket.create_server(settings.metrics_bind, family=family, reuse_port=takes_over)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a master that takes over from this one
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
     listener.setblocking(False)
     listening_sockets.append(listener)
     # prometheus_client stores the workers' metrics in this folder, and reads its name when it is imported. A new master
@@ -52,7 +52,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
         os.chown(folder, cfg.uid, cfg.gid)
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(remove)
-    os.register_at_fork(after_in_child=partial(atexit.unregister, remove))  # A worker leaves it.
+    os.register_at_fork(after_in_child=partial(atexit.unregister, remove))  # A worker does not remove it.
 
 
 class Metrics:
@@ -117,7 +117,7 @@ class Exposition:
         from prometheus_client.core import CounterMetricFamily
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        # Both are in the histogram: to count them once more would cost each request a third of what it costs now.
+        # Both are in the histogram, and separate counters would cost each request a third more.
         created = failures = 0.0
         for metric in MultiProcessCollector(None).collect():
             yield metric

@@ -87,7 +87,7 @@ def test_any_bytes_are_tokens_or_are_refused_without_showing_them(tmp_path: Path
     hold()
 
 
-def test_any_bytes_in_a_file_that_changes_are_its_tokens_or_the_earlier_ones_stay(
+def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
     tmp_path: Path, clock: Clock, messages: list[str]
 ) -> None:
     path = tmp_path / "tokens"
@@ -115,7 +115,7 @@ def test_any_bytes_in_a_file_that_changes_are_its_tokens_or_the_earlier_ones_sta
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_any_text_in_a_setting_is_taken_or_refused_in_one_line_that_names_it(
+def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

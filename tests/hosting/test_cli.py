@@ -118,7 +118,7 @@ def test_an_unknown_command_or_argument_is_one_line(arguments: str, problem: str
 
 
 @pytest.mark.parametrize("argument", ["--version", "-V"])
-def test_the_version_is_that_of_the_package_with_those_of_what_it_runs_on(argument: str) -> None:
+def test_version_prints_the_versions_of_plants_and_its_platform(argument: str) -> None:
     assert call(argument).stdout == (
         f"plants {plants.__version__} ({server.form()} server, Gunicorn {version('gunicorn')}, "
         f"Falcon {version('falcon')}, Python {sys.version.partition(' ')[0]})\n"
@@ -256,7 +256,7 @@ def answering(answer: bytes) -> Iterator[str]:
             client.close()
 
 
-def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() -> None:
+def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
         assert run("check", PORT=str(service.port)).stdout == ready
@@ -267,7 +267,7 @@ def test_plants_check_says_that_a_service_is_ready_where_serve_would_listen() ->
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
-def test_by_default_the_service_is_looked_for_where_gunicorn_listens_by_default() -> None:
+def test_plants_check_asks_at_the_default_address_of_gunicorn() -> None:
     for options, host in [
         ("", "127.0.0.1"),
         ("-b localhost", "localhost"),
@@ -411,7 +411,7 @@ def test_what_cannot_be_served_is_one_line(options: str, env: dict[str, str], li
 
 @cannot_be_served
 @pytest.mark.usefixtures("unmeasured")
-def test_a_check_of_the_configuration_says_the_same_of_it(options: str, env: dict[str, str], line: str) -> None:
+def test_check_config_reports_the_same_line(options: str, env: dict[str, str], line: str) -> None:
     assert the_line(run("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
 
 
@@ -422,7 +422,7 @@ def test_an_unknown_application_is_one_line(options: list[str], tmp_path: Path) 
         assert the_line(run("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
 
 
-def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
+def test_check_config_rejects_what_a_start_rejects() -> None:
     address = f"127.0.0.1:{free_port()}"
     cases: list[tuple[list[str], dict[str, str], str]] = [
         (["-w", "2"], {}, "cannot be shared by 2 worker processes"),
@@ -439,14 +439,14 @@ def test_a_check_of_the_configuration_refuses_what_a_start_refuses() -> None:
         assert problem in the_line(run("serve", "--check-config", *options, **env))
 
 
-def test_a_check_of_the_configuration_passes_beside_the_service_that_it_is_for(tmp_path: Path) -> None:
+def test_check_config_passes_beside_the_running_service(tmp_path: Path) -> None:
     with serving() as service:
         for address in (f"127.0.0.1:{service.port}", f"unix:{tmp_path}/socket"):
             result = run("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
             assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_a_check_of_the_configuration_warns_of_an_unavailable_store(tmp_path: Path) -> None:
+def test_check_config_warns_of_an_unavailable_store(tmp_path: Path) -> None:
     result = run("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
     line = json.loads(result.stderr)
     assert (result.returncode, line["level"]) == (0, "warning")
@@ -454,7 +454,7 @@ def test_a_check_of_the_configuration_warns_of_an_unavailable_store(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_of_the_configuration_makes_no_token_known() -> None:
+def test_check_config_logs_no_generated_token() -> None:
     result = run("serve", "--check-config")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
@@ -492,7 +492,7 @@ def test_another_application_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [SERVE, [*SCRIPT, "serve"]], ids=["python -m plants", "plants"])
-def test_usr2_starts_the_same_command_again_with_the_token_that_was_made(command: list[str], tmp_path: Path) -> None:
+def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nworkers = 1\n")
     with serving("--config", "mine.py", command=["env", "-u", "PLANTS_TOKENS", *command], cwd=tmp_path) as service:
         token = service.wait_for(r"no token is set; .*: ([\w-]+)")[1]
@@ -516,7 +516,7 @@ def test_usr2_starts_the_same_command_again_with_the_token_that_was_made(command
             service.wait_for(r"\(end\)")
 
 
-def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that_is_bad(tmp_path: Path) -> None:
+def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     hook = "def post_worker_init(worker): worker.log.warning('worker %s is here', {!r})\n"
     file.write_text(hook.format("one"))
@@ -536,7 +536,7 @@ def test_hup_reads_the_configuration_file_again_and_keeps_the_one_before_if_that
         assert service.stop() == 0
 
 
-def test_hup_keeps_the_configuration_if_the_new_one_could_not_serve(tmp_path: Path) -> None:
+def test_hup_keeps_a_configuration_if_the_new_one_cannot_serve(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     good = "bind = '127.0.0.1:0'\n"
     file.write_text(good)

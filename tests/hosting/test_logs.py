@@ -158,7 +158,7 @@ def test_as_text_a_line_is_for_people() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at_once() -> None:
+def test_a_log_line_is_never_longer_than_pipe_buf() -> None:
     with serving() as service, Client(socket.create_connection(("127.0.0.1", service.port))) as client:
         request_id = "x" * 128
         client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
@@ -168,7 +168,7 @@ def test_a_line_is_never_longer_than_what_a_pipe_takes_from_several_processes_at
         assert len(line) <= 4096
 
 
-def test_many_lines_go_out_as_whole_ones_in_pieces_that_a_pipe_takes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_are_flushed_in_whole_lines_up_to_pipe_buf(capfd: pytest.CaptureFixture[str]) -> None:
     log = AccessLog(logging.DEBUG)
     response = make_response("200 OK", [], b"{}", is_head=False)
     with socket.socket() as sock:
@@ -220,7 +220,7 @@ def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
 # What Gunicorn's own settings say
 
 
-def test_gunicorns_access_log_takes_the_place_of_ours_and_has_no_query_and_no_token(tmp_path: Path) -> None:
+def test_gunicorns_access_log_replaces_ours_without_query_or_token(tmp_path: Path) -> None:
     log = tmp_path / "access"
     form = (
         "--access-logformat=%(r)s|%(U)s|%(q)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|%({x-request-id}o)s"
@@ -238,7 +238,7 @@ def test_gunicorns_access_log_takes_the_place_of_ours_and_has_no_query_and_no_to
     assert service.access == ["(end)"]
 
 
-def test_with_the_errors_alone_in_syslog_the_lines_about_requests_stay_on_standard_output() -> None:
+def test_requests_stay_on_stdout_if_only_errors_go_to_syslog() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         options = ["--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"]

@@ -84,7 +84,7 @@ def create(service: Service, first: int, count: int) -> None:
         assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_they_say_exactly_what_was_sent_to_all_workers_those_included_that_have_ended(port: int, store: str) -> None:
+def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = counted(port)
         create(service, 0, 20)
@@ -271,7 +271,7 @@ def the_line_of_a_start_with(metrics: str, *options: str) -> str:
     return line
 
 
-def test_an_address_that_cannot_be_listened_at_stops_the_start_with_one_line(port: int) -> None:
+def test_a_metrics_address_that_cannot_be_bound_is_one_line(port: int) -> None:
     address = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=address) as service:
         line = f"plants: cannot listen at {address} (Address already in use); choose another address with "

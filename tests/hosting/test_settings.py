@@ -37,7 +37,7 @@ def test_tokens_of_the_file_and_of_the_environment_are_valid_together(tmp_path: 
     assert [tokens.accepts(token) for token in ("one", "two", "three")] == [False, True, False]
 
 
-def test_without_tokens_a_new_one_is_made_and_the_environment_left_alone() -> None:
+def test_without_tokens_one_is_generated_outside_the_environment() -> None:
     environ: dict[str, str] = {}
     first = Settings.from_environ(environ)
     assert first.new_token

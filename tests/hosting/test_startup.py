@@ -76,7 +76,7 @@ def test_plants_that_are_lost_with_a_worker_are_a_warning() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_while_a_file_is_gone_the_service_says_so_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+def test_the_service_recovers_when_a_removed_file_is_back(tmp_path: Path) -> None:
     file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
@@ -116,7 +116,7 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
         assert json.loads(service.wait_for(".*the token file.*")[0])["level"] == "error"
 
 
-def test_a_token_that_was_taken_out_stays_out_when_the_file_is_bad_and_the_worker_a_new_one(tmp_path: Path) -> None:
+def test_a_removed_token_stays_invalid_in_a_new_worker_and_a_bad_file(tmp_path: Path) -> None:
     tokens, new = tmp_path / "tokens", tmp_path / "new"
     tokens.write_text("first\nsecond\n")
 
@@ -204,7 +204,7 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
 
 @needs_root
 @pytest.mark.usefixtures("unmeasured")
-def test_the_master_stays_root_where_the_store_of_another_user_cannot_be_used() -> None:
+def test_the_master_stays_root_if_the_store_is_unavailable() -> None:
     command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345"]
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////nonexistent/plants.db")
     with Process(command, cwd=CHECKOUT, env=env) as service:
@@ -216,7 +216,7 @@ def test_the_master_stays_root_where_the_store_of_another_user_cannot_be_used() 
 
 @needs_root
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
-def test_a_token_file_that_only_root_can_read_stops_a_start_as_another_user(options: list[str], tmp_path: Path) -> None:
+def test_a_token_file_that_workers_cannot_read_stops_the_start(options: list[str], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     tokens.chmod(0o600)
@@ -374,7 +374,7 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     ids=["port", "name"],
 )
 @pytest.mark.usefixtures("unmeasured")
-def test_gunicorn_itself_says_in_one_line_what_cannot_be_listened_at(address: str, reason: str) -> None:
+def test_an_address_that_cannot_be_bound_is_one_line(address: str, reason: str) -> None:
     result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
     assert result.returncode == 1
     line = rf"plants: cannot listen at {address} \(.*({reason}).*\); choose another address with --bind HOST:PORT\.\n"
@@ -382,7 +382,7 @@ def test_gunicorn_itself_says_in_one_line_what_cannot_be_listened_at(address: st
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_gunicorn_itself_says_in_one_line_that_a_certificate_is_not_there() -> None:
+def test_a_missing_certificate_is_one_line_under_gunicorn_itself() -> None:
     options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
     assert result.returncode == 1
@@ -399,7 +399,7 @@ def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> No
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_unix_socket_in_use_stops_the_start_with_one_line_and_one_that_was_left_does_not(tmp_path: Path) -> None:
+def test_only_a_unix_socket_in_use_stops_the_start(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))

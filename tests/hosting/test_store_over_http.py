@@ -37,7 +37,7 @@ def ids_in(file: Path) -> set[int]:
 
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
 @pytest.mark.usefixtures("unmeasured")
-def test_while_the_store_waits_all_are_answered_in_time_and_the_probe_at_once(
+def test_requests_and_probes_are_answered_while_the_store_waits(
     stall: Stall, tmp_path: Path, server: PostgresServer
 ) -> None:
     def seconds_of_a_refusal(plant_id: int) -> float:
@@ -71,7 +71,7 @@ def disk_full(service: Service) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_while_the_disk_is_full_creates_are_refused_in_time_and_kept_again_once_there_is_room(tmp_path: Path) -> None:
+def test_creates_fail_fast_while_the_disk_is_full_and_then_recover(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
         assert {create(service, number).status for number in range(10)} == {200}
@@ -123,7 +123,7 @@ def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_anew(tmp_path: Path) -> None:
+def test_a_new_worker_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         assert create(service, 1).status == 200
@@ -138,7 +138,7 @@ def test_a_file_that_was_removed_is_not_made_again_by_a_worker_that_is_started_a
         assert not file.exists()
 
 
-def test_a_master_that_takes_over_does_not_make_a_file_that_was_removed(tmp_path: Path) -> None:
+def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
     file, pid_file = tmp_path / "plants.db", tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=f"sqlite:///{file}") as service:
         assert create(service, 1).status == 200
@@ -204,7 +204,7 @@ def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path)
     assert ids_in(file) >= {1, 2}
 
 
-def test_what_is_kept_after_the_lock_file_was_removed_survives_a_crash(tmp_path: Path) -> None:
+def test_plants_survive_a_crash_after_the_lock_file_was_removed(tmp_path: Path) -> None:
     file, crashed = tmp_path / "plants.db", tmp_path / "crashed"
     crashed.mkdir()
     ids = count(1000)
@@ -240,7 +240,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_an_application_that_mounts_the_service_passes_on_the_true_status(tmp_path: Path) -> None:
+def test_an_application_that_mounts_the_service_passes_the_status_on(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
     store = f"sqlite:///{tmp_path}/plants.db"
     with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:

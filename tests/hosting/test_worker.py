@@ -93,7 +93,7 @@ def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
         pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", 501, id="a tunnel"),
     ],
 )
-def test_the_id_finds_the_line_of_what_is_refused_below_the_application(
+def test_requests_rejected_by_the_server_are_logged_with_their_id(
     service: Service, request_: bytes, status: int
 ) -> None:
     with client_of(service) as client:
@@ -106,7 +106,7 @@ def test_the_id_finds_the_line_of_what_is_refused_below_the_application(
     )
 
 
-def test_what_is_refused_has_the_id_of_its_client_where_that_could_be_read(service: Service) -> None:
+def test_rejected_requests_have_the_id_of_the_client_if_it_was_parsed(service: Service) -> None:
     with client_of(service) as client:
         answer = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").answer()
     assert (answer.status, answer.headers["x-request-id"]) == (400, "mine")
