@@ -230,3 +230,14 @@ def test_a_later_process_ignores_tokens_that_are_half_published(path: Path) -> N
     master = TokenFile(path)
     master._published[10] ^= 1  # as if a worker were writing
     assert copy(master).accepts("first")
+
+
+def test_the_thread_ends_with_the_token_file(path: Path) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "plants.tokens"]
+
+    tokens = TokenFile(path)
+    tokens.accepts("first")
+    assert threads()
+    del tokens
+    wait_until(lambda: not threads())
