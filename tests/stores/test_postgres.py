@@ -82,7 +82,7 @@ def table_locked(server: PostgresServer) -> Iterator[None]:
         yield
 
 
-def test_connections_that_were_lost_while_idle_cost_no_add(store: PostgresStore, server: PostgresServer) -> None:
+def test_a_connection_lost_while_idle_costs_no_add(store: PostgresStore, server: PostgresServer) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(100))))
     server.stop()
@@ -91,7 +91,7 @@ def test_connections_that_were_lost_while_idle_cost_no_add(store: PostgresStore,
         list(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(100, 200))))
 
 
-def test_an_outage_is_told_at_once_and_ends_by_itself(store: PostgresStore, server: PostgresServer) -> None:
+def test_adds_fail_during_an_outage_and_succeed_after_it(store: PostgresStore, server: PostgresServer) -> None:
     store.add(Plant(1, "oak"))
     server.stop()
     for _ in range(10):
@@ -103,7 +103,7 @@ def test_an_outage_is_told_at_once_and_ends_by_itself(store: PostgresStore, serv
     assert store.get(1) == Plant(1, "oak")
 
 
-def test_an_add_whose_connection_is_lost_is_not_tried_again(
+def test_an_add_whose_connection_is_lost_is_not_retried(
     store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     store.check()
@@ -127,7 +127,7 @@ def test_a_process_with_a_thousand_open_files_has_connections(store: PostgresSto
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server: PostgresServer) -> None:
+def test_an_add_to_a_locked_table_times_out(hasty: PostgresStore, server: PostgresServer) -> None:
     hasty.check()
     with table_locked(server), pytest.raises(StoreUnavailable, match="QueryCanceled"):
         hasty.add(Plant(1, "oak"))
@@ -135,7 +135,7 @@ def test_an_add_that_is_locked_out_gives_up_in_time(hasty: PostgresStore, server
     assert hasty.get(1) is None
 
 
-def test_an_add_is_answered_in_time_when_the_server_hangs(hasty: PostgresStore, admin: psycopg.Connection) -> None:
+def test_an_add_to_a_server_that_hangs_times_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
     hasty.check()
     [(pid,)] = rows(admin, f"SELECT pid {OURS}")
     assert isinstance(pid, int)
@@ -146,7 +146,7 @@ def test_an_add_is_answered_in_time_when_the_server_hangs(hasty: PostgresStore, 
     wait_until(lambda: is_available(hasty))
 
 
-def test_an_add_is_answered_in_time_when_the_network_swallows_everything() -> None:
+def test_an_add_over_a_network_that_drops_packets_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         store = PostgresStore(f"postgresql://{host}:{port}/plants", patience=0.5)
@@ -156,7 +156,7 @@ def test_an_add_is_answered_in_time_when_the_network_swallows_everything() -> No
     store.close()
 
 
-def test_a_serialization_failure_is_tried_again(server: PostgresServer, thread: ThreadPoolExecutor) -> None:
+def test_a_serialization_failure_is_retried(server: PostgresServer, thread: ThreadPoolExecutor) -> None:
     url = f"{server.url}?options=-c%20default_transaction_isolation%3Dserializable"
     with closing(PostgresStore.from_url(url)) as store:
         store.check()
@@ -168,7 +168,7 @@ def test_a_serialization_failure_is_tried_again(server: PostgresServer, thread: 
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_endless_serialization_failures_end_in_time(hasty: PostgresStore, admin: psycopg.Connection) -> None:
+def test_retries_of_serialization_failures_time_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
     hasty.check()
     admin.execute("""
         CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
@@ -179,7 +179,7 @@ def test_endless_serialization_failures_end_in_time(hasty: PostgresStore, admin:
         hasty.add(Plant(1, "oak"))
 
 
-def test_a_server_that_became_a_standby_is_left(store: PostgresStore, admin: psycopg.Connection) -> None:
+def test_the_pool_leaves_a_server_that_became_a_standby(store: PostgresStore, admin: psycopg.Connection) -> None:
     store.check()
     admin.execute("SET default_transaction_read_only = off")
     with setting(admin, "default_transaction_read_only", "on"):
@@ -187,7 +187,7 @@ def test_a_server_that_became_a_standby_is_left(store: PostgresStore, admin: psy
     wait_until(lambda: is_available(store))
 
 
-def test_a_cancelled_wait_for_the_standby_does_not_count_as_kept(
+def test_a_cancelled_wait_for_the_standby_is_no_success(
     store: PostgresStore, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     store.check()
@@ -201,7 +201,7 @@ def test_a_cancelled_wait_for_the_standby_does_not_count_as_kept(
     store.add(Plant(-1, "oak"))
 
 
-def test_a_role_cannot_hide_that_a_wait_for_the_standby_was_cancelled(
+def test_client_min_messages_cannot_hide_a_cancelled_wait(
     server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     with closing(PostgresStore(f"{server.url}?options=-c%20client_min_messages%3Derror")) as store:
@@ -214,7 +214,7 @@ def test_a_role_cannot_hide_that_a_wait_for_the_standby_was_cancelled(
 
 
 @pytest.mark.parametrize(("level", "expected"), [("WARNING", "unavailable"), ("INFO", "added")])
-def test_any_warning_during_the_insert_leaves_its_outcome_unknown(
+def test_a_warning_during_the_insert_is_an_unknown_outcome(
     store: PostgresStore, server: PostgresServer, level: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
@@ -257,9 +257,7 @@ def test_an_insert_that_the_table_cannot_take_is_unavailable(
         store.add(Plant(1, random.Random(1).randbytes(4500).hex()))
 
 
-def test_a_database_that_forbids_to_create_the_table_is_unavailable(
-    server: PostgresServer, admin: psycopg.Connection
-) -> None:
+def test_a_database_that_forbids_ddl_is_unavailable(server: PostgresServer, admin: psycopg.Connection) -> None:
     admin.execute("""
         CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''never''; END'
     """)
@@ -294,7 +292,7 @@ def test_a_batch_of_any_size_is_stored(store: PostgresStore, number: int) -> Non
     assert add_together(store, plants) == ["in use"] * number
 
 
-def test_a_user_who_may_not_create_tables_uses_the_one_that_is_there(
+def test_a_role_without_create_privilege_uses_an_existing_table(
     server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
 ) -> None:
     admin.execute("CREATE ROLE gardener LOGIN")
@@ -408,7 +406,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("definition", "reason"), SHAPES.values(), ids=SHAPES)
-def test_a_table_of_another_shape_is_refused_with_the_reason(
+def test_a_table_of_another_shape_is_rejected_with_a_reason(
     server: PostgresServer, definition: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.execute(f"CREATE {definition}")
@@ -438,7 +436,7 @@ def test_a_table_of_another_shape_is_refused_with_the_reason(
     ],
     ids=["further columns", "a further identity", "an index", "a partition", "hashes", "ranges", "a default"],
 )
-def test_a_table_that_can_refuse_no_plant_is_used(server: PostgresServer, definition: str) -> None:
+def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, definition: str) -> None:
     server.execute(f"CREATE {definition}")
     with closing(PostgresStore(server.url)) as store:
         store.add(Plant(1, "oak"))
@@ -475,9 +473,7 @@ def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: 
         store.add(Plant(1, "fern"))
 
 
-def test_a_table_whose_shape_changes_is_refused_from_the_next_check_on(
-    store: PostgresStore, server: PostgresServer
-) -> None:
+def test_the_next_check_rejects_a_table_whose_shape_changed(store: PostgresStore, server: PostgresServer) -> None:
     store.add(Plant(1, "oak"))
     server.execute("ALTER TABLE plants SET UNLOGGED")
     wait_until(lambda: not is_available(store))
@@ -488,7 +484,7 @@ def test_a_table_whose_shape_changes_is_refused_from_the_next_check_on(
     wait_until(lambda: is_available(store))
 
 
-def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin: psycopg.Connection) -> None:
+def test_a_dropped_table_is_not_recreated(store: PostgresStore, admin: psycopg.Connection) -> None:
     store.add(Plant(1, "oak"))
     admin.execute("ALTER TABLE plants RENAME TO elsewhere")
     for _ in range(3):
@@ -503,7 +499,7 @@ def test_a_table_that_was_dropped_is_not_made_again(store: PostgresStore, admin:
 @pytest.mark.parametrize(
     ("configured", "used"), [("off", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
 )
-def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer, configured: str, used: str) -> None:
+def test_synchronous_commit_is_at_least_on(server: PostgresServer, configured: str, used: str) -> None:
     with closing(PostgresStore.from_url(f"{server.url}?options=-c%20synchronous_commit%3D{configured}")) as store:
         store.check()
         shown = connections_of(store)._run(
@@ -512,7 +508,7 @@ def test_a_commit_waits_at_least_until_it_is_on_the_disk(server: PostgresServer,
         assert shown == [(used,)]
 
 
-def test_while_the_table_is_locked_one_tries_and_the_others_are_refused(
+def test_while_the_table_is_locked_one_caller_retries(
     hasty: PostgresStore, server: PostgresServer, admin: psycopg.Connection
 ) -> None:
     def add_all(first: int) -> list[str]:
@@ -633,7 +629,7 @@ def test_the_pool_recovers_after_no_thread_could_be_started(server: PostgresServ
         store.add(Plant(1, "oak"))
 
 
-def test_callers_wait_for_a_connection_if_the_server_has_no_other(
+def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
 ) -> None:
     store.check()
@@ -672,7 +668,7 @@ def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
         store.add(Plant(1, "oak"))
 
 
-def test_a_url_with_hosts_and_addresses_that_do_not_match_is_rejected() -> None:
+def test_a_url_with_more_addresses_than_hosts_is_rejected() -> None:
     with pytest.raises(ValueError, match="the URL of a PostgreSQL store is"):
         PostgresStore.from_url("postgresql://a,b/plants?hostaddr=127.0.0.1,127.0.0.2,127.0.0.3")
 
@@ -690,7 +686,7 @@ def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(
     wait_until(lambda: is_available(store))
 
 
-def test_batches_of_the_same_ids_never_wait_in_a_circle(store: PostgresStore) -> None:
+def test_batches_with_the_same_ids_cause_no_deadlock(store: PostgresStore) -> None:
     def add_all(seed: int) -> list[str]:
         ids = random.Random(seed).sample(range(200), 200)
         return add_together(store, [Plant(plant_id, "oak") for plant_id in ids])
@@ -700,7 +696,7 @@ def test_batches_of_the_same_ids_never_wait_in_a_circle(store: PostgresStore) ->
     assert sorted(answer for answers in told for answer in answers) == ["added"] * 200 + ["in use"] * 600
 
 
-def test_threads_that_add_all_the_time_let_others_have_their_turn(server: PostgresServer) -> None:
+def test_the_pool_serves_threads_in_order(server: PostgresServer) -> None:
     def keep_busy() -> None:
         while not enough.is_set():
             store.add(Plant(next(ids), "fern"))
@@ -720,7 +716,7 @@ def test_threads_that_add_all_the_time_let_others_have_their_turn(server: Postgr
         assert [thread.result() for thread in busy] == [None] * 4
 
 
-def test_what_the_server_says_of_a_statement_is_not_in_the_log(
+def test_the_log_omits_the_messages_of_the_server(
     store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
@@ -734,7 +730,7 @@ def test_what_the_server_says_of_a_statement_is_not_in_the_log(
     assert caplog.messages == ["the store is unavailable: ConfigurationLimitExceeded, SQLSTATE 53400"]
 
 
-def test_settings_in_the_url_win_over_the_store_s_own(server: PostgresServer, admin: psycopg.Connection) -> None:
+def test_options_in_the_url_override_the_defaults(server: PostgresServer, admin: psycopg.Connection) -> None:
     with closing(PostgresStore.from_url(f"{server.url}?application_name=gardener")) as store:
         store.check()
         assert rows(admin, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gardener'") == [(1,)]
@@ -761,7 +757,7 @@ def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: 
     standby.kill()
 
 
-def test_two_services_lose_no_plant_when_their_database_is_killed(server: PostgresServer) -> None:
+def test_two_services_lose_no_plant_when_the_database_is_killed(server: PostgresServer) -> None:
     _, checkpointer, *_ = server.processes()
     # The server then ends its other processes, too, and recovers.
     assert citus_audit.run([server.url, server.url], [(f"kill -9 {checkpointer}", "true")], seconds=1, ids=20) == 0

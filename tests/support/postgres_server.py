@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own, from what pip or the system has installed; for the tests and the benchmarks."""
+"""A PostgreSQL server for the tests and the benchmarks, from the programs that pip or the system has installed."""
 
 import atexit
 import os
@@ -56,16 +56,16 @@ atexit.register(_until_the_end.close)
 
 
 class PostgresServer:
-    """A server with its data in a new directory, which every user must be able to reach."""
+    """A server with its data in a new directory, which every user must be able to enter."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-        self._running: list[subprocess.Popen[bytes]] = []  # the one process that starts the others, or none
+        self._running: list[subprocess.Popen[bytes]] = []  # the first process, which starts the others, or none
 
     def create(self) -> None:
-        """Make an empty database."""
+        """Create an empty database."""
         self.directory.mkdir()
         shutil.chown(self.directory, USER or os.geteuid())
         options = ["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"]
@@ -73,7 +73,7 @@ class PostgresServer:
         subprocess.run(command, check=True, user=USER, cwd=self.directory.parent, stdout=subprocess.DEVNULL)
 
     def follow(self, primary: "PostgresServer") -> None:
-        """Make the data of a standby, from a primary that is stopped."""
+        """Copy the data of a stopped primary for a standby."""
         subprocess.run(["cp", "-a", primary.directory, self.directory], check=True)
         (self.directory / "standby.signal").touch()
         settings = f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=postgres application_name=standby'\n"
@@ -81,7 +81,7 @@ class PostgresServer:
             file.write(settings)
 
     def start(self, **settings: str) -> None:
-        """Start the server, and wait until it takes statements."""
+        """Start the server, and wait until it accepts statements."""
         settings |= {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
         command = [str(_runnable_binaries() / "postgres"), "-D", str(self.directory)]
         command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
@@ -103,19 +103,19 @@ class PostgresServer:
             connection.execute(statement.encode())
 
     def processes(self) -> list[int]:
-        """Give the server's processes, the one that started the others first."""
+        """Return the ids of the server's processes; the first one starts the others."""
         (pid,) = (process.pid for process in self._running)
         return [pid, *children(pid)]
 
     def stop(self) -> None:
-        """Stop in an orderly way, at once ("fast"), if the server runs."""
+        """Shut the server down ("fast") if it runs."""
         for process in self._running:
             process.send_signal(signal.SIGINT)
             end(process)
         self._running.clear()
 
     def kill(self) -> None:
-        """End the server, if it runs, as a power cut would, but for what the kernel has in its cache."""
+        """Kill the server, if it runs, as a power cut would, except that the kernel still writes its cache."""
         for process in self._running:
             for pid in self.processes():  # Each leads a group of its own.
                 with suppress(ProcessLookupError):
