@@ -99,6 +99,8 @@ class PostgresConnections(Connections):
     def __init__(self, conninfos: list[str], max_connections: int, patience: float, created: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host, the one that worked last first
         self._patience = patience
+        # Milliseconds, and less than the caller's timeout, because a statement that the server cancels stores nothing.
+        self._statement_timeout = int(patience * 750)
         self._created = created
         self._pool = ConnectionPool(self._connect, max_connections)
         self._contended_until = 0.0
@@ -148,9 +150,8 @@ class PostgresConnections(Connections):
             for lock_timeout in [_SHORT_LOCK_TIMEOUT] if contended else [_LOCK_TIMEOUT, _SHORT_LOCK_TIMEOUT]:
                 with suppress(errors.LockNotAvailable):
                     return connection.insert(plants, lock_timeout)
-                # If the table itself is locked, this waits for it, or times out and so fails the whole batch.
-                connection.set_lock_timeout(0)
-                connection.run(_INSERT_NOTHING)
+                # If the table itself is locked, the whole batch waits for it, and fails if that times out.
+                self._insert_nothing(connection)
         except _REJECTIONS as error:
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
         except UnicodeEncodeError as error:
@@ -170,6 +171,11 @@ class PostgresConnections(Connections):
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
         self._created[0] = 1
+        self._insert_nothing(connection)
+
+    def _insert_nothing(self, connection: "_Connection") -> None:
+        """Return if the role may insert plants and the table is not locked."""
+        connection.set_lock_timeout(max(_SHORT_LOCK_TIMEOUT, self._statement_timeout - _LOCK_TIMEOUT))
         connection.run(_INSERT_NOTHING)
 
     def _connect(self) -> "_Connection":
@@ -186,8 +192,7 @@ class PostgresConnections(Connections):
             try:
                 connection.deadline = time.monotonic() + self._patience
                 connection.add_notice_handler(connection.note_warning)
-                # The statement timeout ends before the caller's: a statement that the server cancels stores nothing.
-                connection.run(_SET_UP, [f"{self._patience * 750:.0f}"])
+                connection.run(_SET_UP, [str(self._statement_timeout)])
                 self._check(connection)
             except BaseException as error:
                 connection.close()
