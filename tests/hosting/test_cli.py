@@ -576,7 +576,7 @@ def test_a_signal_to_stop_ends_a_start_at_once_without_a_traceback(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
+def test_signals_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
     numbers = (signal.SIGHUP, signal.SIGUSR1)
     signals = "".join(f"os.kill(os.getpid(), {int(number)})\n" for number in numbers)
     (tmp_path / "mine.py").write_text(f"import os\n{signals}")

@@ -261,7 +261,7 @@ def test_another_logger_is_told_of_each_request() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_log_file_is_opened_again_at_usr1(tmp_path: Path) -> None:
+def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
     command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
@@ -274,7 +274,7 @@ def test_a_log_file_is_opened_again_at_usr1(tmp_path: Path) -> None:
     assert "Shutting down: Master" in [line["msg"] for line in lines]
 
 
-def test_hup_sets_another_level(tmp_path: Path) -> None:
+def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
     conf, tokens = tmp_path / "conf.py", tmp_path / "tokens"
     conf.write_text("loglevel = 'error'")
     tokens.write_text("first\n")

@@ -281,7 +281,7 @@ def test_a_listening_socket_may_be_inherited() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_sigterm_and_ctrl_c_stop_it() -> None:
+def test_the_signals_term_and_int_stop_it() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
             service.process.send_signal(number)

@@ -112,7 +112,7 @@ def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_after_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
+def test_after_the_signal_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         with ThreadPoolExecutor(8) as pool:

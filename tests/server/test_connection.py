@@ -31,7 +31,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_a_client_that_stalls_gets_408_and_the_others_an_answer(impatient: Server) -> None:
+def test_a_request_timeout_is_408_and_delays_no_other_client(impatient: Server) -> None:
     stalled = [impatient.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
     after_another = impatient.client().send(POST + POST[:20])
     assert after_another.answer().status == 200
@@ -41,12 +41,12 @@ def test_a_client_that_stalls_gets_408_and_the_others_an_answer(impatient: Serve
         assert refusal.error == 40800
 
 
-def test_all_of_many_stalled_clients_get_408(impatient: Server) -> None:
+def test_a_request_timeout_is_408_for_each_of_many_clients(impatient: Server) -> None:
     clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
     assert [client.answer().error for client in clients] == [40800] * 50
 
 
-def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
+def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Server) -> None:
     with impatient.client() as client:
         client.send(b"GET /")
         while not client.has_news():
@@ -55,7 +55,7 @@ def test_trickling_does_not_extend_the_deadline(impatient: Server) -> None:
         assert client.answer().error == 40800
 
 
-def test_a_connection_without_a_request_is_closed_after_gunicorns_keepalive(impatient: Server) -> None:
+def test_an_idle_connection_is_closed_after_the_keepalive_timeout(impatient: Server) -> None:
     with impatient.client() as client:
         assert client.send(GET).answer().status == 200
         assert client.is_closed()
@@ -99,7 +99,7 @@ def test_many_requests_are_answered_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
+def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-connections=2", "--threads=2") as server:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
         wait_until(lambda: server.notes().count("waiting") == 2)
@@ -184,7 +184,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
-def test_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, threads: int) -> None:
+def test_signal_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, threads: int) -> None:
     with serving(tmp_path, f"--threads={threads}", "--keep-alive=60") as server:
         idle, unused, begun, pipelined = (server.client() for _ in range(4))
         assert idle.send(GET).answer().status == 200
@@ -204,7 +204,7 @@ def test_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, t
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None:
+def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
         assert idle.answer().status == 200
@@ -223,7 +223,7 @@ def test_term_waits_for_the_answers_that_threads_work_on(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_term_gives_up_after_gunicorns_graceful_timeout(tmp_path: Path) -> None:
+def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: "waiting" in server.notes())
@@ -235,9 +235,7 @@ def test_term_gives_up_after_gunicorns_graceful_timeout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
-def test_int_and_quit_wait_for_nothing_but_the_requests_that_are_being_answered(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "--threads=2", "--keep-alive=60", PLANTS_REQUEST_TIMEOUT="60") as server:
         idle = server.client().send(GET)
         assert idle.answer().status == 200
@@ -319,7 +317,7 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
+def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
     with serving(tmp_path, f"--pid={tmp_path}/pid") as server:
         assert server.get().status == 200
         server.signal(signal.SIGUSR2)
@@ -333,7 +331,7 @@ def test_a_new_master_takes_over_on_usr2(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_usr1_reopens_the_logs(tmp_path: Path) -> None:
+def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
     log = tmp_path / "access"
     with serving(tmp_path, f"--access-logfile={log}") as server:
         assert server.get("/one").status == 200

@@ -346,9 +346,7 @@ def test_a_client_that_goes_away_while_it_is_answered_harms_nobody(
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
-def test_others_are_answered_while_a_thread_waits_and_its_connection_keeps_its_order(
-    server: Server, client: Client, tmp_path: Path
-) -> None:
+def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client: Client, tmp_path: Path) -> None:
     with server.client() as waiting:
         waiting.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
         waiting.send(request(target=b"/echo/second")).send(request(target=b"/echo/third"))
@@ -380,7 +378,7 @@ def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path
             assert client.is_closed()
 
 
-def test_a_tls_handshake_that_stalls_is_ended_at_the_deadline_of_a_request(tmp_path: Path, certificate: Path) -> None:
+def test_a_stalled_tls_handshake_ends_at_the_request_timeout(tmp_path: Path, certificate: Path) -> None:
     tls = (f"--certfile={certificate}", f"--keyfile={certificate}", "--worker-connections=2")
     with serving(tmp_path, *tls, PLANTS_REQUEST_TIMEOUT="0.5") as server:
         stalled = [server.client() for _ in range(2)]

@@ -579,7 +579,7 @@ def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresSt
     pending[2].result()
 
 
-def test_acquiring_a_connection_times_out(server: PostgresServer) -> None:
+def test_acquiring_a_connection_from_the_pool_times_out(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
         connection = connections_of(store)._pool.acquire(time.monotonic() + 5)
         with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
@@ -641,7 +641,7 @@ def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
 
 
-def test_a_new_connection_begins_with_the_host_that_worked_last(server: PostgresServer) -> None:
+def test_the_pool_tries_the_host_that_worked_last_first(server: PostgresServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
         store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", patience=5)

@@ -159,7 +159,7 @@ def test_a_directory_that_comes_later_is_used_and_none_is_made(path: Path) -> No
         store.add(Plant(1, "oak"))
 
 
-def test_a_file_that_disappeared_is_not_made_again(store: SQLiteStore, path: Path) -> None:
+def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     path.unlink()
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_file_that_disappeared_is_not_made_again(store: SQLiteStore, path: Pat
     assert not path.exists()
 
 
-def test_adds_that_find_the_file_locked_give_up_in_time_and_for_good(hasty: SQLiteStore, path: Path) -> None:
+def test_adds_time_out_for_good_if_the_file_is_locked(hasty: SQLiteStore, path: Path) -> None:
     hasty.check()
     with locked(path), ThreadPoolExecutor(4) as threads:
         adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
@@ -196,7 +196,7 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
         assert hanging.exception() is None
 
 
-def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+def test_an_add_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="no answer"):
@@ -206,7 +206,7 @@ def test_an_add_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> N
     assert hasty.get(1) is None
 
 
-def test_a_store_is_closed_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+def test_closing_a_store_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         hasty.close()
     with pytest.raises(StoreUnavailable, match=r": the store is closed$"):
@@ -258,7 +258,7 @@ class SlowDisk(str):
         return str(self)
 
 
-def test_a_follower_gives_up_in_time_when_its_leader_hangs(hasty: SQLiteStore) -> None:
+def test_a_follower_times_out_when_its_leader_hangs(hasty: SQLiteStore) -> None:
     hasty.check()
     name = SlowDisk("oak")
     name.has_begun, name.disk = threading.Event(), threading.Event()
@@ -462,7 +462,7 @@ def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Pat
     assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
 
-def test_a_batch_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore) -> None:
+def test_a_batch_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     with disk_hanging(hasty):
         for _ in range(2):
             assert add_together(hasty, [Plant(1, "oak"), Plant(2, "oak")]) == ["unavailable"] * 2
@@ -524,7 +524,7 @@ def test_a_probe_finds_a_full_disk_although_ids_in_use_are_still_found(
     wait_until(lambda: is_available(store))
 
 
-def test_a_probe_is_answered_in_time_when_the_disk_hangs(hasty: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_times_out_when_the_disk_hangs(hasty: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
     with disk_hanging(hasty), pytest.raises(StoreUnavailable, match=r"\.db: no answer in time$"):
         hasty.check()
@@ -643,7 +643,7 @@ def test_a_file_that_is_gone_is_not_made_by_a_process_that_inherits_the_store(pa
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE plants", "ALTER TABLE plants RENAME TO elsewhere"])
-def test_a_table_that_is_gone_is_not_made_again(store: SQLiteStore, path: Path, statement: str) -> None:
+def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, statement: str) -> None:
     store.add(Plant(1, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute(statement)
