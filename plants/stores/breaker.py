@@ -79,6 +79,7 @@ class CircuitBreaker:
 
         :raises StoreUnavailable: a plant cannot be added.
         """
+        self.raise_if_open()
         if not self._probe_lock.acquire(timeout=max(0, deadline - time.monotonic())):
             raise StoreUnavailable("no answer in time")
         try:

@@ -80,8 +80,6 @@ def told(result: Callable[[], None]) -> str:
         return "in use"
     except StoreUnavailable:
         return "unavailable"
-    except (ValueError, OverflowError) as error:
-        return type(error).__name__
     return "added"
 
 
