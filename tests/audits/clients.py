@@ -11,6 +11,7 @@ import http.client
 import json
 import random
 import re
+import select
 import selectors
 import socket
 import ssl
@@ -53,13 +54,17 @@ class Verdict(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back on a connection, and when; ``status`` is 0 and ``body`` empty if it was not a whole answer."""
+    """What came back on a connection, and when.
+
+    If it was not a whole answer, ``status`` is 0, ``body`` empty and ``reason`` the exception.
+    """
 
     status: int
     body: dict[str, Any]
     retry_after: str | None
     began: float
     ended: float
+    reason: str = ""
 
     @property
     def error(self) -> int | None:
@@ -292,9 +297,9 @@ def exchange(
         client.request(method, path, body, fields)
         response = client.getresponse()
         document = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, http.client.HTTPException, ValueError) as error:
         client.close()
-        return Answer(0, {}, None, began, time.monotonic())
+        return Answer(0, {}, None, began, time.monotonic(), repr(error))
     return Answer(response.status, document, response.headers["Retry-After"], began, time.monotonic())
 
 
@@ -395,6 +400,8 @@ class _Good:
         self.slowest = 0.0
         self.answers: Counter[str] = Counter()
         self.faults: list[str] = []
+        self._kept_since = 0.0  # the end of the last answer on the connection that is kept
+        self._connection = ""
 
     def create(self) -> None:
         plant_id = new_id()
@@ -428,13 +435,22 @@ class _Good:
             self._fault(f"{method} {path} for {error}", answer)
 
     def _fault(self, what: str, answer: Answer) -> None:
-        self.faults.append(f"{what} had {answer.error or answer.status or 'no answer'}")
+        found = answer.error or answer.status or answer.reason
+        took = answer.ended - answer.began
+        when = time.strftime("%H:%M:%S", time.gmtime())
+        self.faults.append(f"{when} {what} had {found} after {took:.3f} s on {self._connection}")
 
     def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
         client = self._kept if random.random() < self._kept_share else self._fresh
-        began = time.monotonic()
+        self._connection = "a new connection"
+        if client.sock:
+            closed = bool(select.select([client.sock], [], [], 0)[0])
+            paused = time.monotonic() - self._kept_since
+            self._connection = f"a kept connection, {'closed' if closed else 'open'} when used, after {paused:.3f} s"
         answer = exchange(client, method, path, token, body)
-        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.slowest = max(self.slowest, answer.ended - answer.began)
+        if client is self._kept:
+            self._kept_since = answer.ended
         self.answers[str(answer.error or answer.status)] += 1
         self._fresh.close()
         return answer
