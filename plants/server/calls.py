@@ -17,7 +17,7 @@ from plants.server.service import Service
 
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 # A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
-_MAX_BATCH_BYTES = 1_048_576
+_MAX_BATCH_BYTES = 262_144
 _MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left after that go into the next one
 
 Job = tuple[Connection, Request]

@@ -1,5 +1,7 @@
 """A Gunicorn worker: the event loop with Gunicorn's settings, signals, heartbeat and listeners."""
 
+import contextlib
+import ctypes
 import os
 import re
 from collections.abc import Sequence
@@ -19,6 +21,10 @@ from plants.server.service import Service
 
 # Settings of Gunicorn that would add something to a request, or change its meaning.
 _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|proxy_protocol|root_path|header_map|(casefold|permit|strip)_.*")
+# mallopt(3): blocks from this size on have a mapping of their own, which the system has back when they are freed. By
+# default glibc raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 262_144
 
 
 class Worker(base.Worker):
@@ -55,6 +61,8 @@ class Worker(base.Worker):
     def load_wsgi(self) -> None:
         """Load the application and start the event loop."""
         super().load_wsgi()
+        with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         cfg = self.cfg
         for name, setting in cfg.settings.items():
             if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != setting.default:

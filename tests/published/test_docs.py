@@ -79,7 +79,7 @@ def test_the_limits_of_the_server_are_the_codes_own() -> None:
     for limit in (
         f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
         f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`",
-        f"{BatchStore.max_batch}, or as many as have bodies of {calls._MAX_BATCH_BYTES // 1024**2} MiB together",
+        f"{BatchStore.max_batch}, or as many as have bodies of {calls._MAX_BATCH_BYTES // 1024} KiB together",
         f"{loop._SWEEP_SECONDS} s in one iteration",
         f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",
