@@ -677,15 +677,17 @@ def test_a_request_that_was_rejected_while_it_waited_is_not_carried_out() -> Non
         return []
 
     driver = Driver(app=note, threads=1)
-    clients = [driver.connect() for _ in range(3)]
-    for (client, connection), path in zip(clients, (b"/first", b"/rejected", b"/last"), strict=True):
+    paths = (b"/first", b"/rejected", b"/last", b"/rejected")
+    clients = [driver.connect() for _ in paths]
+    for (client, connection), path in zip(clients, paths, strict=True):
         client.sendall(GET.replace(b"/late", path))
         while connection.state != RESPONDING:
             driver.run_once()
         if path == b"/first":
             driver.run_once()
             assert stuck.wait(60)
-    driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
+    for _, connection in clients[1::2]:
+        driver.step(connection, connection.reject, HTTPError(503))
     gate.set()
     while clients[2][1].state == RESPONDING:
         driver.run_once()
