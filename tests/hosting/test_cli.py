@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -598,10 +597,10 @@ def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None
     )
 
 
-def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    command = f'cd {shlex.quote(str(tmp_path))} && rmdir "$PWD" && exec {shlex.join(SCRIPT)} serve'
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=environment())
-    assert the_line(result) == "the working directory cannot be used: No such file or directory."
+def test_a_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert the_line(call("serve")) == "the working directory cannot be used: No such file or directory."
 
 
 @pytest.mark.parametrize(

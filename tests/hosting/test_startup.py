@@ -203,9 +203,9 @@ def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
 
 
 @needs_root
-@pytest.mark.usefixtures("unmeasured")
-def test_the_master_stays_root_if_the_store_is_unavailable() -> None:
-    command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345"]
+@pytest.mark.parametrize("options", [[], ["--initgroups"]], ids=["group", "groups"])
+def test_the_master_stays_root_if_the_store_is_unavailable(options: list[str]) -> None:
+    command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345", *options]
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////nonexistent/plants.db")
     with Process(command, cwd=CHECKOUT, env=env) as service:
         service.wait_for("the store cannot be used yet: ")
