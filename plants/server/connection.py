@@ -139,6 +139,10 @@ class Connection:
 
     def expire(self) -> None:
         """Handle a missed deadline: 503, 408, or close."""
+        if self.state in (OPEN, IDLE) and not self._unfinished:
+            self.ready()  # The request may have arrived while this process was not scheduled.
+            if self.state not in (OPEN, IDLE):
+                return
         if self.state == RESPONDING:
             self.reject(HTTPError(503, "The request could not be answered in time."))
         elif self.state == RECEIVING or (self.state == OPEN and not self._shared.stopping):

@@ -409,6 +409,19 @@ def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(dri
         assert client.recv(1000) == b""
 
 
+def test_a_request_that_arrived_before_the_timeout_was_noticed_is_served(driver: Driver) -> None:
+    client, connection = driver.connect()
+    with client:
+        for _ in range(2):  # while the connection is open, and while it is idle
+            client.sendall(GET)
+            driver.step(connection, connection.expire)
+            assert connection.state is RESPONDING
+            driver.run_once()
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        driver.step(connection, connection.expire)
+        assert connection.state is CLOSED
+
+
 def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
