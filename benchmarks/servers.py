@@ -2,6 +2,7 @@
 
     python -m benchmarks.servers [--rounds 3] [--seconds 3] [--connections 16] [--equal-heads]
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256
+    python -m benchmarks.servers --only "Gunicorn, as packaged" "Granian, 1 thread" --compiled OTHER_VENV/bin
 
 Each round starts every server afresh. Printed are the medians of the rounds; a ratio is to the first server, the median
 of the rounds' own ratios.
@@ -10,7 +11,10 @@ of the rounds' own ratios.
 import argparse
 import itertools
 import os
+import shlex
+import subprocess
 from collections import defaultdict
+from pathlib import Path
 
 from benchmarks.measure import TOKEN, Load, load, median, median_ratio, taken
 from tests.support.servers import COMMANDS, serving
@@ -23,11 +27,17 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[16])
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="SERVER")
     parser.add_argument("--equal-heads", action="store_true", help="let all requests be equal to the byte, but the id")
+    parser.add_argument("--compiled", metavar="BIN", help="add the compiled server that is installed there")
     args = parser.parse_args()
+    servers = {name: COMMANDS[name] for name in args.only}
+    if args.compiled:
+        plants = Path(args.compiled).resolve() / "plants"
+        assert b"compiled server" in subprocess.check_output([plants, "--version"])
+        servers["Gunicorn, compiled"] = f"{shlex.quote(str(plants))} serve --bind 127.0.0.1:PORT"
     env = os.environ | {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": "memory:"}
     found: dict[tuple[str, int], list[Load]] = defaultdict(list)
-    for _, name in itertools.product(range(args.rounds), args.only):
-        with serving(COMMANDS[name], env) as port:
+    for _, name in itertools.product(range(args.rounds), servers):
+        with serving(servers[name], env) as port:
             first_ids = itertools.count(10**9, 10**7)
             load(port, 16, 1, next(first_ids))  # Everything has been called once.
             for count in args.connections:
@@ -35,7 +45,7 @@ def main() -> None:
                 found[name, count].append(figures)
     print(f"{taken()}; {'equal' if args.equal_heads else 'differing'} heads; medians of {args.rounds} rounds\n")
     print("| connections | server | creates/s | ratio | p99 ms | failures |\n|---|---|---|---|---|---|")
-    for count, name in itertools.product(args.connections, args.only):
+    for count, name in itertools.product(args.connections, servers):
         loads = found[name, count]
         rate, p99, failures = median(loads)
         ratio = median_ratio(loads, to=found[args.only[0], count])

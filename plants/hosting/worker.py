@@ -116,7 +116,7 @@ class Worker(ServerWorker):
     metrics_slot = 0
 
     _metrics: Metrics | None = None
-    _service: PlantService | None = None
+    _service: PlantService
 
     def load_wsgi(self) -> None:
         """Load the application and start the event loop."""
@@ -154,6 +154,5 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
-            if self._service:
-                self._service.after_iteration()
+            self._service.after_iteration()
             store.close()

@@ -228,13 +228,14 @@ def test_a_token_file_that_workers_cannot_read_stops_the_start(options: list[str
     )
 
 
+USERS_IN_GROUPS = [user for user in pwd.getpwall() if user.pw_uid and len(os.getgrouplist(user.pw_name, 12345)) > 1]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
+@pytest.mark.skipif(not USERS_IN_GROUPS, reason="no user is in a further group")
 @pytest.mark.parametrize(("options", "status"), [([], 1), (["--initgroups"], 0)], ids=["without", "with"])
 def test_initgroups_counts_when_workers_read_the_token_file(options: list[str], status: int) -> None:
-    users = [user for user in pwd.getpwall() if user.pw_uid and {*os.getgrouplist(user.pw_name, 12345)} - {12345}]
-    if not users:
-        pytest.skip("no user is in a further group")
-    user = users[0]
+    user = USERS_IN_GROUPS[0]
     [group, *_] = {*os.getgrouplist(user.pw_name, 12345)} - {12345, *os.getgroups()}
     with tempfile.NamedTemporaryFile("w") as tokens:
         tokens.write("secret\n")

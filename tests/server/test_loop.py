@@ -100,9 +100,7 @@ class Failing(Service):
         return False
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
-        if request.path == "/fail":
-            raise RuntimeError("no error response")
-        return super().error_response(error, request)
+        raise RuntimeError("no error response", error, request)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +206,20 @@ class ShortOfDescriptors(socket.socket):
             self.gone -= 1
             sock.close()
         return sock, peer
+
+
+def test_an_iteration_accepts_a_limited_number_of_connections() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    driver = Driver(listener)
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(20)]
+    while not driver.loop.connection_count():
+        driver.run_once()
+    assert driver.loop.connection_count() == 16
+    driver.run_once()
+    assert driver.loop.connection_count() == 20
+    for client in clients:
+        client.close()
+    driver.end()
 
 
 def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -419,6 +431,8 @@ def test_a_request_that_arrived_before_the_timeout_was_noticed_is_served(driver:
             driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
         driver.step(connection, connection.expire)
+        assert connection.state is CLOSED
+        driver.step(connection, connection.close)  # A second time, it does nothing.
         assert connection.state is CLOSED
 
 

@@ -329,6 +329,13 @@ def test_a_fault_of_the_application_is_a_500_and_its_details_are_in_the_log(
 def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server, client: Client) -> None:
     assert client.send(request(target=b"/complain")).answer().status == 204
     server.wait_for(r"\[ERROR\] a complaint$")
+    server.wait_for(r"\[ERROR\] another complaint$")
+
+
+def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) -> None:
+    with serving(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
+        response = client.send(b"GET / HTTP/1.1\r\n\r\n").answer()
+        assert (response.status, response.headers["content-type"]) == (400, "text/plain")
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)

@@ -70,7 +70,7 @@ class Model(PlantStore):
         """Return, as a dictionary takes every plant."""
 
     def close(self) -> None:
-        self.plants.clear()
+        """Return, as a dictionary holds nothing to release."""
 
 
 def add(store: PlantStore, plant: Plant) -> object:

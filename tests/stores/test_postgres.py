@@ -5,6 +5,7 @@ import random
 import resource
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresConnections, PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer, copy_of, find_binaries
 from tests.support.process import free_port, wait_until
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
@@ -761,3 +762,10 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(server: Postgres
     _, checkpointer, *_ = server.processes()
     # The server then ends its other processes, too, and recovers.
     assert citus_audit.run([server.url, server.url], [(f"kill -9 {checkpointer}", "true")], seconds=1, ids=20) == 0
+
+
+def test_postgresql_runs_from_a_copy_that_every_user_can_enter() -> None:
+    binaries = find_binaries()
+    assert binaries
+    initdb = copy_of(binaries) / "initdb"
+    assert "PostgreSQL" in subprocess.check_output([initdb, "--version"], text=True)

