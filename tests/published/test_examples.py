@@ -167,7 +167,8 @@ def test_the_command_of_an_example_serves_it_without_warnings(
         served_at = int(process.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
         headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
         assert send_to(served_at, new_plant(), path=f"{prefix}/plants", headers=headers).plant == {"name": "Fern"}
-    assert not [line for line in process.lines if "warning" in line.lower()]
+    # Pyramid imports pkg_resources, of which setuptools warns.
+    assert not [line for line in process.lines if "warning" in line.lower() and "pkg_resources" not in line]
 
 
 def test_every_example_is_tested() -> None:
