@@ -744,7 +744,10 @@ def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: 
     primary.start(synchronous_standby_names="standby")
     standby.start()
     hosts = f"127.0.0.1:{free_port()},127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    with closing(PostgresStore.from_url(f"postgresql://postgres@{hosts}/postgres")) as store:
+    # Until the standby follows, each commit waits for it, for longer than the default timeout.
+    with psycopg.connect(primary.url) as connection:
+        wait_until(lambda: rows(connection, "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
+    with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", patience=20)) as store:
         wait_until(lambda: is_available(store))
         for plant_id in range(100):
             store.add(Plant(plant_id, "oak"))
