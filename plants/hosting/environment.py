@@ -12,8 +12,6 @@ settings: Final = Settings.from_environ(os.environ)
 store: Final = open_store(settings.store)
 
 IS_IN_PROCESS: Final = not store.multiprocess
-THREADS: Final = store.worker_threads
-REQUESTS_A_BATCH: Final = store.max_batch
 
 
 @cache

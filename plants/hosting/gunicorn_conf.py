@@ -15,12 +15,12 @@ from plants.hosting.hooks import (
 )
 
 # isort: split
-from plants.hosting.environment import THREADS
+from plants.hosting.environment import store
 
 wsgi_app = "plants.wsgi:app"
 logger_class = "plants.hosting.logs.Logger"
 worker_class = "plants.hosting.worker.Worker"
-threads = THREADS
+threads = store.worker_threads
 # A stalled connection costs a few KiB, and delays no other one.
 worker_connections = 4000
 control_socket_disable = True

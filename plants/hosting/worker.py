@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
-from plants.hosting.environment import REQUESTS_A_BATCH, settings, store
+from plants.hosting.environment import settings, store
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.page import PAGE
@@ -106,7 +106,7 @@ class Worker(ServerWorker):
     request_timeout: float = settings.request_timeout
     # Below the 5 s in which a request that has arrived completely gets its response, whatever the store does.
     response_timeout: float = 4.5
-    max_batch: int = REQUESTS_A_BATCH
+    max_batch: int = store.max_batch
 
     # Gunicorn sets these, and has no types.
     cfg: Any

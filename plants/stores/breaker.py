@@ -102,7 +102,7 @@ class CircuitBreaker:
         :raises StoreUnavailable: the breaker is open, for this reason.
         """
         reason = self._reason
-        if reason and time.monotonic() < self._next_attempt:
+        if reason and self.is_open():
             raise StoreUnavailable(reason)
 
     def record_write(self) -> None:
