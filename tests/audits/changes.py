@@ -37,6 +37,7 @@ from tests.audits.clients import (
     reset_on_close,
     serving,
 )
+from tests.audits.deployment import read_plant
 from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
@@ -95,9 +96,13 @@ class Load:
         """Say what became of all requests; with a database, look there too."""
         if database:
             with contextlib.closing(open_store(database)) as store:
-                lost = [number for number in self.acknowledged if store.get(number) != Plant(number, f"plant {number}")]
+                lost = [
+                    number
+                    for number in self.acknowledged
+                    if read_plant(store, number) != Plant(number, f"plant {number}")
+                ]
                 self.faults["acknowledged and lost"] += len(lost)
-                unanswered = [number for number in self._unanswered if store.get(number)]
+                unanswered = [number for number in self._unanswered if read_plant(store, number)]
                 self.faults["kept and never answered"] += len(unanswered)
         self.faults += Counter()  # without zeros
         faults = [f"{number} x {fault}" for fault, number in self.faults.items()]

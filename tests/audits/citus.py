@@ -27,7 +27,7 @@ import psycopg
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
 from tests.audits.clients import Answer
-from tests.audits.deployment import Client, Service
+from tests.audits.deployment import Client, Service, read_plant
 from tests.audits.kills import Load, audit, report
 
 CLIENTS_PER_SERVICE = 16
@@ -60,9 +60,9 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
     for plant, add in pending:
         try:
             add.result()
-            findings["stored (batch)" if store.get(plant.id) == plant else "! lost (batch)"] += 1
+            findings["stored (batch)" if read_plant(store, plant.id) == plant else "! lost (batch)"] += 1
         except PlantIdInUse:
-            findings["in use (batch)" if store.get(plant.id) == used else "! said to be in use (batch)"] += 1
+            findings["in use (batch)" if read_plant(store, plant.id) == used else "! said to be in use (batch)"] += 1
         except StoreUnavailable:
             findings["unknown (batch)"] += 1
     return findings
@@ -71,7 +71,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
 def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
     """Audit the services of some URLs; return the exit status."""
     with ExitStack() as stack:
-        store = stack.enter_context(closing(PostgresStore.from_url(urls[0])))
+        store = stack.enter_context(closing(PostgresStore(urls[0], patience=30)))
         services = [Service(url) for url in urls]
         for service in services:
             stack.callback(service.kill)

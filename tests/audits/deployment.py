@@ -10,13 +10,26 @@ import sys
 import time
 from urllib.parse import urlsplit
 
-from plants import Plant
+from plants import Plant, PlantStore, StoreUnavailable
 from tests.audits.clients import Answer, exchange
-from tests.support.process import children, free_port, kill, start
+from tests.support.process import children, free_port, kill, start, wait_until
 
 TOKEN = "audit"
 SERVE = f"{shlex.quote(sys.executable)} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
 ID_IN_USE = 40003
+
+
+def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
+    """Return the plant with an id, or None; retry while the machine is too busy for the store's timeout."""
+    results = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            results.append(store.get(plant_id))
+        return bool(results)
+
+    wait_until(is_read)
+    return results[0]
 
 
 class Service:

@@ -31,7 +31,7 @@ from typing import Self
 
 from plants import Plant, PlantStore, open_store
 from tests.audits.clients import Answer
-from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service
+from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service, read_plant
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import kill, start
 
@@ -93,7 +93,7 @@ class Load:
 
 def audit(store: PlantStore, attempts: Attempts) -> str:
     """Say what became of a plant; what must not be starts with an exclamation mark."""
-    stored = store.get(attempts[0][0].id)
+    stored = read_plant(store, attempts[0][0].id)
     kept = [plant for plant, answer in attempts if answer.status == 200]
     unknown = [plant for plant, answer in attempts if answer.status in {0, 503}]
     in_use = sum(answer.error == ID_IN_USE for _, answer in attempts)

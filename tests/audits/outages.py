@@ -19,7 +19,7 @@ from pathlib import Path
 
 from plants import Plant, open_store
 from tests.audits.clients import Answer
-from tests.audits.deployment import ID_IN_USE, Client, Service
+from tests.audits.deployment import ID_IN_USE, Client, Service, read_plant
 from tests.audits.kills import Load, report
 from tests.support.postgres_server import PostgresServer
 
@@ -116,7 +116,9 @@ def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
     winners = [[number for number, answer in one if answer.status == 200] for one in rounds]
     others = Counter(answer.error for one in rounds for _, answer in one if answer.status != 200)
     with closing(open_store(store_url)) as store:
-        kept = sum(store.get(plant_id) == Plant(plant_id, f"of {won[0]}") for plant_id, won in enumerate(winners))
+        kept = sum(
+            read_plant(store, plant_id) == Plant(plant_id, f"of {won[0]}") for plant_id, won in enumerate(winners)
+        )
     print(f"{store_url.partition(':')[0]}: {plants} ids, wanted by {clients} clients each")
     print(f"ids by their number of winners: {dict(Counter(map(len, winners)))}; the winner's plant is kept: {kept}")
     print(f"the others were told {dict(others)} ({ID_IN_USE} is: in use)")

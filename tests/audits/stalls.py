@@ -37,7 +37,7 @@ import psycopg
 
 from plants import open_store
 from tests.audits.clients import Verdict, plant, report
-from tests.audits.deployment import TOKEN, Client, Service
+from tests.audits.deployment import TOKEN, Client, Service, read_plant
 from tests.audits.outages import running
 from tests.support.postgres_server import PostgresServer
 
@@ -147,7 +147,7 @@ def stand(stall: AbstractContextManager[None], url: str, seconds: float, clients
         told = crowded.result()
         live, idle = ([answer for answer in part if answer.began > began] for part in probed.result())
     with closing(open_store(url)) as store:
-        lost = [answer.plant_id for answer in told if answer.status == 200 and not store.get(answer.plant_id)]
+        lost = [answer.plant_id for answer in told if answer.status == 200 and not read_plant(store, answer.plant_id)]
     meanwhile = [answer for answer in told if answer.ended > began and answer.began < ended]
     statuses = dict(Counter(answer.status for answer in meanwhile))
     back = min((answer.ended for answer in told if answer.status == 200 and answer.began > ended), default=float("inf"))
