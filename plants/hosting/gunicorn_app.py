@@ -123,7 +123,7 @@ class Serve(UserConfiguration):
         try_to_bind(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
         try:
             with as_workers(self.cfg):
-                store.prepare(make=False)
+                store.prepare(create=False)
         except StoreUnavailable as error:
             _log.warning("the store cannot be used now, unless this is its first start: %s", error)
         # The application, which Gunicorn loads now, would log a new token, and that is never valid.

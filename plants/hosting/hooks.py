@@ -34,7 +34,7 @@ def on_starting(server: Any) -> None:
     try:
         with as_workers(cfg):  # They could not write to a file of another user.
             # After USR2 the store is already in use, so create nothing.
-            store.prepare(make=not takes_over)
+            store.prepare(create=not takes_over)
     except StoreUnavailable as error:
         logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
 

@@ -16,7 +16,7 @@ class Plant(NamedTuple):
 
 
 class PlantStoreError(Exception):
-    """A store did not accept a plant."""
+    """Base class of the errors of a store."""
 
 
 class PlantIdInUse(PlantStoreError):
@@ -50,8 +50,8 @@ class PlantStore(abc.ABC):
     def add(self, plant: Plant) -> None:
         """Store a plant whose id is not in use.
 
-        When this returns, the plant is stored as durably as the store promises. Of any number of concurrent calls with
-        one id exactly one returns.
+        When this returns, the plant is stored as durably as the store promises. Of concurrent calls with the same id at
+        most one returns.
 
         :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
         :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
@@ -72,13 +72,13 @@ class PlantStore(abc.ABC):
         :raises StoreUnavailable: an ``add`` would fail.
         """
 
-    def prepare(self, *, make: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
+    def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
         """Create the file or the table of a new store, and check it.
 
         Call this once, before other processes inherit this object: none of them recreates a file or a table that the
         store has had. Without this call, the first use creates what is missing.
 
-        :param make: False if other processes serve the store already: nothing is created, now or later.
+        :param create: False if other processes already serve the store; then nothing is created, now or later.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
         self.check()
@@ -89,7 +89,7 @@ class PlantStore(abc.ABC):
 
 
 class PendingAdd(Protocol):
-    """The pending result of an add, in the words of ``concurrent.futures``."""
+    """The pending result of an add, with one method of ``concurrent.futures.Future``."""
 
     def result(self) -> None:
         """Return once the plant is stored.
@@ -113,7 +113,7 @@ class GroupCommitStore(PlantStore):
 def open_store(url: str) -> PlantStore:
     """Return the store for a URL; it connects at its first use.
 
-    :raises ValueError: the URL names no store; the message describes the URLs that do.
+    :raises ValueError: the URL names no store, or its driver is not installed; the message says how to fix it.
     """
     scheme = url.partition(":")[0]
     if scheme == "memory":

@@ -11,7 +11,7 @@ from functools import partial
 
 from plants.stores import GroupCommitStore, Plant, StoreUnavailable
 from plants.stores.breaker import CircuitBreaker
-from plants.stores.connections import Connections, Outcomes, PlantRejected
+from plants.stores.connections import CREATED, Connections, Outcomes, PlantRejected
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 
@@ -69,20 +69,20 @@ class _Batch:
 
 
 class BatchStore(GroupCommitStore):
-    """A store that commits the plants of all calls that wait at a moment.
+    """Base class of stores that commit the plants of concurrent calls in one transaction.
 
     :param new_connections: returns the connections of a process; nothing is connected yet.
-    :param patience: about the seconds after which a call gives up.
+    :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
     """
 
     max_batch = 256
     multiprocess = True
 
-    def __init__(self, new_connections: Callable[[float, mmap.mmap], Connections], patience: float) -> None:
-        # A byte that all processes share: not 0 once the store has had its file or its table.
-        self._created = mmap.mmap(-1, 1)
-        self._new_connections = partial(new_connections, patience, self._created)
-        self._patience = patience
+    def __init__(self, new_connections: Callable[[float, mmap.mmap], Connections], timeout: float) -> None:
+        # A byte that all processes share, one of those in plants.stores.connections.
+        self._shared_state = mmap.mmap(-1, 1)
+        self._new_connections = partial(new_connections, timeout, self._shared_state)
+        self._timeout = timeout
         self._inherited: list[Connections] = []
         self._start()
         _stores.add(self)
@@ -94,13 +94,13 @@ class BatchStore(GroupCommitStore):
         self._batch = self._new_batch()
 
     def after_fork(self) -> None:
-        """Begin anew in a child process."""
+        """Replace the connections and the locks in a forked child."""
         # The parent's connections stay referenced, because closing them here would close them there.
         self._inherited.append(self._connections)
         self._start()
 
     def submit(self, plant: Plant) -> _PendingAdd:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout
         with self._lock:
             batch = self._batch
             index = len(batch.plants)
@@ -112,21 +112,21 @@ class BatchStore(GroupCommitStore):
         return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        return self._connections.find(plant_id, time.monotonic() + self._patience)
+        return self._connections.find(plant_id, time.monotonic() + self._timeout)
 
     def check(self) -> None:
-        self._breaker.probe(time.monotonic() + self._patience)
+        self._breaker.probe(time.monotonic() + self._timeout)
 
-    def prepare(self, *, make: bool = True) -> None:
-        if not make:
-            self._created[0] = 1
+    def prepare(self, *, create: bool = True) -> None:
+        if not create:
+            self._shared_state[0] = CREATED
         with closing(self._new_connections()) as connections:
-            connections.check(time.monotonic() + self._patience)
+            connections.check(time.monotonic() + self._timeout)
 
     def close(self) -> None:
         if self._batch.plants:
             with suppress(StoreUnavailable):
-                self._batch.commit(time.monotonic() + self._patience)
+                self._batch.commit(time.monotonic() + self._timeout)
         self._connections.close()
 
     def _new_batch(self) -> _Batch:
@@ -158,6 +158,7 @@ class BatchStore(GroupCommitStore):
             plants = collect()
             if len(plants) == 1:
                 return [error.reason]
+            # Bisect the batch, so that only the rejected plants fail.
             middle = len(plants) // 2
             first, second = plants[:middle], plants[middle:]
             return self._insert(lambda: first, deadline) + self._insert(lambda: second, deadline)

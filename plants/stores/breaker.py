@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from plants.stores import StoreUnavailable
 
-_RETRY_SECONDS = 0.5  # between two attempts; a failure so long after the last success is an outage
-_FRESH_SECONDS = 0.5  # for which a success answers probes
-_QUIET_SECONDS = 1.0  # without a failure, after which an outage is over: one that flickers is one for the log
+_RETRY_SECONDS = 0.5  # between two attempts; also, a failure this long after the last success opens the breaker
+_FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
+_QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ class OutOfTime(StoreUnavailable):
 
 
 class CircuitBreaker:
-    """Counts the failures of one process, and logs the start and the end of an outage.
+    """Fails calls fast during an outage of the store, and logs its start and its end.
 
     :param check: writes to the store, and raises StoreUnavailable if a plant cannot be added.
     """
@@ -36,9 +36,9 @@ class CircuitBreaker:
         self._probe_lock = threading.Lock()
         self._lock = threading.Lock()
         self._reason: str | None = None  # why the store is unavailable
-        self._next_attempt = self._succeeded_at = self._written_at = self._failed_at = 0.0
-        self._logged = False  # the start of an outage whose end is not logged yet
-        self._refused = 0  # requests in this outage
+        self._next_attempt_at = self._succeeded_at = self._written_at = self._failed_at = 0.0
+        self._outage_logged = False  # its start, but not its end
+        self._refused_requests = 0  # in this outage
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
         """Return what the work returns. In an outage, check the store first.
@@ -51,7 +51,7 @@ class CircuitBreaker:
         if reason:
             with self._lock:
                 self.raise_if_open()
-                self._next_attempt = deadline
+                self._next_attempt_at = deadline
         if time.monotonic() > deadline:
             raise OutOfTime("no time left")
         try:
@@ -64,14 +64,14 @@ class CircuitBreaker:
             is_outage = reason or work == self._check or isinstance(error, StoreUnusable)
             if is_outage or now - self._succeeded_at > _RETRY_SECONDS:
                 self._reason = str(error)
-                self._next_attempt = now + _RETRY_SECONDS
+                self._next_attempt_at = now + _RETRY_SECONDS
             raise
         self._succeeded_at = time.monotonic()
         with self._lock:
-            if self._logged and self._succeeded_at - self._failed_at > _QUIET_SECONDS:
-                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused)
-                self._logged = False
-                self._refused = 0
+            if self._outage_logged and self._succeeded_at - self._failed_at > _QUIET_SECONDS:
+                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused_requests)
+                self._outage_logged = False
+                self._refused_requests = 0
         return result
 
     def probe(self, deadline: float) -> None:
@@ -93,11 +93,11 @@ class CircuitBreaker:
             self._probe_lock.release()
 
     def is_open(self) -> bool:
-        """Return whether a call would be refused at once."""
-        return bool(self._reason) and time.monotonic() < self._next_attempt
+        """Return whether a call would be rejected at once."""
+        return bool(self._reason) and time.monotonic() < self._next_attempt_at
 
     def raise_if_open(self) -> None:
-        """Refuse a call during an outage.
+        """Reject a call during an outage.
 
         :raises StoreUnavailable: the breaker is open, for this reason.
         """
@@ -116,8 +116,8 @@ class CircuitBreaker:
         with self._lock:
             self._failed_at = time.monotonic()
             self._written_at = 0.0  # The next probe checks the store.
-            self._refused += refused
-            if not self._logged:
-                self._logged = True
+            self._refused_requests += refused
+            if not self._outage_logged:
+                self._outage_logged = True
                 line = " ".join(str(error).split())
                 _log.warning("the store is unavailable: %s", line[:500])

@@ -9,11 +9,15 @@ HOW_TO_RECOVER = (
     "it is not recreated, because ids already in use would become available; restore it, or restart to begin empty"
 )
 
+# The values of the byte that all processes of a store share; it is 0 until the store has its file or its table.
+CREATED = 1
+LOG_LOST = 2  # SQLite's log was removed or replaced while connections were open.
+
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 
 
 class PlantRejected(Exception):
-    """No plant was stored because of one of them; ``reason`` is what its caller gets."""
+    """One plant made the whole transaction fail, and none was stored; ``reason`` is the error for that plant."""
 
     def __init__(self, reason: Exception) -> None:
         self.reason = reason
@@ -27,7 +31,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        """Store plants in one transaction and return the outcome of each. Of plants with one id, only the first counts.
+        """Store plants in one transaction and return each outcome. Of those with the same id, only the first is stored.
 
         :param collect: returns the plants; call it once a connection is ready, because plants join the batch until
             then. Later calls return the same plants.

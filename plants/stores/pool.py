@@ -20,7 +20,7 @@ class PoolConnection(Protocol):
         """Return whether the connection has finished its work and can be used again."""
 
     def has_unread_input(self) -> bool:
-        """Return whether the server has sent something, which on an idle connection is almost always its end."""
+        """Return whether unread input is waiting. On an idle connection this almost always means that it was closed."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -40,7 +40,7 @@ class ConnectionPool(Generic[_C]):
     def __init__(self, connect: Callable[[], _C], max_connections: int) -> None:
         self._connect = connect
         self._max_connections = max_connections
-        self._lock = threading.RLock()  # for all that follows
+        self._lock = threading.RLock()  # guards everything below
         self._closed = False
         self._idle: list[_C] = []
         self._open_count = 0  # idle or in use
@@ -110,7 +110,7 @@ class ConnectionPool(Generic[_C]):
         if self._open_count and time.monotonic() < self._next_attempt_at:
             return
         try:
-            # A connection that comes late serves later callers.
+            # Connect in a thread: a connection that is too late for this caller serves a later one.
             threading.Thread(target=self._open, name="plants-connect", daemon=True).start()
             self._connecting = True
         except RuntimeError as error:

@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
+from plants.stores.connections import CREATED, HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
 from plants.stores.pool import ConnectionPool
 
 _DEFAULTS = (
@@ -50,10 +50,10 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
-_LOCK_TIMEOUT = 200  # milliseconds that a batch waits for another transaction that holds one of its ids
-_SHORT_LOCK_TIMEOUT = 10  # while another transaction is known to hold some id
+_LOCK_TIMEOUT_MS = 200  # for which a batch waits for another transaction that holds one of its ids
+_SHORT_LOCK_TIMEOUT_MS = 10  # while another transaction is known to hold some id
 _CONTENTION_SECONDS = 1.0  # after a lock timeout
-_CHECK_SECONDS = 0.1  # for which a check of the table allows to say that ids are in use
+_CHECK_SECONDS = 0.1  # For this long after a check of the table, a row that was not inserted has an id in use.
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -65,7 +65,7 @@ _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExc
 
 
 class PostgresStore(BatchStore):
-    """Plants in a table of a database server. An acknowledged plant survives what the server promises.
+    """Plants in a table of a database server. An acknowledged plant is as durable as the server's commits.
 
     A batch is one statement and so one transaction. It is retried only if the server reports that nothing was stored.
     If the connection is lost or silent after the statement was sent, the outcome is unknown, and ``add`` raises
@@ -74,9 +74,9 @@ class PostgresStore(BatchStore):
 
     worker_threads = 4  # Several batches commit at a time.
 
-    def __init__(self, conninfo: str, patience: float = 2.0, max_connections: int = 16) -> None:
+    def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
         conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo) | {"client_encoding": "UTF8"})
-        super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), patience)
+        super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), timeout)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -96,15 +96,15 @@ class PostgresStore(BatchStore):
 class PostgresConnections(Connections):
     """The pooled connections of one process."""
 
-    def __init__(self, conninfos: list[str], max_connections: int, patience: float, created: mmap.mmap) -> None:
+    def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host, the one that worked last first
-        self._patience = patience
-        # Milliseconds, and less than the caller's timeout, because a statement that the server cancels stores nothing.
-        self._statement_timeout = int(patience * 750)
-        self._created = created
+        self._timeout = timeout
+        # Less than the caller's timeout, because a statement that the server cancels stores nothing.
+        self._statement_timeout_ms = int(timeout * 750)
+        self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)
         self._contended_until = 0.0
-        self._checked_at = 0.0  # because an id was in use
+        self._checked_at = 0.0  # the last check of the table that an id in use made necessary
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert, collect), deadline)
@@ -140,14 +140,14 @@ class PostgresConnections(Connections):
                 if not isinstance(error, _RETRYABLE) or time.monotonic() + pause > deadline:
                     raise _unavailable(error) from None
             time.sleep(pause)
-            pause *= 2  # The last attempt has as much time as all the others together.
+            pause *= 2  # exponential backoff
 
     def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         first = {plant.id: plant for plant in reversed(collect())}
         plants = sorted(first.values())  # Two batches with the same ids wait for each other, but never in a cycle.
         contended = time.monotonic() < self._contended_until
         try:
-            for lock_timeout in [_SHORT_LOCK_TIMEOUT] if contended else [_LOCK_TIMEOUT, _SHORT_LOCK_TIMEOUT]:
+            for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
                 with suppress(errors.LockNotAvailable):
                     return connection.insert(plants, lock_timeout)
                 # If the table itself is locked, the whole batch waits for it, and fails if that times out.
@@ -160,9 +160,9 @@ class PostgresConnections(Connections):
         raise PlantRejected(StoreUnavailable("another transaction holds the id"))
 
     def _check(self, connection: "_Connection") -> None:
-        created = str(bool(self._created[0]))
+        created = str(self._shared_state[0] == CREATED)
         faults = connection.run(_FAULTS, [created])
-        if faults[:1] == [("is gone",)] and not self._created[0]:
+        if faults[:1] == [("is gone",)] and self._shared_state[0] != CREATED:
             # Processes that create the table at once may collide in the catalogue in spite of IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
@@ -170,12 +170,12 @@ class PostgresConnections(Connections):
         faults = faults and connection.run(_FAULTS, [created])
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
-        self._created[0] = 1
+        self._shared_state[0] = CREATED
         self._insert_nothing(connection)
 
     def _insert_nothing(self, connection: "_Connection") -> None:
         """Return if the role may insert plants and the table is not locked."""
-        connection.set_lock_timeout(max(_SHORT_LOCK_TIMEOUT, self._statement_timeout - _LOCK_TIMEOUT))
+        connection.set_lock_timeout(max(_SHORT_LOCK_TIMEOUT_MS, self._statement_timeout_ms - _LOCK_TIMEOUT_MS))
         connection.run(_INSERT_NOTHING)
 
     def _connect(self) -> "_Connection":
@@ -190,9 +190,9 @@ class PostgresConnections(Connections):
             self._conninfos.remove(conninfo)
             self._conninfos.insert(0, conninfo)
             try:
-                connection.deadline = time.monotonic() + self._patience
+                connection.deadline = time.monotonic() + self._timeout
                 connection.add_notice_handler(connection.note_warning)
-                connection.run(_SET_UP, [str(self._statement_timeout)])
+                connection.run(_SET_UP, [str(self._statement_timeout_ms)])
                 self._check(connection)
             except BaseException as error:
                 connection.close()
@@ -253,7 +253,7 @@ class _Connection(psycopg.Connection[_Row]):
 
 
 def _split_hosts(conninfo: str) -> list[str]:
-    """Return a connection string for each host, unless libpq shall choose one at random."""
+    """Return a connection string for each host, unless libpq is to choose one at random."""
     parameters = conninfo_to_dict(conninfo)
     if parameters.get("load_balance_hosts") == "random":
         return [conninfo]

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import HOW_TO_RECOVER, Connections, Outcomes
+from plants.stores.connections import CREATED, HOW_TO_RECOVER, LOG_LOST, Connections, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -27,7 +27,7 @@ _SET_UP = """
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA fullfsync = ON;  -- macOS keeps nothing through a power cut without it
-    -- A long reader makes the log grow; what is more than this is given back to the disk once the reader is gone.
+    -- A long reader makes the log grow; once it is gone, SQLite truncates the log to this size.
     PRAGMA journal_size_limit = 16777216;
 """
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
@@ -36,10 +36,7 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-# The byte that all processes share has this value once SQLite's log has been lost while connections are open.
-_LOG_IS_LOST = 2
-
-_MAX_LOG_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
+_LOG_WARNING_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
 
 _T = TypeVar("_T")
 
@@ -61,17 +58,17 @@ os.register_at_fork(after_in_child=_after_fork)
 class SQLiteStore(BatchStore):
     """Plants in one SQLite file on a local disk. An acknowledged plant survives ``kill -9`` and a power cut.
 
-    All plants that wait at a moment are one transaction. No call returns before its commit. A commit that failed is not
-    retried, because its outcome is unknown: every call in it raises StoreUnavailable.
+    Each batch is one transaction, and no call returns before its commit. A commit that failed is not retried, because
+    its outcome is unknown: every call in it raises StoreUnavailable.
 
-    The directory is never made. Fork before the first use: SQLite does not support a connection across a fork, and a
+    The directory must exist. Fork before the first use: SQLite does not support a connection across a fork, and a
     child of a process that has one raises StoreUnavailable.
     """
 
     worker_threads = 2  # One parses and responds while the other commits.
 
-    def __init__(self, path: str, patience: float = 2.5) -> None:
-        super().__init__(partial(_FileConnections, str(Path(path).absolute())), patience)
+    def __init__(self, path: str, timeout: float = 2.5) -> None:
+        super().__init__(partial(_FileConnections, str(Path(path).absolute())), timeout)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -95,10 +92,10 @@ class _LogLost(StoreUnusable):
 class _FileConnections(Connections):
     """A connection that writes, and one that reads: with a write-ahead log, a reader waits for no writer."""
 
-    def __init__(self, path: str, patience: float, created: mmap.mmap) -> None:
+    def __init__(self, path: str, timeout: float, shared_state: mmap.mmap) -> None:
         self._path = path
-        self._patience = patience
-        self._created = created
+        self._timeout = timeout
+        self._shared_state = shared_state
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._writer: _OpenFile | None = None
@@ -112,9 +109,9 @@ class _FileConnections(Connections):
     def find(self, plant_id: int, deadline: float) -> Plant | None:
         with self._locked(self._read_lock, deadline, self._close_reader):
             self._check_open()
-            if self._created[0] == _LOG_IS_LOST:
+            if self._shared_state[0] == LOG_LOST:
                 raise _LogLost  # Only a writer recovers it.
-            reader = self._reader = self._reader or self._connect(timeout=self._patience)
+            reader = self._reader = self._reader or self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
         return None if row is None else Plant(plant_id, *row)
@@ -124,7 +121,7 @@ class _FileConnections(Connections):
 
     def close(self) -> None:
         self._closed = True
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout
         with suppress(StoreUnavailable), self._locked(self._read_lock, deadline, self._close_reader):
             self._close_reader()
         with suppress(StoreUnavailable), self._locked(self._write_lock, deadline, self._close_writer):
@@ -155,7 +152,7 @@ class _FileConnections(Connections):
 
     @contextmanager
     def _locked(self, lock: threading.Lock, deadline: float, close: Callable[[], None]) -> Iterator[None]:
-        """Use a connection, and close it if anything fails."""
+        """Hold a lock. If the block fails, close the connection and raise StoreUnavailable."""
         if not lock.acquire(timeout=max(0, deadline - time.monotonic())):
             raise StoreUnavailable(f"{self._path}: no answer in time")
         try:
@@ -163,7 +160,7 @@ class _FileConnections(Connections):
         except BaseException as error:
             close()
             if isinstance(error, _LogLost):
-                self._created[0] = _LOG_IS_LOST
+                self._shared_state[0] = LOG_LOST
             if isinstance(error, Exception):
                 kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
                 raise kind(f"{self._path}: {error}") from error
@@ -201,22 +198,22 @@ class _FileConnections(Connections):
                 time.sleep(_LOCK_POLL_SECONDS)
                 waited = True
             else:
-                # With a lock file of its own, this process would overwrite what another one has in the log.
+                # If the -shm file was replaced, this process would miss the locks of others and overwrite their log.
                 writer.check_unchanged()
                 return writer, waited
 
     def _connect_writer(self) -> "_OpenFile":
-        if self._created[0] == _LOG_IS_LOST:
+        if self._shared_state[0] == LOG_LOST:
             with self._read_lock:
                 self._close_reader()
-            # What is in the log is in the file once the last connection of all processes has been closed. A new one
-            # would begin a new log before that, without it. This fails while such a connection is open.
+            # The lost log reaches the file when the last connection of any process closes. A new log that begins
+            # earlier would omit it, so take an exclusive lock first. That fails while such a connection is open.
             with closing(_OpenFile(self._path)) as file:
                 file.connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
         return self._connect()
 
     def _connect(self, timeout: float = 0) -> "_OpenFile":
-        may_create = not self._created[0]
+        may_create = not self._shared_state[0]
         file = _OpenFile(self._path, timeout, may_create=may_create)
         try:
             file.connection.executescript(_SET_UP + _TABLE if may_create else _SET_UP)
@@ -225,15 +222,15 @@ class _FileConnections(Connections):
         except BaseException:
             file.close()
             raise
-        self._created[0] = 1
+        self._shared_state[0] = CREATED
         return file
 
     def _check_log_size(self, writer: "_OpenFile") -> None:
         size = writer.log_size()
-        too_long = size > _MAX_LOG_BYTES
+        too_long = size > _LOG_WARNING_BYTES
         if too_long and not self._log_too_long:
-            fault = "a long reader or a fault of the disk keeps SQLite from emptying it"
-            _log.warning("%s-wal has %d MB: %s", self._path, size >> 20, fault)
+            fault = "a long-running reader or a disk error keeps SQLite from emptying it"
+            _log.warning("%s has %d MB: %s", writer.log_path, size >> 20, fault)
         self._log_too_long = too_long
 
 
@@ -255,7 +252,8 @@ class _OpenFile:
         self.connection = connect(uri, uri=True, timeout=timeout)
         _open_connections[self._real_path] += 1
         self._schema_version = -1
-        self._paths = path, f"{self._real_path}-wal", f"{self._real_path}-shm"
+        self.log_path = f"{self._real_path}-wal"
+        self._paths = path, self.log_path, f"{self._real_path}-shm"
 
     def close(self) -> None:
         self.connection.close()
@@ -282,7 +280,7 @@ class _OpenFile:
             self._schema_version = version
 
     def log_size(self) -> int:
-        return os.stat(self._paths[1]).st_size  # noqa: PTH116  # as in _identity
+        return os.stat(self.log_path).st_size  # noqa: PTH116  # as in _identity
 
 
 def _identity(file: str) -> tuple[int, ...] | None:

@@ -71,7 +71,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
 def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
     """Audit the services of some URLs; return the exit status."""
     with ExitStack() as stack:
-        store = stack.enter_context(closing(PostgresStore(urls[0], patience=30)))
+        store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
         services = [Service(url) for url in urls]
         for service in services:
             stack.callback(service.kill)

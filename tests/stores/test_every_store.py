@@ -187,7 +187,7 @@ class StoreContract(StoreSuite):
     def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
-                store.prepare(make=False)
+                store.prepare(create=False)
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 store.check()
             with contextlib.closing(open_store(lasting_url)) as first:
@@ -204,7 +204,7 @@ class StoreContract(StoreSuite):
         results: list[str] = []
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable):
-                store.prepare(make=False)
+                store.prepare(create=False)
             for first_id in range(0, 20, 5):
                 plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
                 assert add_together(store, plants) == ["unavailable"] * 5
@@ -294,7 +294,7 @@ def test_a_dictionary_spreads_its_plants_whatever_the_steps_of_their_ids() -> No
         store = MemoryStore()
         for number in range(10_000):
             store.add(Plant(number * step, ""))
-        assert max(map(len, store._parts)) < 100
+        assert max(map(len, store._shards)) < 100
 
 
 class TestSQLiteStore(StoreContract):

@@ -37,7 +37,7 @@ def store(server: PostgresServer) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def hasty(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(server.url, patience=1)) as store:
+    with closing(PostgresStore(server.url, timeout=1)) as store:
         yield store
 
 
@@ -150,7 +150,7 @@ def test_an_add_to_a_server_that_hangs_times_out(hasty: PostgresStore, admin: ps
 def test_an_add_over_a_network_that_drops_packets_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        store = PostgresStore(f"postgresql://{host}:{port}/plants", patience=0.5)
+        store = PostgresStore(f"postgresql://{host}:{port}/plants", timeout=0.5)
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="no connection could be made in time"):
                 store.add(Plant(1, "oak"))
@@ -581,7 +581,7 @@ def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresSt
 
 
 def test_acquiring_a_connection_from_the_pool_times_out(server: PostgresServer) -> None:
-    with closing(PostgresStore(server.url, patience=0.5, max_connections=1)) as store:
+    with closing(PostgresStore(server.url, timeout=0.5, max_connections=1)) as store:
         connection = connections_of(store)._pool.acquire(time.monotonic() + 5)
         with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
             store.add(Plant(1, "oak"))
@@ -645,7 +645,7 @@ def test_callers_wait_for_a_connection_if_the_limit_is_reached(
 def test_the_pool_tries_the_host_that_worked_last_first(server: PostgresServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
-        store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", patience=5)
+        store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", timeout=5)
         with closing(store):
             connections = [connections_of(store)._pool.acquire(time.monotonic() + 5) for _ in range(3)]
             for connection in connections:
@@ -705,7 +705,7 @@ def test_the_pool_serves_threads_in_order(server: PostgresServer) -> None:
     ids = count(1000)
     enough = threading.Event()
     with (
-        closing(PostgresStore(server.url, patience=2, max_connections=1)) as store,
+        closing(PostgresStore(server.url, timeout=2, max_connections=1)) as store,
         ThreadPoolExecutor(4) as threads,
     ):
         busy = [threads.submit(keep_busy) for _ in range(4)]
@@ -747,7 +747,7 @@ def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: 
     # Until the standby follows, each commit waits for it, for longer than the default timeout.
     with psycopg.connect(primary.url) as connection:
         wait_until(lambda: rows(connection, "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
-    with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", patience=20)) as store:
+    with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", timeout=20)) as store:
         wait_until(lambda: is_available(store))
         for plant_id in range(100):
             store.add(Plant(plant_id, "oak"))

@@ -41,7 +41,7 @@ def store(path: Path) -> Iterator[SQLiteStore]:
 
 @pytest.fixture
 def hasty(path: Path) -> Iterator[SQLiteStore]:
-    with closing(SQLiteStore(str(path), patience=0.5)) as store:
+    with closing(SQLiteStore(str(path), timeout=0.5)) as store:
         yield store
 
 
@@ -217,7 +217,7 @@ def test_an_add_whose_time_is_over_is_no_outage(
     hasty: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty.check()
-    monkeypatch.setattr(hasty, "_patience", -1.0)
+    monkeypatch.setattr(hasty, "_timeout", -1.0)
     late = hasty.submit(Plant(1, "oak"))
     monkeypatch.undo()
     with pytest.raises(StoreUnavailable, match=r"^no time left$"):
@@ -564,7 +564,7 @@ def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, pat
 def test_a_log_that_is_not_emptied_is_a_line_of_the_log(
     store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.sqlite._MAX_LOG_BYTES", 5_000_000)
+    monkeypatch.setattr("plants.stores.sqlite._LOG_WARNING_BYTES", 5_000_000)
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
