@@ -10,7 +10,7 @@ import falcon
 from plants.schemas import ErrorSchema, NotAPlant
 from plants.stores import PlantIdInUse, StoreUnavailable
 
-# Every answer has these, a success too; only the page and the metrics have a Content-Type of their own.
+# The headers of every response; only the page and the metrics have a Content-Type of their own.
 HEADERS = {
     "Content-Type": "application/json",
     "Cache-Control": "no-store",
@@ -23,10 +23,7 @@ _error_schema = ErrorSchema()
 
 
 class ErrorCode(IntEnum):
-    """What ``error`` can be in an Error body: the HTTP status times 100, plus a number.
-
-    Each has the ``message`` that is sent where nothing more precise is known.
-    """
+    """The codes of an Error body: the HTTP status times 100, plus a number. Each has a default ``message``."""
 
     message: str
 
@@ -56,7 +53,7 @@ _MESSAGES = {int(code): code.message for code in ErrorCode}
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
-    """Give an exception that is answered with this code, and with this message or the table's."""
+    """Return the exception for an error code, with this message or the table's; a 503 also gets ``Retry-After``."""
     if code == ErrorCode.UNAVAILABLE:
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
@@ -75,7 +72,7 @@ def error_body(environ: dict[str, Any], code: int, message: str | None = None) -
 
 
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
-    """Answer every exception with an Error body."""
+    """Respond to every exception with an Error body."""
     app.set_error_serializer(_serialize)
     app.add_error_handler(Exception, _respond)
 
@@ -113,7 +110,7 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():
-            # Not logged here: the store itself logs the begin and the end of an outage, not each request.
+            # Not logged here, because the store logs the start and the end of an outage instead of each request.
             return http_error(ErrorCode.UNAVAILABLE)
         case _:
             _log.error("a request failed", exc_info=error)

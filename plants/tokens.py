@@ -1,4 +1,4 @@
-"""Where valid tokens come from."""
+"""Sources of valid bearer tokens: a collection, or a file that is read again after a change."""
 
 import hashlib
 import hmac
@@ -64,12 +64,12 @@ class TokenFile(Tokens):
     """The valid tokens in a file, which each process reads again after a change.
 
     A line is a token, or ``sha256:`` and the hexadecimal SHA-256 digest of one. Empty lines and lines that start with
-    ``#`` are ignored. A change counts once two looks a second apart read the same, because another process may still be
-    writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and the log says
-    so. A pipe is read once, at the start.
+    ``#`` are ignored. A change takes effect when two reads a second apart agree, because another process may still be
+    writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and an error is
+    logged. A pipe is read once, at the start.
     """
 
-    _SECONDS_BETWEEN_LOOKS = 1.0
+    _POLL_SECONDS = 1.0
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
@@ -84,8 +84,9 @@ class TokenFile(Tokens):
         # may be unusable by then, and a token that was removed from it must not become valid again.
         self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
         self._publish()
+        # The latest result (digests, or the text of an error), and when it was first seen.
         self._candidate: tuple[list[bytes] | str, float] = ("", 0.0)
-        self._settled: tuple[int, ...] | None = None
+        self._effective_stat: tuple[int, ...] | None = None
         self._problem = ""
         self._watching_process = 0
 
@@ -98,15 +99,15 @@ class TokenFile(Tokens):
                 Thread(target=_watch, args=[weakref.ref(self)], name=__name__, daemon=True).start()
         return super().accepts(token)
 
-    def look(self) -> None:
-        """Look at the file once. A thread calls this every second."""
+    def poll(self) -> None:
+        """Poll the file once; a thread calls this every second."""
         now = time.monotonic()
         state = None
         found: list[bytes] | str
         try:
             status = self._path.stat()
             state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if state == self._settled:
+            if state == self._effective_stat:
                 return
             found = _digests_in(_read_regular(self._path))
         except Exception as error:  # If it raised anything else, such as a MemoryError, the thread would end.
@@ -114,7 +115,7 @@ class TokenFile(Tokens):
         candidate, since = self._candidate
         if found != candidate:
             self._candidate = found, now
-        elif now - since >= self._SECONDS_BETWEEN_LOOKS:
+        elif now - since >= self._POLL_SECONDS:
             self._take_effect(found, state)
 
     def _take_effect(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
@@ -124,7 +125,7 @@ class TokenFile(Tokens):
             self._problem = found
             return
         self._problem = ""
-        self._settled = state
+        self._effective_stat = state
         if found != self._digests:
             self._digests = found
             self._publish()
@@ -145,9 +146,9 @@ class TokenFile(Tokens):
 
 def _watch(reference: "weakref.ref[TokenFile]") -> None:
     while token_file := reference():
-        token_file.look()
+        token_file.poll()
         del token_file
-        time.sleep(TokenFile._SECONDS_BETWEEN_LOOKS)
+        time.sleep(TokenFile._POLL_SECONDS)
 
 
 def digest_of(token: str) -> bytes:
@@ -164,7 +165,7 @@ def digest_of(token: str) -> bytes:
 
 
 def _read_regular(path: Path) -> bytes:
-    if not stat.S_ISREG(path.stat().st_mode):  # To open or read a pipe or a device could take for ever.
+    if not stat.S_ISREG(path.stat().st_mode):  # Opening or reading a pipe or a device could block forever.
         raise ValueError("it is not a regular file")
     return _read(path)
 

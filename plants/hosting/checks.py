@@ -51,7 +51,7 @@ def url_of(address: Any, cfg: Any) -> str:
 
 
 def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
-    """Stop with one line if nothing can listen at an address; the line names the setting that could change it."""
+    """Stop with one line that names the setting if nothing can listen at the address. None and descriptors pass."""
     with _or_stop(f"cannot listen at {name_of(address)}", f"address with {setting}"):
         try:
             _bind(address)
@@ -79,7 +79,7 @@ def _bind(address: Any) -> None:
 
 @contextmanager
 def as_workers(cfg: Any) -> Iterator[None]:
-    """Run as the user and with the groups of the workers. A sandbox may forbid these calls."""
+    """Run as the user and groups of the workers. If they are this process's, call nothing: a sandbox may forbid it."""
     user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
     if (cfg.uid, cfg.gid) == (user, group):
         yield

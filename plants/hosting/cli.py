@@ -1,8 +1,9 @@
-"""The command ``plants``. Each command imports what it needs when it runs."""
+"""The command ``plants``. A command imports Gunicorn and the environment only when it runs."""
 
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import plants
 from plants.hosting import LAST_PORT
 from plants.hosting.settings import SETTINGS, SETTINGS_HELP, Settings, stop, without_passwords
+from plants.tokens import digest_of
 
 _CHECK_SECONDS = 2
 
@@ -77,7 +79,7 @@ def _print(text: str, file: Any = None) -> None:
 
 
 def _serve() -> None:
-    _before_gunicorn()
+    _check_environment()
     # To reload, or to open the log again, makes no sense until Gunicorn takes these over; they would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -86,7 +88,7 @@ def _serve() -> None:
     Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
 
 
-def _before_gunicorn() -> None:
+def _check_environment() -> None:
     # Gunicorn reads these two, and the working directory, when it is imported, and would end with a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
@@ -112,7 +114,7 @@ def _check(options: Namespace) -> None:
 
 
 def _own_url() -> str:
-    _before_gunicorn()
+    _check_environment()
     from plants.hosting.checks import name_of, url_of
     from plants.hosting.gunicorn_app import UserConfiguration
 
@@ -166,7 +168,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def _config(options: Namespace) -> None:
-    _before_gunicorn()
+    _check_environment()
     from plants.hosting.checks import name_of
     from plants.hosting.gunicorn_app import Serve
 
@@ -195,10 +197,6 @@ def _config(options: Namespace) -> None:
 
 
 def _token(_options: Namespace) -> None:
-    import secrets
-
-    from plants.tokens import digest_of
-
     token = secrets.token_urlsafe(32)
     _print(f"{token}\nsha256:{digest_of(token).hex()}")
 

@@ -11,7 +11,7 @@ from plants.stores import open_store
 settings: Final = Settings.from_environ(os.environ)
 store: Final = open_store(settings.store)
 
-IS_IN_PROCESS: Final = not store.multiprocess
+STORE_IS_IN_PROCESS: Final = not store.multiprocess
 
 
 @cache

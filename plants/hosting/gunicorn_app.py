@@ -38,10 +38,10 @@ class _Config(Config):
 
 
 class UserConfiguration(WSGIApplication):
-    """What the options, ``GUNICORN_CMD_ARGS`` and a configuration file that they name say, over Gunicorn's defaults."""
+    """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    base = "python:plants.hosting"  # It sets nothing.
+    base = "python:plants.hosting"  # Gunicorn needs a module here; this one has no settings.
 
     def load_default_config(self) -> None:
         """Start with Gunicorn's defaults."""
@@ -60,7 +60,7 @@ class UserConfiguration(WSGIApplication):
         try:
             super().load_config()
             self.addresses = self.cfg.address
-            self._worker_class = self.cfg.worker_class  # Gunicorn would show a traceback if it is not a class.
+            _ = self.cfg.worker_class  # Load it here, because Gunicorn reports a bad one with a traceback.
         except Exception as error:  # whatever Gunicorn's settings and the user's file raise
             stop(error)
 
@@ -76,7 +76,7 @@ class Serve(UserConfiguration):
     def reload(self) -> None:
         """Reload the configuration (``HUP``); if it is not usable, keep the old one."""
         before = vars(self).copy()
-        printed = io.StringIO()  # Gunicorn prints the problem; the log gets it as a line of its own.
+        printed = io.StringIO()  # Gunicorn prints the problem, which belongs in the log.
         try:
             with redirect_stderr(printed):
                 super().reload()
@@ -117,7 +117,7 @@ class Serve(UserConfiguration):
         Arbiter(self)
         check(self.cfg)
         for address in self.addresses:
-            try_to_bind(address, may_be_in_use=True)  # perhaps by the service that this is for
+            try_to_bind(address, may_be_in_use=True)  # The running service may listen there.
         if settings.metrics_bind in self.addresses:
             stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
         try_to_bind(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
@@ -125,6 +125,6 @@ class Serve(UserConfiguration):
             with as_workers(self.cfg):
                 store.prepare(create=False)
         except StoreUnavailable as error:
-            _log.warning("the store cannot be used now, unless this is its first start: %s", error)
+            _log.warning("the store cannot be used now, which is normal before its first start: %s", error)
         # The application, which Gunicorn loads now, would log a new token, and that is never valid.
         logging.getLogger("plants").setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ from plants.stores import StoreUnavailable
 
 # Report bad settings once, in one line, before any fork.
 try:
-    from plants.hosting.environment import IS_IN_PROCESS, announce_new_token, settings, store
+    from plants.hosting.environment import STORE_IS_IN_PROCESS, announce_new_token, settings, store
     from plants.hosting.metrics import listen, listening_sockets
 except SettingsError as _error:
     stop(_error)
@@ -42,7 +42,7 @@ def on_starting(server: Any) -> None:
 def when_ready(server: Any) -> None:
     """On a terminal, log where the service listens, where it stores plants, and the URL of its page."""
     if is_on_terminal():
-        where = f"{without_passwords(settings.store)}{', until the process ends' * IS_IN_PROCESS}"
+        where = f"{without_passwords(settings.store)}{', until the process ends' * STORE_IS_IN_PROCESS}"
         urls = [url_of(listener.sock.getsockname(), server.cfg) for listener in server.LISTENERS]
         page = "".join([f"; try it at {url}/docs" for url in urls if url.startswith("http")][:1])
         server.log.info("listening at %s; plants are stored in %s%s", " ".join(map(str, server.LISTENERS)), where, page)
@@ -85,7 +85,7 @@ def pre_exec(server: Any) -> None:
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject several worker processes for a store that they cannot share, however the number was set."""
-    if new_value > 1 and IS_IN_PROCESS:
+    if new_value > 1 and STORE_IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
@@ -107,7 +107,7 @@ def on_reload(server: Any) -> None:
 
 def child_exit(server: Any, worker: Any) -> None:
     """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
-    if IS_IN_PROCESS and server.LISTENERS:  # There are none while the service stops.
+    if STORE_IS_IN_PROCESS and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", worker.pid)
     if listening_sockets:
         from prometheus_client.multiprocess import mark_process_dead

@@ -13,8 +13,8 @@ _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 class Output:
     """A descriptor for whole lines of the log, which other processes may share.
 
-    If the reader stalls, writes wait for a second in all; then lines are dropped. ``report(count)`` returns the line
-    that precedes the next one that is written.
+    Writes wait for a stalled reader for a second in all, then lines are dropped. The next successful write begins with
+    ``report(count)``, a line with the number of dropped lines.
     """
 
     def __init__(self, descriptor: int, report: Callable[[int], str]) -> None:
@@ -24,10 +24,10 @@ class Output:
         self._flags = getattr(os, "RWF_NOWAIT", 0)
         self._poll = poll()
         self._poll.register(descriptor, POLLOUT)
-        self._patience = _MAX_WAIT_SECONDS
+        self._wait_budget = _MAX_WAIT_SECONDS
         self._waited_at = time.monotonic()
         self._dropped = 0
-        self._cut = b""
+        self._line_end = b""  # of a line that was written in part
 
     def write(self, lines: str) -> None:
         """Write the lines or drop them, also if the descriptor is closed or the disk full."""
@@ -35,9 +35,9 @@ class Output:
 
     def write_bytes(self, lines: bytes) -> None:
         """Write the lines or drop them."""
-        if self._dropped and self._try_to_write(self._cut + self._report(self._dropped).encode()):
+        if self._dropped and self._try_to_write(self._line_end + self._report(self._dropped).encode()):
             self._dropped = 0
-            self._cut = b""
+            self._line_end = b""
         if self._dropped or not self._try_to_write(lines):
             self._dropped += lines.count(b"\n")
 
@@ -52,7 +52,7 @@ class Output:
             except OSError:
                 return False
             data = data[written:]
-            self._cut = b"\n" if data else b""
+            self._line_end = b"\n" if data else b""
         return True
 
     def _write(self, piece: bytes) -> int:
@@ -71,8 +71,8 @@ class Output:
         if self._dropped:
             return False
         now = time.monotonic()
-        self._patience = min(_MAX_WAIT_SECONDS, self._patience + (now - self._waited_at) * _MAX_WAIT_SHARE)
-        is_writable = bool(self._poll.poll(self._patience * 1000))
+        self._wait_budget = min(_MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)
+        is_writable = bool(self._poll.poll(self._wait_budget * 1000))
         self._waited_at = time.monotonic()
-        self._patience = max(0.0, self._patience - (self._waited_at - now))
+        self._wait_budget = max(0.0, self._wait_budget - (self._waited_at - now))
         return is_writable

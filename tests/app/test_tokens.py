@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def look_twice(tokens: TokenFile, clock: list[float]) -> None:
     for _ in range(2):
         clock.append(clock[-1] + 1)
-        tokens.look()
+        tokens.poll()
 
 
 def test_a_change_takes_effect_once_two_looks_a_second_apart_agree(
@@ -94,13 +94,13 @@ def test_a_change_takes_effect_once_two_looks_a_second_apart_agree(
     for content in ("sha", "sha256:", digest_line("second").rstrip()):  # as another process writes it
         path.write_text(content)
         clock.append(clock[-1] + 1)
-        tokens.look()
+        tokens.poll()
         assert (tokens.accepts("first"), tokens.accepts("sha")) == (True, False)
     clock.append(clock[-1] + 0.9)
-    tokens.look()
+    tokens.poll()
     assert tokens.accepts("first")
     clock.append(clock[-1] + 0.1)
-    tokens.look()
+    tokens.poll()
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 

@@ -100,7 +100,7 @@ def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
         path.write_bytes(content)
         for _ in range(2):
             clock.now += 2
-            tokens.look()
+            tokens.poll()
         stays = tokens.accepts("earlier")
         try:
             anew = TokenFile(path)

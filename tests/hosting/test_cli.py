@@ -449,7 +449,7 @@ def test_check_config_warns_of_an_unavailable_store(tmp_path: Path) -> None:
     result = run("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
     line = json.loads(result.stderr)
     assert (result.returncode, line["level"]) == (0, "warning")
-    assert line["msg"].startswith("the store cannot be used now, unless this is its first start: ")
+    assert line["msg"].startswith("the store cannot be used now, which is normal before its first start: ")
     assert list(tmp_path.iterdir()) == []
 
 
