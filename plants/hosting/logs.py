@@ -65,7 +65,7 @@ class _JSONFormatter(logging.Formatter):
             line["request_id"] = request_id
         if record.exc_info:
             line["stacktrace"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json.dumps(line, separators=(",", ":"))
 
 
 class _TextFormatter(logging.Formatter):

@@ -50,7 +50,9 @@ class Service(Process):
         assert not [line for line in lines if NEVER_LOGGED.search(line)]
         # Before it has a log, a service that cannot be started says in a line why.
         for line in lines if self.is_json else ():
-            assert line.startswith("plants: ") or {"ts", "level", "logger"} < json.loads(line).keys()
+            if not line.startswith("plants: "):
+                assert {"ts", "level", "logger"} < json.loads(line).keys()
+                assert line.startswith('{"ts":"')  # No line has a space after a colon.
 
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
         return send_to(self.port, body, method=method, path=path, headers=headers)
