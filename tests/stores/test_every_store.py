@@ -16,6 +16,7 @@ from plants.store_suite import StoreSuite
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.batch import BatchStore
 from plants.stores.memory import MemoryStore
+from tests.support.needs import needs_psycopg
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import wait_until
 
@@ -273,6 +274,7 @@ class TestMemoryStore(StoreContract):
         return "memory:"
 
 
+@needs_psycopg
 def test_a_hosted_service_gets_no_default_for_what_its_store_must_declare(tmp_path: Path) -> None:
     needs = attrgetter("worker_threads", "max_batch", "multiprocess")
     urls = ["memory:", f"sqlite:///{tmp_path}/plants.db", "postgresql://host/plants"]
@@ -335,6 +337,8 @@ BAD_URLS = {
 
 @pytest.mark.parametrize(("url", "hint"), BAD_URLS.values(), ids=BAD_URLS)
 def test_a_bad_url_is_refused_in_one_line_that_helps(url: str, hint: str) -> None:
+    if hint == POSTGRES:
+        pytest.importorskip("psycopg")
     with pytest.raises(ValueError, match=hint) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)

@@ -16,8 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import LiteralString
 
-import psycopg
 import pytest
+
+pytest.importorskip("psycopg")
+
+import psycopg
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresConnections, PostgresStore

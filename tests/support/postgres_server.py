@@ -12,8 +12,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import psycopg
-
 from tests.support.process import children, end, free_port, start, wait_until
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
@@ -95,6 +93,8 @@ class PostgresServer:
         assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
 
     def answers(self) -> bool:
+        import psycopg
+
         try:
             self.execute("SELECT 1")
         except psycopg.OperationalError:
@@ -102,6 +102,8 @@ class PostgresServer:
         return True
 
     def execute(self, statement: str) -> None:
+        import psycopg
+
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
