@@ -29,7 +29,7 @@ COMMANDS = {
 NGINX = """
 daemon off;
 pid nginx.pid;
-error_log stderr;
+error_log stderr notice;
 events {}
 http {
     access_log off;
@@ -38,10 +38,7 @@ http {
     fastcgi_temp_path fastcgi;
     uwsgi_temp_path uwsgi;
     scgi_temp_path scgi;
-    server {
-        listen 127.0.0.1:%d;
-        %s
-    }
+    %s
 }
 """
 
@@ -64,7 +61,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
         service = stack.enter_context(serving())
         text = snippet(request.param).replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
         if request.param == "nginx":
-            text = NGINX % (port, text)
+            text = NGINX % f"server {{ listen 127.0.0.1:{port}; {text} }}"
         else:
             text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
         (tmp_path / "config").write_text(text)

@@ -26,6 +26,8 @@ from tests.support.hosted import CHECKOUT
 from tests.support.needs import needs
 from tests.support.process import wait_until
 
+TESTING = (CHECKOUT / "docs/testing.md").read_text()
+
 
 class Address(NamedTuple):
     url: str
@@ -445,8 +447,7 @@ def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_documented_test_passes(pytester: pytest.Pytester) -> None:
-    text = (CHECKOUT / "docs/testing.md").read_text()
-    pytester.makepyfile(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+    pytester.makepyfile(re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)[0])
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
@@ -480,6 +481,27 @@ def command(*options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "plants.testing", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+
+
+def test_the_documented_command_serves() -> None:
+    (options,) = re.findall(r"^python -m plants\.testing (--.*) secret$", TESTING, re.MULTILINE)
+    with command(*options.split(), "secret") as process:
+        assert process.stdout
+        started = json.loads(process.stdout.readline())
+        assert post(Address(started["url"], "secret")).status == 200
+        assert started.keys() == json.loads(re.findall(r"This prints `(.*?)`", TESTING)[0]).keys()
+        process.communicate()
+
+
+@pytest.mark.network
+def test_the_extra_is_all_that_another_project_installs(tmp_path: Path) -> None:
+    (install,) = re.findall(r"^pip (install '.*')$", TESTING, re.MULTILINE)
+    install = install.replace("/path/to/checkout", str(CHECKOUT))
+    (tmp_path / "test_other.py").write_text(OTHER_PROJECT)
+    script = (
+        f"{shlex.quote(sys.executable)} -m venv env && env/bin/pip {install} --quiet && env/bin/pytest test_other.py"
+    )
+    subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, check=True, timeout=300)
 
 
 def tell(process: "subprocess.Popen[str]", line: str) -> Any:
@@ -569,7 +591,7 @@ def test_the_command_ends_without_standard_input() -> None:
 
 @needs("curl")
 def test_the_documented_shell_script_works(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```sh\n(.*?)```", (CHECKOUT / "docs/testing.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```sh\n(.*?)```", TESTING, re.DOTALL)
     with serve() as server:
         port = server.url.rpartition(":")[2]
     script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("8001", port)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -26,6 +27,7 @@ from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresConnections, PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
+from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer, copy_of, find_binaries
 from tests.support.process import free_port, wait_until
 
@@ -475,6 +477,26 @@ def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: 
     admin.execute("DROP TABLE plants")
     with pytest.raises(StoreUnavailable, match="is gone; it is not recreated"):
         store.add(Plant(1, "fern"))
+
+
+@pytest.fixture
+def create_distributed_table(admin: psycopg.Connection) -> Iterator[None]:
+    """A function like Citus', which makes the catalogue of a plain server look as if the table were distributed."""
+    admin.execute("""
+        CREATE FUNCTION create_distributed_table(text, text, shard_count int) RETURNS void LANGUAGE sql AS
+        'CREATE TRIGGER t AFTER TRUNCATE ON plants EXECUTE FUNCTION citus_truncate_trigger()'
+    """)
+    yield
+    admin.execute("DROP FUNCTION create_distributed_table; DROP OWNED BY plants; DROP ROLE plants")
+
+
+@pytest.mark.usefixtures("citus", "create_distributed_table")
+def test_the_table_for_citus_is_used(server: PostgresServer) -> None:
+    document = (CHECKOUT / "docs/scaling.md").read_text()
+    server.execute(re.findall(r"### Citus\n.*?```sql\n(.*?)```", document, re.DOTALL)[0])
+    with closing(PostgresStore(server.url.replace("postgres@", "plants@"))) as store:
+        store.add(Plant(1, "oak"))
+        assert store.get(1) == Plant(1, "oak")
 
 
 def test_the_next_check_rejects_a_table_whose_shape_changed(store: PostgresStore, server: PostgresServer) -> None:

@@ -1,0 +1,217 @@
+"""The console blocks of docs/operating.md, run as they are shown, below a folder instead of the root directory."""
+
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import plants
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.published.test_hosting import NGINX
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.needs import needs
+from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_until
+from tests.support.servers import is_ready
+
+OPERATING = (CHECKOUT / "docs/operating.md").read_text()
+QUESTIONS, SEARCH, METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
+    r"```console\n(.*?)```", OPERATING, re.DOTALL
+)
+pytestmark = pytest.mark.usefixtures("unmeasured")
+SERVERS = """
+upstream plants {
+    server 127.0.0.1:8001;
+    server 127.0.0.1:8002;
+}
+server {
+    listen 127.0.0.1:8000;
+    location / {
+        proxy_pass http://plants;
+    }
+}
+"""
+Run = Callable[..., str]
+
+
+def write_program(file: Path, script: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def below(folder: Path, script: str) -> str:
+    """Return a script that uses ``folder`` as the root directory."""
+    return re.sub(r"(?<!\w)/(?=(?:etc|opt|run)/)", f"{folder}/", script)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """The environment of the commands, in which ``plants`` is the command of this checkout."""
+    plants_command = f'exec {shlex.quote(sys.executable)} -m plants "$@"'
+    for name in ("bin", "opt/plants/bin"):
+        write_program(tmp_path / name / "plants", plants_command)
+    (tmp_path / "run").mkdir()
+    return environment(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}", PLANTS_TOKENS=TOKEN)
+
+
+@pytest.fixture
+def run(tmp_path: Path, env: dict[str, str]) -> Run:
+    def run(script: str, cwd: Path = tmp_path, **more: str) -> str:
+        return subprocess.run(
+            ["sh", "-e", "-c", below(tmp_path, script)],
+            cwd=cwd,
+            env=env | more,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=PATIENCE_SECONDS,
+        ).stdout
+
+    return run
+
+
+@contextmanager
+def started(command: str, folder: Path, env: dict[str, str]) -> Iterator[int]:
+    """Run a command that starts the service, and return its port."""
+    port = free_port()
+    bind = {"GUNICORN_CMD_ARGS": f"--bind=127.0.0.1:{port}"}
+    with Process(["sh", "-c", command.replace("plants serve", "exec plants serve")], cwd=folder, env=env | bind):
+        wait_until(lambda: is_ready(port))
+        yield port
+
+
+def address_of(service: Service) -> dict[str, str]:
+    return {"GUNICORN_CMD_ARGS": f"--bind=127.0.0.1:{service.port}"}
+
+
+def create(service: Service, plant_id: int, token: str = TOKEN) -> int:
+    headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
+    return service.send(new_plant(id=plant_id), headers=headers).status
+
+
+def test_the_first_commands_answer_their_questions(run: Run) -> None:
+    check, config, check_config, version = QUESTIONS.splitlines()
+    with serving() as service:
+        where = address_of(service)
+        assert run(check, **where).endswith(": ready\n")
+        shown = run(config, **where)
+        assert f"127.0.0.1:{service.port}" in shown
+        assert TOKEN not in shown
+        assert run(check_config, **where) == ""
+    assert run(version).startswith(f"plants {plants.__version__}")
+
+
+def test_a_request_id_is_found_in_the_logs(run: Run, tmp_path: Path, env: dict[str, str]) -> None:
+    start, search = SEARCH.splitlines()
+    with started(start, tmp_path, env) as port:
+        request_id = search.split()[2]
+        send_to(port, new_plant(), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
+        wait_until(lambda: request_id in (tmp_path / "access.log").read_text())
+        assert '"status":200' in run(search)
+
+
+@needs("curl")
+def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Path, env: dict[str, str]) -> None:
+    port = str(free_port())
+    start, scrape = METRICS.replace("9100", port).splitlines()
+    with started(start, tmp_path, env):
+        assert "plants_created_total" in run(scrape)
+
+
+def test_the_installation_for_systemd_prepares_what_the_unit_reads(run: Run, tmp_path: Path) -> None:
+    # The README's command is the same installation; systemctl needs a systemd that runs.
+    first, *script = INSTALL.splitlines()
+    assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"
+    units = tmp_path / "etc/systemd/system"
+    units.mkdir(parents=True)
+    write_program(tmp_path / "bin/systemctl", f'echo "$@" >> {tmp_path}/calls')
+    with serving() as service:
+        assert run("\n".join(script), cwd=CHECKOUT, **address_of(service)).endswith(": ready\n")
+    run(RESTART)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["daemon-reload", "enable --now plants.socket plants.service", "restart plants"]
+    assert {file.name for file in units.iterdir()} == {"plants.socket", "plants.service"}
+    tokens = tmp_path / "etc/plants/tokens"
+    assert tokens.read_text().startswith("sha256:")
+    assert stat.S_IMODE(tokens.stat().st_mode) == 0o600
+
+
+def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("old-line\n")
+    print_token, add, wait, remove = ROTATE.splitlines()
+    command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
+    with serving(command=command, PLANTS_TOKENS_FILE=str(tokens)) as service:
+        token, line = run(print_token).splitlines()[-2:]
+        assert create(service, 1, "old-line") == 200
+        run(add.replace("sha256:...", line))
+        assert wait.startswith("sleep 3 ")
+        service.wait_for("the token file has changed; valid tokens: 2")
+        assert [create(service, 2, "old-line"), create(service, 3, token)] == [200, 200]
+        run(remove)
+        service.wait_for("the token file has changed; valid tokens: 1")
+        assert [create(service, 4, "old-line"), create(service, 5, token)] == [401, 200]
+
+
+def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
+    with serving(f"--pid={tmp_path}/run/plants.pid") as service:
+        before = len(service.lines)
+        run(RELOAD)
+        service.wait_for("Booting worker", after=before)
+
+
+def test_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
+    old, start, check, stop = UPGRADE.splitlines()
+    store = f"sqlite:///{tmp_path}/plants.db"
+    with serving(f"--pid={tmp_path}/run/plants.pid", PLANTS_STORE=store) as service:
+        assert create(service, 1) == 200
+        before = len(service.lines)
+        run(f"{old}\n{start}")
+        service.wait_for("Booting worker", after=before)
+        new_pid = Path(f"{tmp_path}/run/plants.pid.2")
+        wait_until(lambda: new_pid.exists() and new_pid.read_text().strip())
+        new = int(new_pid.read_text())
+        try:
+            waited, _, check = check.partition("; ")
+            assert waited == "sleep 3"
+            run(f"{old}\n{check}\n{stop}", **address_of(service))
+            assert service.ended() == 0
+            assert create(service, 1) == 400
+        finally:
+            os.kill(new, signal.SIGTERM)
+            service.wait_for(r"\(end\)")
+
+
+@needs("nginx")
+def test_nginx_drains_a_service_before_it_stops(run: Run, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        services = [
+            stack.enter_context(serving(f"--pid={tmp_path}/run/plants-{number}.pid")) for number in (8001, 8002)
+        ]
+        ports = {"8000": free_port(), "8001": services[0].port, "8002": services[1].port}
+
+        def with_ports(text: str) -> str:
+            return re.sub(r"(?<=127\.0\.0\.1:)80\d\d", lambda found: str(ports[found[0]]), text)
+
+        file = tmp_path / "etc/nginx/conf.d/plants.conf"
+        file.parent.mkdir(parents=True)
+        file.write_text(with_ports(SERVERS))
+        (tmp_path / "nginx.conf").write_text(NGINX % "include etc/nginx/conf.d/plants.conf;")
+        nginx = ["nginx", "-p", str(tmp_path), "-c", "nginx.conf"]
+        balancer = stack.enter_context(Process(nginx, cwd=tmp_path, env=environment()))
+        wait_until(lambda: is_ready(ports["8000"]))
+        drain, wait, stop = with_ports(DRAIN).splitlines()
+        assert wait == "sleep 2"
+        run(drain.replace("nginx -s", f"{shlex.join(nginx)} -s"))
+        balancer.wait_for("exited with code 0")  # the worker with the old configuration
+        run(stop)
+        assert services[0].ended() == 0
+        assert send_to(ports["8000"], new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
