@@ -119,7 +119,8 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             length = int(value)
         elif not is_hop_by_hop(name):
             # Falcon writes names in lower case, unlike this server's own headers.
-            lines.append(f"{name.title() if name.islower() else name}: {value}\r\n")
+            spelling = name.title().replace("Www", "WWW") if name.islower() else name
+            lines.append(f"{spelling}: {value}\r\n")
     return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
 
 

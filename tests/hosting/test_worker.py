@@ -29,11 +29,11 @@ def client_of(service: Service) -> Client:
 
 def test_header_names_are_in_one_case(service: Service) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
-    connection.request("GET", "/livez")
+    connection.request("GET", "/plants")
     with connection.getresponse() as response:
         names = {name for name, _ in response.getheaders()}
     connection.close()
-    ours = {"Content-Type", "Cache-Control", "X-Content-Type-Options", "X-Request-ID"}
+    ours = {"Content-Type", "Cache-Control", "X-Content-Type-Options", "X-Request-ID", "WWW-Authenticate"}
     assert names == ours | {"Date", "Content-Length"}
 
 
