@@ -58,7 +58,7 @@ function showDescription() {
   at("problem").append(...members(failure.schema));
   const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);
   at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
-  at("body").value = JSON.stringify(json(sent).example, null, 2);
+  at("body").value = JSON.stringify(resolve(json(sent).schema).examples[0], null, 2);
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -115,7 +115,7 @@ def test_every_described_response_has_headers_and_json(status: str) -> None:
 
 
 def test_the_described_examples_work_when_pasted(send: Send) -> None:
-    request = json.dumps(OPERATION["requestBody"]["content"]["application/json"]["example"]).encode()
+    request = json.dumps(SCHEMAS["NewPlant"]["examples"][0]).encode()
     examples = {
         int(status): response["content"]["application/json"]["example"]
         for status, response in OPERATION["responses"].items()
