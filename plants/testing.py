@@ -95,6 +95,8 @@ class FaultyStore(_Strict, PlantStore):
         With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
         """
         _number("times", times)
+        if not isinstance(plant_id, int | None):
+            raise TypeError(f"plant_id is an integer or None, not {plant_id!r}")
         with self._changed:
             self.fault = (StoreUnavailable("on demand") if fault is None else fault) if times else None
             self._times, self._failing_id = times, plant_id

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -202,6 +202,11 @@ def test_invalid_times_are_rejected(wrong: Any) -> None:
         FaultyStore().fail(times=wrong)
     with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
         Deployment().fail(429, times=wrong)
+
+
+def test_an_id_that_is_no_integer_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"^plant_id is an integer or None, not '17'$"):
+        FaultyStore().fail(plant_id=cast("int", "17"))
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e300, "0.5", None], ids=repr)
