@@ -27,16 +27,8 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, open_store
-from tests.audits.clients import (
-    Crowd,
-    Service,
-    Verdict,
-    new_id,
-    plant,
-    report,
-    reset_on_close,
-    serving,
-)
+from tests.audits.bystander import new_id, plant
+from tests.audits.clients import Crowd, Service, Verdict, report, reset_on_close, serving
 from tests.audits.deployment import read_plant
 from tests.contract import TOKEN
 from tests.support.hosted import SERVE

@@ -26,7 +26,7 @@ import psycopg
 
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from tests.audits.clients import Answer
+from tests.audits.bystander import Answer
 from tests.audits.deployment import Client, Service, read_plant
 from tests.audits.kills import Load, audit, report
 

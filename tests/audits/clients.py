@@ -1,20 +1,11 @@
-"""Sockets and timing for the audits: a service, crowds of bad clients, and a good one beside them in its own process.
-
-    python -m tests.audits.clients 127.0.0.1:8000 TOKEN
-
-creates plants there until its standard input ends, and prints what it was told, as JSON.
-"""
+"""Clients for the audits: a service, crowds of bad clients, and a good one beside them in its own process."""
 
 import argparse
 import contextlib
-import http.client
 import json
-import random
 import re
-import select
 import selectors
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -24,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import ClassVar, NamedTuple, Self, cast
 
+from tests.audits.bystander import Answer, exchange, http_client, new_id, plant
 from tests.contract import TOKEN
 from tests.support import hosted
 from tests.support.process import (
@@ -51,25 +43,6 @@ class Verdict(NamedTuple):
 
     holds: bool
     seen: str
-
-
-class Answer(NamedTuple):
-    """What came back on a connection, and when.
-
-    If it was not a whole answer, ``status`` is 0, ``body`` empty and ``reason`` the exception.
-    """
-
-    status: int
-    body: dict[str, Any]
-    retry_after: str | None
-    began: float
-    ended: float
-    reason: str = ""
-
-    @property
-    def error(self) -> int | None:
-        """The code of an Error body."""
-        return self.body.get("error")
 
 
 class Service:
@@ -109,7 +82,7 @@ class Service:
 
     def create(self, plant_id: int) -> Answer:
         """Create a plant on a connection of its own."""
-        with contextlib.closing(_http_client(self.scheme, self.host, self.port)) as client:
+        with contextlib.closing(http_client(self.scheme, self.host, self.port)) as client:
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
 
     def workers(self) -> list[int]:
@@ -251,7 +224,14 @@ class Bystander:
     ) -> None:
         options = [f"--pause={pause or self.pause}", f"--scheme={service.scheme}"]
         options += [*["--mixed"] * mixed, *["--again"] * again, *["--fresh"] * fresh]
-        command = [sys.executable, "-m", __name__, f"{service.host}:{service.port}", service.token, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.audits.bystander",
+            f"{service.host}:{service.port}",
+            service.token,
+            *options,
+        ]
         self._process = start(
             [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
         )
@@ -276,39 +256,6 @@ class Bystander:
         if self.longest_pause > 0.02:
             seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
-
-
-def _http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
-    if scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=PATIENCE_SECONDS, context=context)
-
-
-def exchange(
-    client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
-) -> Answer:
-    """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
-    fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    began = time.monotonic()
-    try:
-        client.request(method, path, body, fields)
-        response = client.getresponse()
-        document = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        client.close()
-        return Answer(0, {}, None, began, time.monotonic(), repr(error))
-    return Answer(response.status, document, response.headers["Retry-After"], began, time.monotonic())
-
-
-def plant(plant_id: int) -> bytes:
-    return json.dumps({"id": plant_id, "name": f"plant {plant_id}"}).encode()
-
-
-def new_id() -> int:
-    return random.getrandbits(62)
 
 
 def reset_on_close(sock: socket.socket) -> None:
@@ -386,113 +333,3 @@ def service_of(options: argparse.Namespace) -> Iterator[Service]:
 def report(name: str, verdict: Verdict) -> bool:
     print(f"{'ok  ' if verdict.holds else 'FAIL'}  {name}: {verdict.seen}", flush=True)
     return verdict.holds
-
-
-class _Good:
-    """What the good client does, and what it was told."""
-
-    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
-        host, _, port = address.rpartition(":")
-        self._kept, self._fresh = (_http_client(scheme, host, int(port)) for _ in range(2))
-        self._kept_share = 0 if fresh else 0.5
-        self._token = token
-        self.created: list[int] = []
-        self.slowest = 0.0
-        self.answers: Counter[str] = Counter()
-        self.faults: list[str] = []
-        self._kept_since = 0.0  # the end of the last answer on the connection that is kept
-        self._connection = ""
-
-    def create(self) -> None:
-        plant_id = new_id()
-        answer = self._ask("POST", "/plants", self._token, plant(plant_id))
-        if (answer.status, answer.body) == (200, {"name": f"plant {plant_id}"}):
-            self.created.append(plant_id)
-        else:
-            self._fault("a create", answer)
-
-    def create_again(self, plant_id: int = 0) -> None:
-        answer = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
-        if answer.error != 40003:
-            self._fault("a plant that is there created again", answer)
-
-    def do_another_thing(self) -> None:
-        method, path, token, body, error = random.choice(
-            [
-                ("POST", "/plants", "", plant(1), 40100),
-                ("POST", "/plants", "no", plant(1), 40101),
-                ("GET", "/plants", self._token, None, 40500),
-                ("POST", "/nothing", self._token, plant(1), 40400),
-                ("POST", "/plants", self._token, b"{}", 40002),
-                ("POST", "/plants", self._token, b"not JSON", 40001),
-                ("GET", "/livez", "", None, None),
-                ("GET", "/readyz", "", None, None),
-                ("GET", "/openapi.json", "", None, None),
-            ]
-        )
-        answer = self._ask(method, path, token, body)
-        if answer.error != error or not answer.status:
-            self._fault(f"{method} {path} for {error}", answer)
-
-    def _fault(self, what: str, answer: Answer) -> None:
-        found = answer.error or answer.status or answer.reason
-        took = answer.ended - answer.began
-        when = time.strftime("%H:%M:%S", time.gmtime())
-        self.faults.append(f"{when} {what} had {found} after {took:.3f} s on {self._connection}")
-
-    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
-        client = self._kept if random.random() < self._kept_share else self._fresh
-        self._connection = "a new connection"
-        if client.sock:
-            closed = bool(select.select([client.sock], [], [], 0)[0])
-            paused = time.monotonic() - self._kept_since
-            self._connection = f"a kept connection, {'closed' if closed else 'open'} when used, after {paused:.3f} s"
-        answer = exchange(client, method, path, token, body)
-        self.slowest = max(self.slowest, answer.ended - answer.began)
-        if client is self._kept:
-            self._kept_since = answer.ended
-        self.answers[str(answer.error or answer.status)] += 1
-        self._fresh.close()
-        return answer
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("address", help="HOST:PORT")
-    parser.add_argument("token")
-    parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
-    parser.add_argument("--mixed", action="store_true", help="half of the requests are of other kinds than creates")
-    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which is refused")
-    parser.add_argument("--fresh", action="store_true", help="each request is made on a connection of its own")
-    parser.add_argument("--scheme", default="http", choices=["http", "https"])
-    options = parser.parse_args()
-    over = threading.Event()
-
-    def wait_for_the_end() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
-    good = _Good(options.address, options.token, options.scheme, fresh=options.fresh)
-    good.create()
-    print("begun", flush=True)
-    longest_pause = 0.0
-    while not over.is_set():
-        began = time.monotonic()
-        over.wait(options.pause)
-        longest_pause = max(longest_pause, time.monotonic() - began - options.pause)
-        if not options.mixed or not good.created or random.random() < 0.3:
-            good.create()
-        elif random.random() < 0.3:
-            good.create_again()
-        else:
-            good.do_another_thing()
-    slowest = good.slowest
-    for plant_id in good.created if options.again else ():
-        good.create_again(plant_id)
-    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.answers, "faults": good.faults}
-    print(json.dumps(found | {"created": len(good.created)}))
-
-
-if __name__ == "__main__":
-    main()

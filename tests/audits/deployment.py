@@ -11,7 +11,7 @@ import time
 from urllib.parse import urlsplit
 
 from plants import Plant, PlantStore, StoreUnavailable
-from tests.audits.clients import Answer, exchange
+from tests.audits.bystander import Answer, exchange
 from tests.support.process import children, free_port, kill, start, wait_until
 
 TOKEN = "audit"

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import cast
 
 from tests.audits import changes
+from tests.audits.bystander import new_id, plant
 from tests.audits.clients import (
     CHUNKED,
     HEAD,
@@ -36,8 +37,6 @@ from tests.audits.clients import (
     Crowd,
     Service,
     Verdict,
-    new_id,
-    plant,
     report,
     reset_on_close,
     sampled,

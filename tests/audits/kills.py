@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, PlantStore, open_store
-from tests.audits.clients import Answer
+from tests.audits.bystander import Answer
 from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service, read_plant
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import kill, start

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from plants import Plant, open_store
-from tests.audits.clients import Answer
+from tests.audits.bystander import Answer
 from tests.audits.deployment import ID_IN_USE, Client, Service, read_plant
 from tests.audits.kills import Load, report
 from tests.support.postgres_server import PostgresServer

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from tests.audits.bystander import new_id, plant
 from tests.audits.clients import (
     CHUNKED,
     HEAD,
@@ -25,8 +26,6 @@ from tests.audits.clients import (
     Bystander,
     Service,
     Verdict,
-    new_id,
-    plant,
     report,
     reset_on_close,
     sampled,

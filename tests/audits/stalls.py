@@ -36,7 +36,8 @@ from urllib.parse import urlsplit
 import psycopg
 
 from plants import open_store
-from tests.audits.clients import Verdict, plant, report
+from tests.audits.bystander import plant
+from tests.audits.clients import Verdict, report
 from tests.audits.deployment import TOKEN, Client, Service, read_plant
 from tests.audits.outages import running
 from tests.support.postgres_server import PostgresServer

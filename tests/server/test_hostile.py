@@ -26,7 +26,8 @@ CHECKS: dict[str, Callable[[Service], Verdict]] = {
     "large-framing": hostile.large_framing,
     "stalled": partial(hostile.stalled, clients=100, seconds=2, limit=PROMISED_SECONDS),
 }
-OWN_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
+# What happens to connections, whatever the store.
+CONNECTION_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "few-descriptors": partial(hostile.few_descriptors, files=100, clients=300, seconds=1),
     "no-descriptor-left": hostile.no_descriptor_left,
     "stalled-handshakes": partial(hostile.stalled_handshakes, clients=60, allowed=10, timeout=2),
@@ -34,6 +35,8 @@ OWN_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "renegotiations": partial(hostile.renegotiations, seconds=1, limit=PROMISED_SECONDS),
     "silent-clients": partial(hostile.silent_clients, clients=100, seconds=1),
     "clients-that-send-a-byte": partial(hostile.silent_clients, clients=100, seconds=1, first=b"P"),
+}
+CREATE_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "large-creates": partial(hostile.large_creates, clients=12, rounds=2),
     "resets-under-term": partial(hostile.resets_under_term, creates=600, each=300),
     "a-stop-in-the-middle": partial(changes.term_in_the_middle, _creates=0),
@@ -61,9 +64,15 @@ def test_what_bad_clients_do_ends_nothing_but_themselves(service: Service, check
     assert verdict.holds, verdict.seen
 
 
-@pytest.mark.parametrize("check", OWN_CHECKS.values(), ids=OWN_CHECKS)
+@pytest.mark.parametrize("check", CONNECTION_CHECKS.values(), ids=CONNECTION_CHECKS)
+def test_hostile_connections_harm_no_service_with_own_settings(check: Callable[[str, int], Verdict]) -> None:
+    verdict = check("sqlite", 2)
+    assert verdict.holds, verdict.seen
+
+
+@pytest.mark.parametrize("check", CREATE_CHECKS.values(), ids=CREATE_CHECKS)
 @pytest.mark.parametrize("deployment", STORES)
-def test_a_service_with_settings_of_its_own_stands_it_too(
+def test_hostile_creates_harm_no_service_of_any_store(
     deployment: tuple[str, int], check: Callable[[str, int], Verdict]
 ) -> None:
     verdict = check(*deployment)

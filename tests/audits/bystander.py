@@ -1,0 +1,182 @@
+"""A client that behaves well, for a process of its own beside an attack; it imports little, to start fast.
+
+    python -m tests.audits.bystander 127.0.0.1:8000 TOKEN
+
+creates plants there until its standard input ends, and prints the responses as JSON.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import select
+import ssl
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any, NamedTuple
+
+PATIENCE_SECONDS = 60
+
+
+class Answer(NamedTuple):
+    """What came back on a connection, and when.
+
+    If it was not a whole answer, ``status`` is 0, ``body`` empty and ``reason`` the exception.
+    """
+
+    status: int
+    body: dict[str, Any]
+    retry_after: str | None
+    began: float
+    ended: float
+    reason: str = ""
+
+    @property
+    def error(self) -> int | None:
+        """The code of an Error body."""
+        return self.body.get("error")
+
+
+def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=PATIENCE_SECONDS, context=context)
+
+
+def exchange(
+    client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
+) -> Answer:
+    """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
+    fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    began = time.monotonic()
+    try:
+        client.request(method, path, body, fields)
+        response = client.getresponse()
+        document = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        client.close()
+        return Answer(0, {}, None, began, time.monotonic(), repr(error))
+    return Answer(response.status, document, response.headers["Retry-After"], began, time.monotonic())
+
+
+def plant(plant_id: int) -> bytes:
+    return json.dumps({"id": plant_id, "name": f"plant {plant_id}"}).encode()
+
+
+def new_id() -> int:
+    return random.getrandbits(62)
+
+
+class _Good:
+    """What the good client does, and what it was told."""
+
+    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
+        host, _, port = address.rpartition(":")
+        self._kept, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
+        self._kept_share = 0 if fresh else 0.5
+        self._token = token
+        self.created: list[int] = []
+        self.slowest = 0.0
+        self.answers: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self._kept_since = 0.0  # the end of the last answer on the connection that is kept
+        self._connection = ""
+
+    def create(self) -> None:
+        plant_id = new_id()
+        answer = self._ask("POST", "/plants", self._token, plant(plant_id))
+        if (answer.status, answer.body) == (200, {"name": f"plant {plant_id}"}):
+            self.created.append(plant_id)
+        else:
+            self._fault("a create", answer)
+
+    def create_again(self, plant_id: int = 0) -> None:
+        answer = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
+        if answer.error != 40003:
+            self._fault("a plant that is there created again", answer)
+
+    def do_another_thing(self) -> None:
+        method, path, token, body, error = random.choice(
+            [
+                ("POST", "/plants", "", plant(1), 40100),
+                ("POST", "/plants", "no", plant(1), 40101),
+                ("GET", "/plants", self._token, None, 40500),
+                ("POST", "/nothing", self._token, plant(1), 40400),
+                ("POST", "/plants", self._token, b"{}", 40002),
+                ("POST", "/plants", self._token, b"not JSON", 40001),
+                ("GET", "/livez", "", None, None),
+                ("GET", "/readyz", "", None, None),
+                ("GET", "/openapi.json", "", None, None),
+            ]
+        )
+        answer = self._ask(method, path, token, body)
+        if answer.error != error or not answer.status:
+            self._fault(f"{method} {path} for {error}", answer)
+
+    def _fault(self, what: str, answer: Answer) -> None:
+        found = answer.error or answer.status or answer.reason
+        took = answer.ended - answer.began
+        when = time.strftime("%H:%M:%S", time.gmtime())
+        self.faults.append(f"{when} {what} had {found} after {took:.3f} s on {self._connection}")
+
+    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
+        client = self._kept if random.random() < self._kept_share else self._fresh
+        self._connection = "a new connection"
+        if client.sock:
+            closed = bool(select.select([client.sock], [], [], 0)[0])
+            paused = time.monotonic() - self._kept_since
+            self._connection = f"a kept connection, {'closed' if closed else 'open'} when used, after {paused:.3f} s"
+        answer = exchange(client, method, path, token, body)
+        self.slowest = max(self.slowest, answer.ended - answer.began)
+        if client is self._kept:
+            self._kept_since = answer.ended
+        self.answers[str(answer.error or answer.status)] += 1
+        self._fresh.close()
+        return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", help="HOST:PORT")
+    parser.add_argument("token")
+    parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
+    parser.add_argument("--mixed", action="store_true", help="half of the requests are of other kinds than creates")
+    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which is refused")
+    parser.add_argument("--fresh", action="store_true", help="each request is made on a connection of its own")
+    parser.add_argument("--scheme", default="http", choices=["http", "https"])
+    options = parser.parse_args()
+    over = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    good = _Good(options.address, options.token, options.scheme, fresh=options.fresh)
+    good.create()
+    print("begun", flush=True)
+    longest_pause = 0.0
+    while not over.is_set():
+        began = time.monotonic()
+        over.wait(options.pause)
+        longest_pause = max(longest_pause, time.monotonic() - began - options.pause)
+        if not options.mixed or not good.created or random.random() < 0.3:
+            good.create()
+        elif random.random() < 0.3:
+            good.create_again()
+        else:
+            good.do_another_thing()
+    slowest = good.slowest
+    for plant_id in good.created if options.again else ():
+        good.create_again(plant_id)
+    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.answers, "faults": good.faults}
+    print(json.dumps(found | {"created": len(good.created)}))
+
+
+if __name__ == "__main__":
+    main()
