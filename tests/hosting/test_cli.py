@@ -1,6 +1,5 @@
 """The command ``plants``."""
 
-import io
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,51 +22,12 @@ from plants.hosting import cli, gunicorn_conf, settings
 from plants.hosting.settings import Settings
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg
 from tests.support.process import children, comes_true, free_port
 from tests.support.tls_client import make_certificate
 
-PLANTS = [sys.executable, "-m", "plants"]
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
-
-
-def call(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Call the command in this process, which has been started already."""
-    output, errors = io.StringIO(), io.StringIO()
-    status: object = 0
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
-        patch.setattr(sys, "argv", ["plants", *arguments])
-        patch.setattr(os, "environ", environment(**env))
-        try:
-            cli.main()
-        except SystemExit as end:  # Python prints a text, and gives 1 for it.
-            status = end.code
-            if isinstance(status, str):
-                print(status, file=errors)
-                status = 1
-        finally:
-            signal.signal(signal.SIGINT, handler)
-    assert isinstance(status, int)
-    return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
-
-
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as its user does."""
-    return run_in(CHECKOUT, *arguments, **env)
-
-
-def run_in(cwd: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PLANTS, *arguments],
-        cwd=cwd,
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def the_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
@@ -137,7 +97,7 @@ def test_plants_token_prints_a_new_token_and_the_line_of_its_digest(tmp_path: Pa
 
 def shown(**env: str) -> dict[str, tuple[str, str]]:
     """Give what plants config prints: a name, its value, and where it comes from."""
-    result = run("config", **env)  # Gunicorn reads the environment when it is imported.
+    result = call("config", **env)
     assert (result.returncode, result.stderr) == (0, "")
     lines = [re.fullmatch(r"(\w+)=(.*)  # (default|environment|Gunicorn)", line) for line in result.stdout.splitlines()]
     return {line[1]: (line[2], line[3]) for line in lines if line}
@@ -145,7 +105,7 @@ def shown(**env: str) -> dict[str, tuple[str, str]]:
 
 def test_the_configuration_can_be_read_as_json() -> None:
     env = {"PLANTS_TOKENS": TOKEN, "PORT": "80"}
-    rows = json.loads(run("config", "--json", **env).stdout)
+    rows = json.loads(call("config", "--json", **env).stdout)
     assert {name: (row["value"], row["from"]) for name, row in rows.items()} == shown(**env)
 
 
@@ -183,7 +143,7 @@ def test_the_configuration_says_what_the_environment_sets() -> None:
 def test_the_configuration_shows_a_path_of_any_bytes(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/t\xffkens"
     Path(os.fsdecode(path)).write_text("one\n")
-    result = run("config", PLANTS_TOKENS_FILE=os.fsdecode(path))
+    result = call("config", PLANTS_TOKENS_FILE=os.fsdecode(path))
     assert (result.returncode, result.stderr) == (0, "")
     assert rf"PLANTS_TOKENS_FILE={tmp_path}/t\udcffkens  # environment" in result.stdout.splitlines()
 
@@ -223,7 +183,7 @@ def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> Non
     ids=["name", "value", "Gunicorn's"],
 )
 def test_a_bad_configuration_is_one_line(env: dict[str, str], start: str) -> None:
-    assert the_line(run("config", **env)).startswith(start)
+    assert the_line(call("config", **env)).startswith(start)
 
 
 # plants check
@@ -259,11 +219,11 @@ def answering(answer: bytes) -> Iterator[str]:
 def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
-        assert run("check", PORT=str(service.port)).stdout == ready
+        assert call("check", PORT=str(service.port)).stdout == ready
         bind = f"127.0.0.1:{service.port}"
         for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
-            assert run("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
-        result = run("check", f"http://127.0.0.1:{service.port}/")
+            assert call("check", GUNICORN_CMD_ARGS=options, PORT="1").stdout == ready
+        result = call("check", f"http://127.0.0.1:{service.port}/")
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
@@ -274,7 +234,7 @@ def test_plants_check_asks_at_the_default_address_of_gunicorn() -> None:
         ("-b [::1]", "[::1]"),
         ("-b=", "127.0.0.1"),
     ]:
-        result = run("check", GUNICORN_CMD_ARGS=options)
+        result = call("check", GUNICORN_CMD_ARGS=options)
         assert f"http://{host}:8000/readyz: " in result.stdout + result.stderr
 
 
@@ -284,7 +244,7 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         file.unlink()
         # A plant that was just stored answers a probe for half a second.
-        result = comes_true(lambda: (found := run("check", PORT=str(service.port))).returncode and found)
+        result = comes_true(lambda: (found := call("check", PORT=str(service.port))).returncode and found)
         assert result
         line = the_line(result)
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
@@ -309,7 +269,7 @@ def test_plants_check_says_what_another_server_does(answer: bytes, reason: str) 
 def test_plants_check_says_that_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert the_line(run("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
+    assert the_line(call("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
 
 
 def test_plants_check_speaks_tls() -> None:
@@ -325,7 +285,7 @@ def test_plants_check_takes_only_an_address_of_http(url: str) -> None:
 def test_plants_check_asks_through_the_service_s_unix_socket(tmp_path: Path) -> None:
     bind = f"unix:{tmp_path}/socket"
     with serving("--bind", bind):
-        assert run("check", GUNICORN_CMD_ARGS=f"--bind {bind}").stdout == f"{bind}: ready\n"
+        assert call("check", GUNICORN_CMD_ARGS=f"--bind {bind}").stdout == f"{bind}: ready\n"
     assert the_line(call("check", bind)) == f"{bind}: No such file or directory."
 
 
@@ -338,23 +298,23 @@ def test_plants_check_finds_the_service_with_tls(tmp_path: Path) -> None:
         service.wait_for("Listening at")
         ready = f"https://127.0.0.1:{port}/readyz: ready\n"
         for arguments in (options, f"--config {tmp_path}/mine.py"):
-            assert run("check", GUNICORN_CMD_ARGS=arguments, PORT=str(port)).stdout == ready
+            assert call("check", GUNICORN_CMD_ARGS=arguments, PORT=str(port)).stdout == ready
         assert "certificate verify failed" in the_line(call("check", f"https://127.0.0.1:{port}"))
 
 
 def test_plants_check_cannot_ask_a_descriptor() -> None:
-    line = the_line(run("check", GUNICORN_CMD_ARGS="--bind fd://3"))
+    line = the_line(call("check", GUNICORN_CMD_ARGS="--bind fd://3"))
     assert line == "the service listens at fd://3; plants check URL needs an address."
 
 
 @pytest.mark.parametrize("port", ["", "http", "99999"], ids=repr)
 def test_plants_check_judges_a_port_as_serve_does(port: str) -> None:
     line = "PORT is not usable: set a number from 0 to 65535, or unset it."
-    assert the_line(run("check", PORT=port)) == line
+    assert the_line(call("check", PORT=port)) == line
 
 
 def test_plants_check_judges_gunicorn_s_options_as_serve_does() -> None:
-    assert the_line(run("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
+    assert the_line(call("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
 
 
 def test_plants_check_imports_no_framework() -> None:
@@ -406,20 +366,20 @@ cannot_be_served = pytest.mark.parametrize(
 
 @cannot_be_served
 def test_what_cannot_be_served_is_one_line(options: str, env: dict[str, str], line: str) -> None:
-    assert the_line(run("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
+    assert the_line(call("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
 
 
 @cannot_be_served
 @pytest.mark.usefixtures("unmeasured")
 def test_check_config_reports_the_same_line(options: str, env: dict[str, str], line: str) -> None:
-    assert the_line(run("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
+    assert the_line(call("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
 
 
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
 def test_an_unknown_application_is_one_line(options: list[str], tmp_path: Path) -> None:
     line = "there is no module 'foo'; plants serve takes options, and MODULE:APP to serve another."
     for app in ("foo", "foo:app"):
-        assert the_line(run("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
+        assert the_line(call("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
 
 
 def test_check_config_rejects_what_a_start_rejects() -> None:
@@ -436,18 +396,18 @@ def test_check_config_rejects_what_a_start_rejects() -> None:
         (["-b", address], {"PLANTS_METRICS_BIND": address}, "an address of the service itself"),
     ]
     for options, env, problem in cases:
-        assert problem in the_line(run("serve", "--check-config", *options, **env))
+        assert problem in the_line(call("serve", "--check-config", *options, **env))
 
 
 def test_check_config_passes_beside_the_running_service(tmp_path: Path) -> None:
     with serving() as service:
         for address in (f"127.0.0.1:{service.port}", f"unix:{tmp_path}/socket"):
-            result = run("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
+            result = call("serve", "--check-config", "--bind", address, PLANTS_TOKENS=TOKEN)
             assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_check_config_warns_of_an_unavailable_store(tmp_path: Path) -> None:
-    result = run("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
+    result = call("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
     line = json.loads(result.stderr)
     assert (result.returncode, line["level"]) == (0, "warning")
     assert line["msg"].startswith("the store cannot be used now, which is normal before its first start: ")
@@ -455,7 +415,7 @@ def test_check_config_warns_of_an_unavailable_store(tmp_path: Path) -> None:
 
 
 def test_check_config_logs_no_generated_token() -> None:
-    result = run("serve", "--check-config")
+    result = call("serve", "--check-config")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
@@ -469,7 +429,7 @@ def read_by(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, where: str) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
     options, env = (["-c", "mine.py"], {}) if where == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
-    result = run_in(tmp_path, "serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env)
+    result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
     found = read_by(result)
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert (found["wsgi_app"], found["worker_class"]) == ("plants.wsgi:app", "plants.hosting.worker.Worker")
@@ -477,7 +437,7 @@ def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, wher
 
 def test_a_configuration_file_that_nobody_names_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 7\n")
-    found = read_by(run_in(tmp_path, "serve", "--print-config", PLANTS_TOKENS=TOKEN))
+    found = read_by(call("serve", "--print-config", PLANTS_TOKENS=TOKEN, cwd=tmp_path))
     assert (found["worker_connections"], found["config"]) == ("4000", "python:plants.hosting.gunicorn_conf")
 
 
@@ -571,7 +531,7 @@ def test_hup_keeps_a_configuration_if_the_new_one_cannot_serve(tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "TERM"])
 def test_a_signal_to_stop_ends_a_start_at_once_without_a_traceback(tmp_path: Path, number: int) -> None:
     (tmp_path / "mine.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
-    result = run_in(tmp_path, "serve", "-c", "mine.py", PLANTS_TOKENS=TOKEN)
+    result = run(*SERVE, "-c", "mine.py", PLANTS_TOKENS=TOKEN, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (-number, "", "")
 
 
@@ -598,10 +558,9 @@ def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None
     )
 
 
-def test_a_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
-    assert the_line(call("serve")) == "the working directory cannot be used: No such file or directory."
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    result = run("sh", "-c", 'rmdir "$0" && exec "$@"', str(tmp_path), *SCRIPT, "serve", cwd=tmp_path)
+    assert the_line(result) == "the working directory cannot be used: No such file or directory."
 
 
 @pytest.mark.parametrize(
@@ -624,7 +583,7 @@ def test_any_other_os_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: 
 def test_serve_help_lists_gunicorns_options() -> None:
     from plants.stores.postgres import PostgresStore
 
-    result = run("serve", "--help")
+    result = call("serve", "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("usage: plants serve [gunicorn options]\n")
     assert "--worker-connections" in result.stdout
@@ -640,7 +599,7 @@ def test_serve_help_lists_gunicorns_options() -> None:
 
 
 def test_an_unknown_option_of_serve_is_named() -> None:
-    result = run("serve", "--nonsense", PLANTS_TOKENS=TOKEN)
+    result = call("serve", "--nonsense", PLANTS_TOKENS=TOKEN)
     assert result.returncode == 2
     assert result.stderr == (
         "usage: plants serve [gunicorn options]\nplants serve: error: unrecognized arguments: --nonsense\n"

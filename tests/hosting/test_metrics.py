@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import stat
 import string
-import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
@@ -21,7 +20,7 @@ import plants
 from plants import server
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Headers, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.hosted import SERVE, Service, call, run, send_to, serving
 from tests.support.process import children, free_port, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
@@ -258,14 +257,9 @@ def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
 
 
-def run(command: list[str], metrics: str) -> "subprocess.CompletedProcess[str]":
-    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
-    return subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
 def the_line_of_a_start_with(metrics: str, *options: str) -> str:
     """Give the line of a service that cannot start."""
-    result = run([*SERVE, "--log-level=error", *options], metrics)
+    result = run(*SERVE, "--log-level=error", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     return line
@@ -289,17 +283,18 @@ def test_without_a_place_for_files_the_start_stops_with_one_line(port: int, tmp_
         "from plants.hosting.cli import main; main()"
     )
     command = [sys.executable, "-c", code, "serve", "--log-level=error", "-b=127.0.0.1:0", str(tmp_path / "gone")]
-    result = run(command, f"127.0.0.1:{port}")
+    result = run(*command, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}")
     line = "cannot make a file for a worker (No such file or directory); choose another folder with --worker-tmp-dir"
     assert result.stderr == f"plants: {line}.\n"
 
 
 def test_a_configuration_is_checked_beside_the_service_that_it_is_for(port: int) -> None:
-    command = [*SERVE, "--check-config", "--bind=127.0.0.1:0"]
+    options = ["--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
-        assert run(command, f"127.0.0.1:{port}").stderr == ""
+        assert call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}").stderr == ""
     line = "plants: cannot listen at 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
-    assert run(command, "192.0.2.1:9100").stderr == f"{line}PLANTS_METRICS_BIND.\n"
+    result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND="192.0.2.1:9100")
+    assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
 
 
 def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:

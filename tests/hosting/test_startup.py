@@ -15,15 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, serving
+from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_root
 from tests.support.process import Process, children, comes_true, free_port, wait_for_workers, wait_until
-
-
-def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command], cwd=CHECKOUT, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 @pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
@@ -220,8 +214,8 @@ def test_a_token_file_that_workers_cannot_read_stops_the_start(options: list[str
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     tokens.chmod(0o600)
-    command = [*SERVE, "--log-level=error", "--bind=127.0.0.1:0", "--user=12345", *options]
-    result = run(*command, PLANTS_TOKENS_FILE=str(tokens))
+    command = ["serve", "--log-level=error", "--bind=127.0.0.1:0", "--user=12345", *options]
+    result = call(*command, PLANTS_TOKENS_FILE=str(tokens))
     assert (result.returncode, result.stderr) == (
         1,
         "plants: PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups).\n",
@@ -310,7 +304,7 @@ TOO_MANY_WORKERS = [
 
 @pytest.mark.parametrize(("options", "env"), TOO_MANY_WORKERS, ids=["environment", "option", "preload", "arguments"])
 def test_the_dictionary_store_is_not_served_by_two_processes(options: list[str], env: dict[str, str]) -> None:
-    result = run(*SERVE, *options, **env)
+    result = call("serve", *options, **env)
     assert result.returncode == 1
     assert result.stderr.startswith("plants: PLANTS_STORE=memory: cannot be shared by ")
     assert result.stderr.count("\n") == 1
@@ -330,11 +324,9 @@ def test_a_second_worker_process_cannot_be_added_while_it_runs() -> None:
     [([], {"PLANTS_STOER": "x"}), (["--preload"], {"PLANTS_STORE": "x:"}), ([], {"PLANTS_TOKENS": "a;b"})],
     ids=["unknown name", "store", "token"],
 )
-@pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
-def test_a_bad_setting_stops_the_start_with_one_line(
-    command: list[str], options: list[str], env: dict[str, str]
-) -> None:
-    result = run(*command, *options, **env)
+@pytest.mark.parametrize("gunicorn", [False, True], ids=["plants serve", "gunicorn"])
+def test_a_bad_setting_stops_the_start_with_one_line(gunicorn: bool, options: list[str], env: dict[str, str]) -> None:
+    result = run(sys.executable, "-m", "gunicorn", *options, **env) if gunicorn else call("serve", *options, **env)
     assert result.returncode == 1
     assert result.stderr.startswith(f"plants: {next(iter(env))} is not ")
     assert result.stderr.count("\n") == 1

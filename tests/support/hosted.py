@@ -2,19 +2,27 @@
 
 import http.client
 import json
+import logging
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from plants.hosting import cli
 from tests.contract import LIMIT, TOKEN, Answer, Headers
-from tests.support.process import END, Process, wait_for_workers
+from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_workers
 
 CHECKOUT = Path(__file__).parents[2]
-SERVE = [sys.executable, "-m", "plants", "serve"]
+PLANTS = [sys.executable, "-m", "plants"]
+SERVE = [*PLANTS, "serve"]
 # What the tests send as a token, in bodies and in queries, and no log has.
 NEVER_LOGGED = re.compile(rf"{TOKEN}|Fern|access_token|\?a=1")
 
@@ -87,6 +95,75 @@ def environment(**env: str) -> dict[str, str]:
     """The environment of a service: of our own settings only these."""
     ours = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | env
+
+
+def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself, as its user does."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command ``plants`` in this process, which has already imported most of what it needs.
+
+    Only the modules that read the environment are imported anew. The command may not serve.
+    """
+    status: object = 0
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+") as errors,
+        ExitStack() as stack,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            stack.callback(signal.signal, number, signal.getsignal(number))
+        for name in ("plants", "gunicorn", "gunicorn.error", "gunicorn.access"):
+            log = logging.getLogger(name)
+            stack.callback(log.setLevel, log.level)
+            stack.callback(vars(log).update, handlers=[*log.handlers], propagate=log.propagate)
+        stack.enter_context(_imported_anew(re.compile(r"gunicorn(\..+)?|plants\.hosting\.(?!cli$).+|plants\.wsgi")))
+        patch.setattr(sys, "argv", ["plants", *arguments])
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "stdout", output)
+        patch.setattr(sys, "stderr", errors)
+        patch.setattr(os, "environ", environment(**env))
+        patch.chdir(cwd)
+        try:
+            cli.main()
+        except SystemExit as end:  # Python prints a text, and returns 1.
+            status = end.code
+            if isinstance(status, str):
+                print(status, file=errors)
+                status = 1
+        assert isinstance(status, int)
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
+
+
+@contextmanager
+def _imported_anew(names: re.Pattern[str]) -> Iterator[None]:
+    """Import modules of these names again, until the end."""
+    before = {name: module for name, module in sys.modules.items() if names.fullmatch(name)}
+    for name in before:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [*filter(names.fullmatch, sys.modules)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        for name, module in before.items():
+            package, _, attribute = name.rpartition(".")
+            if package:
+                setattr(sys.modules[package], attribute, module)
 
 
 @contextmanager
