@@ -1,0 +1,247 @@
+"""A request in memory: the limits to the byte, and the same meaning however its bytes are cut into packets."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plants.server.listener import Listener
+from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Limits, Request, SizedBody, check_growing_head
+
+LIMITS = Limits(line=60, field=50, fields=4, body=1000)
+LARGE = Limits(line=8190, field=8190, fields=100, body=1000)
+HOST = b"Host: a\r\n"
+
+
+def parse(head: bytes, limits: Limits = LIMITS) -> Request:
+    with socket.socket() as sock:
+        request = Request(Listener(sock, lambda *_: []), {"SCRIPT_NAME": ""}, 0.0)
+    request.parse_head(head.decode("latin-1"), limits)
+    return request
+
+
+def rejection(check: Callable[..., Any], *args: Any) -> int:
+    """Return the status with which a check rejects a request, or 0."""
+    try:
+        check(*args)
+    except HTTPError as error:
+        return error.status
+    return 0
+
+
+def head(*fields: bytes, line: bytes = b"GET / HTTP/1.1") -> bytes:
+    return b"".join(each + b"\r\n" for each in (line, HOST[:-2], *fields, b""))
+
+
+def head_with_line_of(size: int) -> bytes:
+    return head(line=b"GET " + b"/".ljust(size - 13, b"a") + b" HTTP/1.1")
+
+
+def head_after_an_empty_line(size: int) -> bytes:
+    return b"\r\n" + head_with_line_of(size - 2)
+
+
+def head_with_field_of(size: int) -> bytes:
+    return head(b"X-A: ".ljust(size, b"a"))
+
+
+def head_with_last_field_of(size: int) -> bytes:
+    return head(b"X-A: a", b"X-B: ".ljust(size, b"b"))
+
+
+def head_with_fields(count: int) -> bytes:
+    return head(*[b"X-A: a"] * (count - 1))
+
+
+def head_of(size: int) -> bytes:
+    fields = [b"X-A: ".ljust(8000, b"a")] * 8
+    missing = size - len(head(*fields, b""))
+    return head(*fields, b"X-B: ".ljust(missing, b"b"))
+
+
+HEADS = {
+    "line": (head_with_line_of, LIMITS.line, LIMITS, 414),
+    "line-after-an-empty-one": (head_after_an_empty_line, LIMITS.line, LIMITS, 414),
+    "field": (head_with_field_of, LIMITS.field, LIMITS, 431),
+    "last-field": (head_with_last_field_of, LIMITS.field, LIMITS, 431),
+    "fields": (head_with_fields, LIMITS.fields, LIMITS, 431),
+    "head": (head_of, HEAD_BYTES, LARGE, 431),
+}
+
+
+@pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
+def test_a_head_may_reach_each_limit_but_not_exceed_it(
+    make: Callable[[int], bytes], limit: int, limits: Limits, status: int
+) -> None:
+    assert parse(make(limit), limits).parsed
+    assert rejection(parse, make(limit + 1), limits) == status
+    assert rejection(parse, make(limit + 1).replace(b"Host", b"H st"), limits) in (400, status)
+
+
+@pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
+def test_an_incomplete_head_is_rejected_only_if_the_complete_one_is(
+    make: Callable[[int], bytes], limit: int, limits: Limits, status: int
+) -> None:
+    data = make(limit)
+    for end in range(max(1, len(data) - 80), len(data)):
+        assert rejection(check_growing_head, data[:end], limits) == 0
+    data = make(limit + 1)
+    for end in range(max(1, len(data) - 80), len(data)):
+        assert rejection(check_growing_head, data[:end], limits) in (0, status)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(b"GET /".ljust(62, b"a"), 414, id="line"),
+        pytest.param(b"\r\nGET /".ljust(62, b"a"), 414, id="line-after-an-empty-one"),
+        pytest.param(head()[:-2] + b"X-A: ".ljust(52, b"a"), 431, id="field"),
+        pytest.param(head_with_fields(5)[:-2], 431, id="fields"),
+        pytest.param(b"get / HTTP/1.1\r\n", 400, id="malformed-line"),
+        pytest.param(b"\r\n\r\n", 400, id="two-empty-lines"),
+    ],
+)
+def test_an_incomplete_head_is_rejected_at_the_first_byte_too_many(data: bytes, status: int) -> None:
+    assert rejection(check_growing_head, data[:-1], LIMITS) == 0
+    assert rejection(check_growing_head, data, LIMITS) == status
+
+
+def test_an_incomplete_head_has_at_most_64_kib() -> None:
+    data = head_of(HEAD_BYTES + 10)
+    assert rejection(check_growing_head, data[:HEAD_BYTES], LARGE) == 0
+    assert rejection(check_growing_head, data[: HEAD_BYTES + 1], LARGE) == 431
+
+
+def test_a_malformed_line_that_is_too_long_is_414() -> None:
+    assert rejection(parse, b"get /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
+    assert rejection(parse, b"get /".ljust(60, b"a") + b"\r\n\r\n", LIMITS) == 400
+
+
+def test_a_content_length_has_at_most_4000_digits() -> None:
+    body = parse(head(b"Content-Length: " + b"9" * 4000), LARGE).body
+    assert body.size == 10**4000 - 1
+    assert rejection(parse, head(b"Content-Length: " + b"9" * 4001), LARGE) == 400
+
+
+def test_white_space_around_a_value_is_removed_and_inside_it_stays() -> None:
+    environ = parse(head(b"X-A: \t a \t b \t ", b"X-B:b")).environ
+    assert (environ["HTTP_X_A"], environ["HTTP_X_B"]) == ("a \t b", "b")
+
+
+def test_a_request_is_empty_until_its_head_is_parsed() -> None:
+    with socket.socket() as sock:
+        request = Request(Listener(sock, lambda *_: []), {"SCRIPT_NAME": ""}, 1.5)
+    assert (request.method, request.path, request.extra_headers, request.started) == ("", "", b"", 1.5)
+    assert (request.parsed, request.keep_alive, request.http_1_0, request.awaits_continue) == (False,) * 4
+    assert request.environ == {"SCRIPT_NAME": ""}
+    assert (request.body.complete, request.body.size, request.body.content) == (True, 0, b"")
+
+
+@pytest.mark.parametrize("character", "!$%&'*+-.^_`|~0AZ")
+def test_a_method_may_have_any_token_character_but_a_lower_case_letter(character: str) -> None:
+    for method in (f"GE{character}", f"{character}ET", character * 20):
+        assert parse(head(line=f"{method} / HTTP/1.1".encode())).method == method
+
+
+@pytest.mark.parametrize("method", ["GE", "G" * 21, "GEt", "G#T", "G T", 'G"T', "G/T", "G@T", "G[T", "G{T"])
+def test_any_other_method_is_malformed(method: str) -> None:
+    assert rejection(parse, head(line=f"{method} / HTTP/1.1".encode())) == 400
+
+
+# Bodies
+
+
+def feed(body: SizedBody | ChunkedBody, *packets: bytes) -> bytes:
+    """Feed packets as a connection does, and return what the body leaves."""
+    rest = b"\r\n"[: body.overlap]
+    for packet in packets:
+        rest += packet
+        before = -1
+        while not body.complete and len(rest) != before:
+            before = len(rest)
+            rest = body.feed(rest)
+    return rest
+
+
+def test_a_sized_body_ends_at_its_length_however_it_is_cut() -> None:
+    data = b"content and the next request"
+    for cut in range(len(data)):
+        body = SizedBody(7)
+        rest = feed(body, data[:cut]) + data[cut:] if cut >= 7 else feed(body, data[:cut], data[cut:])
+        assert (body.complete, body.content, body.size, rest) == (True, b"content", 7, b" and the next request")
+
+
+CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B: c\r\n\r\n'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_a_chunked_body_means_the_same_however_it_is_cut(size: int) -> None:
+    for first in range(size):
+        data = CHUNKS + b"next"
+        packets = [data[:first], *(data[start : start + size] for start in range(first, len(data), size))]
+        body = ChunkedBody(LIMITS)
+        assert feed(body, *packets) == b"next"
+        assert (body.complete, body.content, body.size) == (True, b"content", 7)
+
+
+def test_a_chunked_body_is_incomplete_until_its_last_byte() -> None:
+    for end in range(len(CHUNKS)):
+        body = ChunkedBody(LIMITS)
+        feed(body, CHUNKS[:end])
+        assert not body.complete
+
+
+def test_one_step_parses_64_chunks() -> None:
+    body = ChunkedBody(LIMITS)
+    rest = body.feed(b"\r\n" + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
+    assert 60 <= len(body.content) <= 64
+    while rest:
+        rest = body.feed(rest)
+    assert (body.complete, body.content) == (True, b"x" * 100)
+
+
+def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
+    def line(size: int) -> bytes:
+        return b"1;a=".ljust(size - 2, b"b") + b"\r\n"
+
+    large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It pays for the framing of the line.
+    for size, status in ((4094, 0), (4095, 400)):
+        for packets in ([large + line(size) + b"x"], [large, line(size), b"x"], [large, line(size)[:-1], b"\nx"]):
+            assert rejection(feed, ChunkedBody(LARGE), *packets) == status
+    assert rejection(feed, ChunkedBody(LARGE), large + line(5000)[:4093]) == 0
+    assert rejection(feed, ChunkedBody(LARGE), large + line(5000)[:4094]) == 400
+
+
+def test_framing_may_take_1_kib_and_2_bytes_for_each_byte_of_content() -> None:
+    def chunk(framing: int, content: int) -> bytes:
+        return (
+            b"%x;a=" % content + b"b" * (framing - len(b"%x;a=\r\n\r\n" % content)) + b"\r\n" + b"x" * content + b"\r\n"
+        )
+
+    for first, allowed in ((0, 1024), (10, 1044)):
+        start = chunk(20, first) if first else b""
+        left = allowed - 20 * bool(first)
+        assert rejection(feed, ChunkedBody(LIMITS), start + chunk(left, 100)) == 0
+        assert rejection(feed, ChunkedBody(LIMITS), start + chunk(left + 1, 100)) == 400
+
+
+TRAILERS = {
+    "trailer": (lambda size: b"X-A: ".ljust(size, b"a") + b"\r\n", LIMITS.field, LIMITS),
+    "trailers": (lambda count: b"X-A: a\r\n" * count, LIMITS.fields, LIMITS),
+}
+
+
+@pytest.mark.parametrize(("make", "limit", "limits"), TRAILERS.values(), ids=TRAILERS)
+def test_trailers_have_the_limits_of_the_head(make: Callable[[int], bytes], limit: int, limits: Limits) -> None:
+    for size, status in ((limit, 0), (limit + 1, 431)):
+        data = b"0\r\n" + make(size) + b"\r\n"
+        for cut in range(len(data)):
+            assert rejection(feed, ChunkedBody(limits), data[:cut], data[cut:]) == status
+
+
+def test_trailers_without_an_end_are_rejected() -> None:
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 51, b"a")) == 0
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 52, b"a")) == 431
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\n" + b"X-A: a\r\n" * 5) == 431
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX A: a\r\n\r\n") == 400
