@@ -1,6 +1,7 @@
 """What the documents say is so: their links, and the tables that are held to the code."""
 
 import re
+from collections import Counter
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from plants.hosting.settings import Settings
 from plants.server import calls, connection, loop, tls
 from plants.stores.batch import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.published.test_imports import MODULES, wing_of
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
 from tests.support.servers import COMMANDS
@@ -132,3 +134,18 @@ def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> No
     for module, options in commands:
         source = Path(str(import_module(module).__file__)).read_text()
         assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
+
+
+def test_the_sizes_of_the_wings_are_about_those_of_the_code() -> None:
+    sizes: Counter[str] = Counter()
+    for module, file in MODULES.items():
+        tests = module.startswith(("plants.testing", "plants._webtest", "plants.pytest_plugin", "plants.store_suite"))
+        sizes["testing" if tests else wing_of(module)] += len(file.read_text().splitlines())
+    table = page("decisions").partition("| wing | 2eaa4f4 | now |")[2].partition("\n\n")[0]
+    documented = {wing: int(lines) for wing, lines in re.findall(r"^\| (\w+) \| \d+ \| (\d+) \|", table, re.MULTILINE)}
+    assert documented == {wing: pytest.approx(lines, abs=100) for wing, lines in sizes.items()}
+    stated = re.findall(r"has about ([\d,]+) now", page("decisions"))
+    assert int(stated[0].replace(",", "")) == pytest.approx(sizes.total(), abs=200)
+    files = re.findall(r"`([\w/]+\.py)`", page("decisions").partition("| where | what it does")[2])
+    names = {path.name for path in MODULES.values()}
+    assert {Path(file).name for file in files} <= names
