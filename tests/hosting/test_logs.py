@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from plants.server.request import Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import children, free_port, wait_until
+from tests.support.process import PATIENCE_SECONDS, UNMEASURED, children, free_port, kill, start, wait_until
 from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
@@ -53,41 +54,53 @@ def of(service: Service, request_id: str) -> dict[str, Any]:
     return line
 
 
-@pytest.mark.usefixtures("unmeasured")
-def test_a_request_has_a_line_on_standard_output() -> None:
-    with serving() as service:
-        headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
-        answer = service.send(new_plant(), path="/plants?a=1", headers=headers)
-        assert of(service, "first") == {
-            "level": "info",
-            "logger": "plants.access",
-            "request_id": "first",
-            "method": "POST",
-            "path": "/plants",
-            "status": 200,
-            "size": len(answer.body),
-            "remote_ip": "127.0.0.1",
-        }
+@pytest.fixture(scope="module")
+def talkative() -> Iterator[Service]:
+    with serving(command=[*UNMEASURED, *SERVE]) as service:
+        yield service
 
 
-@pytest.mark.usefixtures("unmeasured")
-def test_the_line_of_a_failure_has_what_the_client_was_told() -> None:
-    with serving() as service:
-        headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
-        answer = service.send(b'{"id": "1", "name": "Fern"}', headers=headers)
-        assert answer.error == 40002
-        assert of(service, "second") == {
-            "level": "warning",
-            "logger": "plants.access",
-            "request_id": "second",
-            "method": "POST",
-            "path": "/plants",
-            "status": 400,
-            "error": 40002,
-            "message": answer.message,
-            "size": len(answer.body),
-            "remote_ip": "127.0.0.1",
-        }
+def test_a_request_has_a_line_on_standard_output(talkative: Service) -> None:
+    headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
+    response = talkative.send(new_plant(), path="/plants?a=1", headers=headers)
+    assert of(talkative, "first") == {
+        "level": "info",
+        "logger": "plants.access",
+        "request_id": "first",
+        "method": "POST",
+        "path": "/plants",
+        "status": 200,
+        "size": len(response.body),
+        "remote_ip": "127.0.0.1",
+    }
+
+
+def test_the_line_of_a_failure_has_what_the_client_was_told(talkative: Service) -> None:
+    headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
+    response = talkative.send(b'{"id": "1", "name": "Fern"}', headers=headers)
+    assert response.error == 40002
+    assert of(talkative, "second") == {
+        "level": "warning",
+        "logger": "plants.access",
+        "request_id": "second",
+        "method": "POST",
+        "path": "/plants",
+        "status": 400,
+        "error": 40002,
+        "message": response.message,
+        "size": len(response.body),
+        "remote_ip": "127.0.0.1",
+    }
+
+
+def test_a_log_line_is_never_longer_than_pipe_buf(talkative: Service) -> None:
+    with Client(socket.create_connection(("127.0.0.1", talkative.port))) as client:
+        request_id = "x" * 128
+        client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
+        assert client.answer().status == 401
+    assert talkative.line_of(request_id)["path"] == "/" + "\xff" * 199
+    (line,) = [line for line in talkative.access if request_id in line]
+    assert len(line) <= 4096
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -155,17 +168,6 @@ def test_as_text_a_line_is_for_people() -> None:
         rf"{TIMESTAMP} warning 400 POST /plants The body is not a NewPlant\..* \d+\.\d ms 127\.0\.0\.1 \(second\)\n",
         second,
     )
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_a_log_line_is_never_longer_than_pipe_buf() -> None:
-    with serving() as service, Client(socket.create_connection(("127.0.0.1", service.port))) as client:
-        request_id = "x" * 128
-        client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
-        assert client.answer().status == 401
-        assert service.line_of(request_id)["path"] == "/" + "\xff" * 199
-        (line,) = [line for line in service.access if request_id in line]
-        assert len(line) <= 4096
 
 
 def test_log_lines_are_flushed_in_whole_lines_up_to_pipe_buf(capfd: pytest.CaptureFixture[str]) -> None:
@@ -305,14 +307,19 @@ def test_a_stalled_log_reader_harms_nobody() -> None:
     port = free_port()
     command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug", "--timeout=3"]
     read_end, write_end = os.pipe()
-    env = environment(PLANTS_TOKENS=TOKEN)
-    process = subprocess.Popen(command, cwd=CHECKOUT, env=env, stdout=write_end, stderr=write_end)
+    process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), stdout=write_end, stderr=write_end)
     os.close(write_end)
+
+    def fill_the_log() -> None:
+        with Client(socket.create_connection(("127.0.0.1", port))) as client:
+            for _ in range(10):
+                client.send(f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * 100)
+                assert {client.answer().status for _ in range(100)} == {401}
+
     try:
         wait_until(lambda: is_ready(port))
         [worker] = children(process.pid)
-        for _ in range(1000):  # more than the pipe holds
-            assert send_to(port, method="GET", path=f"/{'x' * 190}", headers=[]).status == 401
+        fill_the_log()  # It is more than the pipe holds.
         assert children(process.pid) == [worker]
         received = b""
         while b"were dropped" not in received:
@@ -320,13 +327,11 @@ def test_a_stalled_log_reader_harms_nobody() -> None:
             assert send_to(port, method="GET", path="/livez", headers=[]).status == 200
         report = json.loads(next(line for line in received.splitlines() if b"were dropped" in line))
         assert report["level"] == "warning"
-        for _ in range(1000):
-            send_to(port, method="GET", path=f"/{'x' * 190}", headers=[])
+        fill_the_log()
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     finally:
-        process.kill()
-        process.wait()
+        kill(process)
         os.close(read_end)
 
 

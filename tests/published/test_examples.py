@@ -144,7 +144,8 @@ def test_an_expired_token_of_the_host_is_401() -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_example_of_a_client_test_passes(pytester: pytest.Pytester) -> None:
-    pytester.runpytest_subprocess("-p", "no:cacheprovider", EXAMPLES / "test_client.py").assert_outcomes(passed=2)
+    options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist"]
+    pytester.runpytest_subprocess(*options, EXAMPLES / "test_client.py").assert_outcomes(passed=2)
 
 
 # An example, the path at which it mounts the plant store, and its token.

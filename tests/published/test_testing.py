@@ -416,6 +416,8 @@ def test_two_servers_in_one_process_share_nothing() -> None:
         assert one.store.get(1) == other.store.get(1) == Plant(1, "Fern")
 
 
+# The others take longer to start than the tests.
+FEW_PLUGINS = ("-p", "no:hypothesispytest", "-p", "no:xdist")
 OTHER_PROJECT = """
 import json, urllib.request
 
@@ -447,25 +449,25 @@ def test_an_open_server_does_not_keep_the_process_alive() -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
-    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=2)
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_documented_test_passes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)[0])
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=1)
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
-    pytester.runpytest_subprocess("-W", "error", "-p", "no:xdist").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=2)
 
 
 def test_without_the_extra_a_fixture_names_the_package_to_install(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys; sys.modules['webtest'] = None")
     pytester.makepyfile(OTHER_PROJECT)
-    result = pytester.runpytest_subprocess("--no-header")
+    result = pytester.runpytest_subprocess("--no-header", *FEW_PLUGINS)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
@@ -479,7 +481,7 @@ def test_an_unused_plugin_imports_nothing_heavy(pytester: pytest.Pytester) -> No
         "    assert 'plants.pytest_plugin' in sys.modules\n"
         "    assert not [name for name in heavy if name in sys.modules]\n"
     )
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=1)
 
 
 def command(*options: str) -> "subprocess.Popen[str]":

@@ -35,7 +35,8 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "embedding.md
 
 def run(tests: str, folder: Path) -> str:
     (folder / "test_own.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_own.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "test_own.py"]
+    command += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist"]
     return subprocess.run(
         command, cwd=folder, env={"PYTHONPATH": str(CHECKOUT)}, capture_output=True, text=True, check=False, timeout=60
     ).stdout
