@@ -1,6 +1,7 @@
 """The JSON shapes of the interface: Plant, NewPlant and Error."""
 
 import json
+from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any, NoReturn
 
@@ -15,12 +16,16 @@ INT64_MAX = 2**63 - 1
 _NOT_TEXT = "Must be a string without U+0000 and without lone surrogates."
 _NOT_INT64 = f"Must be an integer from {INT64_MIN} to {INT64_MAX}."
 # PostgreSQL cannot store U+0000, and UTF-8 cannot encode a lone surrogate.
-_STORABLE = Regexp("[^\x00\ud800-\udfff]*\\Z", error=_NOT_TEXT)
+_STORABLE = Regexp("[\x01-\ud7ff\ue000-\U0010ffff]*+\\Z", error=_NOT_TEXT)
 _TEXT: Any = {"validate": _STORABLE, "error_messages": {"invalid": _NOT_TEXT}}
 _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error_messages": {"invalid": _NOT_INT64}}
 
-# marshmallow loads and dumps a value of exactly this type unchanged, so that only the validators remain to be run.
-_UNCHANGED: dict[Any, type] = {fields.String: str, fields.Integer: int}
+# marshmallow loads and dumps a value of exactly this type unchanged, so that only the validators remain to be run. The
+# function returns the value as JSON.
+_UNCHANGED: dict[Any, tuple[type, Callable[[Any], str]]] = {
+    fields.String: (str, encode_basestring_ascii),
+    fields.Integer: (int, int.__repr__),
+}
 # The fast path handles these attributes of a field, or they have no effect on a value of that type.
 _HANDLED = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED |= {"name", "parent", "root"}  # set when a field is bound to its schema
@@ -28,23 +33,6 @@ _HANDLED |= {"name", "parent", "root"}  # set when a field is bound to its schem
 
 class NotAPlant(ValidationError):
     """The document does not have the shape of a plant; ``messages`` maps each invalid member to its errors."""
-
-
-class _JSON:
-    """The ``json`` module, with a fast path for an object whose members are strings."""
-
-    loads = staticmethod(json.loads)
-
-    @staticmethod
-    def dumps(document: Any, **options: Any) -> str:
-        """Return what ``json.dumps`` returns."""
-        if type(document) is dict and not options:
-            try:
-                members = [f"{encode_basestring_ascii(k)}: {encode_basestring_ascii(v)}" for k, v in document.items()]
-            except TypeError:
-                return json.dumps(document)
-            return "{" + ", ".join(members) + "}"
-        return json.dumps(document, **options)
 
 
 class Shape(Schema):
@@ -61,20 +49,25 @@ class Shape(Schema):
 
         register = False  # A host may refer to a PlantSchema of its own by its name.
         unknown = EXCLUDE
-        render_module = _JSON
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._has_fast_path = (
             not any(self._hooks.values())
             and self.dict_class is dict
+            and self.opts.render_module is json
+            and type(self).dump is Schema.dump
             and type(self).get_attribute is Shape.get_attribute
             and all("." not in name and _is_plain(field) for name, field in self.fields.items())
         )
-        self._types = {name: _UNCHANGED.get(type(field)) for name, field in self.fields.items()}
-        self._load_plan = [
-            (name, self._types[name], field.required, field.validators) for name, field in self.load_fields.items()
-        ]
+        if self._has_fast_path:
+            self._load_plan = [
+                (name, _UNCHANGED[type(field)][0], field.required, [_match_of(v) for v in field.validators])
+                for name, field in self.load_fields.items()
+            ]
+            self._dump_plan = [
+                (name, f"{json.dumps(name)}: ", *_UNCHANGED[type(field)]) for name, field in self.dump_fields.items()
+            ]
 
     def load(self, data: Any, **options: Any) -> Any:
         """Return the members that the shape has.
@@ -93,7 +86,8 @@ class Shape(Schema):
                     if type(value) is not kind:
                         break
                     for validate in validators:
-                        validate(value)
+                        if validate(value) is None:
+                            raise ValidationError(name)
                 elif required:
                     break
             else:
@@ -102,18 +96,19 @@ class Shape(Schema):
             pass
         return super().load(data)  # It collects the errors of all members.
 
-    def dump(self, obj: Any, *, many: bool | None = None) -> Any:
-        """Return the members that the plant has."""
-        if not self._has_fast_path or type(obj) is not Plant or many or self.many:
-            return super().dump(obj, many=many)
-        dumped = {}
-        for name in self.dump_fields:
-            value = getattr(obj, name, None)
-            if type(value) is self._types[name]:
-                dumped[name] = value
-            elif value is not None:
-                return super().dump(obj, many=many)
-        return dumped
+    def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:
+        """Return the members that the plant has, as JSON."""
+        if self._has_fast_path and type(obj) is Plant and not (args or options or self.many):
+            members = []
+            for name, start, kind, encode in self._dump_plan:
+                value = getattr(obj, name, None)
+                if type(value) is kind:
+                    members.append(start + encode(value))
+                elif value is not None:
+                    break
+            else:
+                return "{" + ", ".join(members) + "}"
+        return super().dumps(obj, *args, **options)
 
     def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
         """Return an attribute; None counts as missing, so that a plant without a tag is dumped without one."""
@@ -123,6 +118,11 @@ class Shape(Schema):
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
         """Raise an exception of our own, because a store that uses marshmallow may raise a ValidationError, too."""
         raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data)
+
+
+def _match_of(validate: Any) -> Callable[[Any], Any]:
+    """Return what the fast path calls instead of the validator: if it returns None, marshmallow validates again."""
+    return validate.regex.match if type(validate) is Regexp else validate
 
 
 def _is_plain(field: Any) -> bool:

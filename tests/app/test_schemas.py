@@ -24,7 +24,7 @@ from marshmallow import (
     validates,
     validates_schema,
 )
-from marshmallow.validate import Equal, Length
+from marshmallow.validate import Equal, Length, Regexp, Validator
 from openapi_spec_validator import validate
 
 from plants.errors import HEADERS, ErrorCode, error_body
@@ -198,6 +198,31 @@ def retag(_self: object, plant: Any, **_options: Any) -> Any:
     return plant._replace(tag="new")
 
 
+class Shouting:
+    """A module for ``render_module``."""
+
+    loads = staticmethod(json.loads)
+
+    @staticmethod
+    def dumps(document: Any) -> str:
+        return json.dumps({name: value.upper() for name, value in document.items()})
+
+
+class Checked(Validator):
+    """A validator that returns nothing."""
+
+    def __call__(self, value: Any) -> None:
+        if value == "sun":
+            raise ValidationError("no")
+
+
+class Anything(Regexp):
+    """A validator that inherits from another one, and accepts more."""
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
 def upper(_self: object, data: Any, **_options: Any) -> Any:
     return {name: value.upper() for name, value in data.items()}
 
@@ -227,6 +252,10 @@ LOADS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "nothing else": (declare(), {}, FERN, SHADED),
     "validate": (tag(validate=Equal("sun", error="no")), {}, FERN, NO),
     "a function as validate": (tag(validate=fail), {}, FERN, NO),
+    "a regular expression": (tag(validate=Regexp("su", error="no")), {}, FERN, NO),
+    "a subclass of Regexp": (tag(validate=Anything("su")), {}, FERN, SHADED),
+    "a validator that returns None": (tag(validate=Checked()), {}, FERN, SHADED),
+    "a validator that raises": (tag(validate=Checked()), {}, {**FERN, "tag": "sun"}, NO),
     "two validators": (tag(validate=[Length(1), Length(max=1, error="no")]), {}, FERN, NO),
     "load_default": (tag(load_default="none"), {}, NAMED, {"name": "Fern", "tag": "none"}),
     "data_key": (tag(data_key="x-tag"), {}, {"name": "Fern", "x-tag": "shade"}, SHADED),
@@ -294,6 +323,7 @@ DUMPS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "pre_dump": (declare(hook=pre_dump(retag)), {}, PLANT, {"name": "Fern", "tag": "new"}),
     "post_dump": (declare(hook=post_dump(upper)), {}, PLANT, {"name": "FERN", "tag": "SHADE"}),
     "get_attribute": (declare(get_attribute=lambda *args: args[2]), {}, PLANT, {"name": "name", "tag": "tag"}),
+    "dump": (declare(dump=lambda *_args, **_options: SHADED), {}, UNTAGGED, SHADED),
     "many": (declare(), {"many": True}, [PLANT, UNTAGGED], [SHADED, NAMED]),
     "only": (declare(), {"only": ["tag"]}, PLANT, {"tag": "shade"}),
     "a dictionary": (declare(), {}, TAG_NULL, NAMED),
@@ -304,14 +334,19 @@ DUMPS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
 @pytest.mark.parametrize(("declared", "options", "plant", "expected"), DUMPS.values(), ids=DUMPS)
 def test_dump_follows_the_declaration(declared: Any, options: dict[str, Any], plant: Any, expected: Any) -> None:
     schema = declared(**options)
-    assert schema.dump(plant) == Schema.dump(schema, plant) == expected
+    assert schema.dump(plant) == expected
     assert schema.dumps(plant) == json.dumps(expected)
+
+
+def test_dumps_uses_the_render_module_of_the_schema() -> None:
+    assert meta(render_module=Shouting)().dumps(PLANT) == json.dumps({"name": "FERN", "tag": "SHADE"})
 
 
 def test_dump_many_overrides_the_schema() -> None:
     assert PlantSchema().dump([PLANT], many=True) == [SHADED]
     assert PlantSchema().dump(PLANT, many=True) == Schema.dump(PlantSchema(), PLANT, many=True)
     assert PlantSchema(many=True).dump(PLANT, many=False) == SHADED
+    assert PlantSchema().dumps([PLANT], many=True) == json.dumps([SHADED])
 
 
 def test_dump_of_an_ordered_class_is_ordered() -> None:
@@ -378,8 +413,8 @@ def test_valid_documents_and_plants_take_the_fast_path() -> None:
         _serialize = _do_load
 
     assert Slow().load({"id": 1, **FERN}) == {"id": 1, **SHADED}
-    assert Slow().dump(PLANT) == {"id": 1, **SHADED}
-    for slow in (Slow().load, Slow().dump):
+    assert json.loads(Slow().dumps(PLANT)) == {"id": 1, **SHADED}
+    for slow in (Slow().load, Slow().dumps):
         with pytest.raises(NotImplementedError):
             slow({})
 
@@ -437,7 +472,8 @@ def test_any_declaration_loads_and_dumps_as_in_marshmallow(
         return
     assert repr(attempt(schema.load, document)) == repr(attempt(Schema.load, schema, document))
     for plant in (PLANT, UNTAGGED):
-        assert repr(attempt(schema.dump, plant, many=False)) == repr(attempt(Schema.dump, schema, plant, many=False))
+        assert repr(attempt(schema.dumps, plant, many=False)) == repr(attempt(Schema.dumps, schema, plant, many=False))
+        assert repr(attempt(schema.dumps, plant)) == repr(attempt(Schema.dumps, schema, plant))
 
 
 def attempt(function: Any, *args: Any, **kwargs: Any) -> Any:
