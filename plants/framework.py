@@ -80,9 +80,9 @@ class _DeferredResponse:
 class _JSONResponse(falcon.Response):
     """A response with the headers of every answer."""
 
-    def _wsgi_headers(self, media_type: str | None = None) -> list[tuple[str, str]]:
-        self._headers = _LOWER_HEADERS | self._headers
-        return super()._wsgi_headers(media_type)
+    def __init__(self, options: falcon.ResponseOptions | None = None) -> None:
+        super().__init__(options)
+        self._headers = _LOWER_HEADERS.copy()
 
 
 class _ExactRouter:

@@ -15,8 +15,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-# RFC 9110, section 8.6. int() also accepts other forms, such as 1_0, and rejects more than 4,300 digits.
-_LENGTH = re.compile(r"[ \t]*[0-9]{1,4000}[ \t]*")
+_MAX_LENGTH_DIGITS = 4000  # int() accepts no more than 4,300.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -49,9 +48,11 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     length = None
     if text := req.env.get("CONTENT_LENGTH"):
-        if not _LENGTH.fullmatch(text):
+        digits = text.strip(" \t")
+        # RFC 9110, section 8.6. int() also accepts other forms, such as 1_0.
+        if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MAX_LENGTH_DIGITS:
             raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
-        length = int(text)
+        length = int(digits)
         if length > max_bytes:
             raise _too_large(max_bytes)
     elif not req.env.get("wsgi.input_terminated"):
@@ -93,7 +94,7 @@ def parse_json(body: bytes) -> Any:
         text = body.decode().rstrip(_SPACE)
         start = len(text) - len(text.lstrip(_SPACE))
         # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
-        if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
+        if len(text) > _MAX_DEPTH < text.count("[") + text.count("{") and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
         document, end = _decoder.raw_decode(text, start)
     except ValueError as error:

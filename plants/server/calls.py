@@ -58,8 +58,6 @@ class Calls:
         except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
             self._log.exception("the application failed")
             return self._failed(request)
-        finally:
-            current_request.set(None)
 
     def _start(self, request: Request) -> Call | None:
         """Call the application; return None if it fails."""

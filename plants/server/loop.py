@@ -13,7 +13,7 @@ from selectors import EVENT_READ, DefaultSelector
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.calls import Calls, Completed, Job, is_current
+from plants.server.calls import Calls, Completed, Job, current_request, is_current
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.listener import Environ, Listener
 from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
@@ -212,6 +212,7 @@ class Loop:
                     completed.append((job[0], job[1], self._calls.call(job[1])))
                 except Exception:
                     self._fail(job[0])
+        current_request.set(None)
         for connection, request, response in completed:
             self._step(connection, connection.respond, request, response)
 

@@ -6,7 +6,6 @@ import sys
 from json.encoder import encode_basestring_ascii
 
 import falcon
-import falcon.testing
 import pytest
 from marshmallow import Schema, post_load
 
@@ -25,17 +24,6 @@ def test_falcon_response_has_headers_with_names_in_lower_case() -> None:
     response.set_header("X-Plant", "Fern")
     response.content_type = "text/plain"
     assert response._headers == {"x-plant": "Fern", "content-type": "text/plain"}
-
-
-def test_falcon_response_builds_its_wsgi_headers() -> None:
-    """``_wsgi_headers``: builds the list of headers for ``start_response``."""
-
-    class Marked(falcon.Response):
-        def _wsgi_headers(self, media_type: str | None = None) -> list[tuple[str, str]]:
-            return [*super()._wsgi_headers(media_type), ("x-marked", "yes")]
-
-    result = falcon.testing.simulate_get(falcon.App(response_type=Marked), "/")
-    assert (result.headers["x-marked"], result.headers["content-type"]) == ("yes", "application/json")
 
 
 OBSERVED = """
