@@ -23,8 +23,6 @@ from plants.server.worker import Worker as ServerWorker
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-# These paths never block, because they do not use the store.
-_NEVER_BLOCKING_PATHS = {"/livez", "/metrics", "/openapi.json", *PAGE}
 _METRICS_CONNECTIONS = 8  # A full service still responds to whoever scrapes its metrics.
 # Gunicorn's settings that turn its own access log on, as syslog does unless that is disabled.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
@@ -32,6 +30,8 @@ _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 class PlantService(Service):
     """Request ids, Error bodies, the access log and the metrics."""
+
+    non_blocking_paths = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})  # They do not use the store.
 
     def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
         """Log requests with Gunicorn's logger ``log`` if ``access_log`` is None."""
@@ -51,10 +51,6 @@ class PlantService(Service):
             request_id = trace[1] if trace else next(self._new_ids)
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
-
-    def never_blocks(self, request: Request) -> bool:
-        """Return whether the request does not use the store."""
-        return request.path in _NEVER_BLOCKING_PATHS
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""

@@ -61,6 +61,7 @@ class Loop:
         """
         self.listeners = listeners
         self._service = service
+        self._non_blocking_paths = service.non_blocking_paths
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
@@ -183,15 +184,12 @@ class Loop:
         ready = self.shared.ready_requests
         while ready:
             job = ready.popleft()
-            try:
-                if self._service.never_blocks(job[1]):
-                    self._in_loop.appendleft(job)
-                elif self._has_threads:
-                    self._calls.waiting.append(job)
-                else:
-                    self._in_loop.append(job)
-            except Exception:
-                self._fail(job[0])
+            if job[1].path in self._non_blocking_paths:
+                self._in_loop.appendleft(job)
+            elif self._has_threads:
+                self._calls.waiting.append(job)
+            else:
+                self._in_loop.append(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")

@@ -9,12 +9,11 @@ from plants.server.response import Response, make_response
 class Service:
     """Hooks of the server. A service overrides those that it needs; none of them may block."""
 
+    # The application responds to requests for these paths without blocking, so they need no thread.
+    non_blocking_paths: frozenset[str] = frozenset()
+
     def identify(self, request: Request) -> None:
         """Called once for each request, after its head was parsed or rejected."""
-
-    def never_blocks(self, request: Request) -> bool:  # noqa: ARG002  # for those that override it
-        """Return whether the application responds to this request without blocking, so that it needs no thread."""
-        return False
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return the response to a rejected request, or (500) to one whose application failed."""

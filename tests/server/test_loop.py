@@ -88,25 +88,17 @@ def driver() -> Iterator[Driver]:
 
 
 class Failing(Service):
-    """Fails for some paths, and for batches."""
+    """Fails for some paths."""
 
     def responded(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
             raise RuntimeError("no log", response.status)
 
-    def never_blocks(self, request: Request) -> bool:
-        if request.path == "/unsorted":
-            raise RuntimeError("neither loop nor thread")
-        return False
-
     def error_response(self, error: HTTPError, request: Request) -> Response:
         raise RuntimeError("no error response", error, request)
 
 
-@pytest.mark.parametrize(
-    ("path", "logged"),
-    [(b"/unlogged", "no log"), (b"/unsorted", "neither loop nor thread"), (b"/fail", "no error response")],
-)
+@pytest.mark.parametrize(("path", "logged"), [(b"/unlogged", "no log"), (b"/fail", "no error response")])
 def test_a_failure_closes_one_connection_only(path: bytes, logged: str, caplog: pytest.LogCaptureFixture) -> None:
     driver = Driver(service=Failing())
     clients = [driver.connect()[0] for _ in range(3)]
@@ -456,8 +448,7 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
         return []
 
     class WithProbe(Service):
-        def never_blocks(self, request: Request) -> bool:
-            return request.path == "/probe"
+        non_blocking_paths = frozenset({"/probe"})
 
     busy = Driver(app=answer, service=WithProbe())
     clients = [busy.connect() for _ in range(4)]
