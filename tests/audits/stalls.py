@@ -33,8 +33,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import psycopg
-
 from plants import open_store
 from tests.audits.bystander import plant
 from tests.audits.clients import Verdict, report
@@ -183,6 +181,8 @@ class Place(NamedTuple):
 
 @contextmanager
 def table_locked(place: Place) -> Iterator[None]:
+    import psycopg
+
     with psycopg.connect(place.server.url) as other:
         other.execute("LOCK TABLE plants")
         yield

@@ -1,10 +1,12 @@
 """The rule of imports: each wing of the package imports only the wings below it, and no import is circular."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import plants
+from tests.support.hosted import CHECKOUT
 
 PACKAGE = Path(str(plants.__file__)).parent
 MODULES = {
@@ -54,3 +56,10 @@ def test_a_wing_imports_only_the_wings_below_it() -> None:
         if imported != "plants" and wing_of(imported) not in ALLOWED[wing_of(module)]
     ]
     assert wrong == []
+
+
+def test_only_the_tests_of_postgresql_need_psycopg() -> None:
+    need = r"^(import psycopg|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
+    files = (CHECKOUT / "tests").rglob("*.py")
+    found = {file.name for file in files if re.search(need, file.read_text(), re.MULTILINE)}
+    assert found == {"test_postgres.py", "citus.py", "patroni.py"}
