@@ -71,7 +71,6 @@ class HTTPError(Exception):
     """
 
     def __init__(self, status: int, message: str | None = None) -> None:
-        super().__init__(status, message)
         self.status = status
         self.message = message
 

@@ -336,6 +336,7 @@ def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) ->
     with serving(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
         response = client.send(b"GET / HTTP/1.1\r\n\r\n").answer()
         assert (response.status, response.headers["content-type"]) == (400, "text/plain")
+        assert response.body == b"A request must have exactly one valid Host field.\n"
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
