@@ -144,7 +144,7 @@ def test_deep_json_does_not_overflow_a_small_stack() -> None:
 
 def test_the_depth_of_json_is_computed_in_linear_time() -> None:
     app = plants.create_app(tokens=[TOKEN])
-    began = time.monotonic()
+    began = time.process_time()
     for text in (
         b'"\\"' * 300_000,
         b'\\"' * 400_000,
@@ -154,7 +154,7 @@ def test_the_depth_of_json_is_computed_in_linear_time() -> None:
     ):
         stream = io.BytesIO(b"[" * 101 + text[: 1_048_576 - 101])
         assert call(app, stream, wsgi_input_terminated=True).error == 40001
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_an_integer_of_a_million_digits_is_not_converted() -> None:

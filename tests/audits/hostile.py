@@ -293,11 +293,9 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
                 deaf.send(readings, seconds / 2)
                 peak = max(peak, service.memory())
                 closed = crowd.hear(seconds)
-            comes_true(lambda: service.connections() <= 2, 10)
+            comes_true(lambda: service.connections() <= 2)
         verdicts.append(bystander.verdict(limit))
-        is_back = comes_true(
-            lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES, 10
-        )
+        is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
         left = f"{service.connections()} connections and {service.descriptors() - descriptors} files left"
         verdicts.append(Verdict(is_back, f"{closed} told or closed by the service, {left}"))
         memories.append(service.memory())
@@ -319,9 +317,9 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
             refused = silent.statuses()
             with Crowd(service, 20) as asking:
                 asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-                asking.hear(5)
+                asking.hear(PATIENCE_SECONDS)
                 answers = asking.statuses()
-        comes_true(lambda: not service.connections(), 10)
+        comes_true(lambda: not service.connections())
         enough = refused["503"] + refused["closed"] >= clients - files * workers
         return Verdict(
             enough and not answers["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(answers)}"
@@ -351,7 +349,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
                 crowd.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 time.sleep(0.5)
                 allow(50)
-                crowd.hear(5)
+                crowd.hear(PATIENCE_SECONDS)
             return Verdict(not crowd.statuses()["nothing"], f"of 10 that waited {dict(crowd.statuses())}")
 
         # A worker needs files until it has loaded the application; then it makes its selector.
@@ -375,7 +373,7 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
             held = service.descriptors() - before
             crowd.hear(2 * timeout)
             statuses = crowd.statuses()
-        is_back = comes_true(lambda: service.descriptors() <= before + STORE_FILES, 10)
+        is_back = comes_true(lambda: service.descriptors() <= before + STORE_FILES)
         # A connection that is being refused needs a file too.
         is_bounded = held <= 2 * allowed * len(service.workers())
         return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")
@@ -569,10 +567,10 @@ def talk(service: Service, *pieces: bytes) -> bytes:
                 sock.sendall(piece)
             except OSError:
                 break
-        sock.settimeout(0.3)
         with contextlib.suppress(OSError):
             while data := sock.recv(65536):
                 heard += data
+                sock.settimeout(0.3)
     return heard
 
 

@@ -305,7 +305,7 @@ def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) 
 
 def test_a_stalled_log_reader_harms_nobody() -> None:
     port = free_port()
-    command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug", "--timeout=3"]
+    command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug", "--timeout=10"]
     read_end, write_end = os.pipe()
     process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), stdout=write_end, stderr=write_end)
     os.close(write_end)

@@ -28,7 +28,7 @@ def client_of(service: Service) -> Client:
 
 
 def test_header_names_are_in_one_case(service: Service) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     connection.request("GET", "/plants")
     with connection.getresponse() as response:
         names = {name for name, _ in response.getheaders()}

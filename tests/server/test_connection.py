@@ -28,7 +28,7 @@ def get(target: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="0.3") as server:
+    with serving(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="1") as server:
         yield server
 
 
@@ -186,7 +186,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
 def test_signal_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, threads: int) -> None:
-    with serving(tmp_path, f"--threads={threads}", "--keep-alive=60") as server:
+    with serving(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
         idle, unused, begun, pipelined = (server.client() for _ in range(4))
         assert idle.send(GET).answer().status == 200
         begun.send(POST[:-1])
@@ -199,9 +199,7 @@ def test_signal_term_lets_requests_finish_and_closes_idle_connections(tmp_path: 
             (answer,) = client.send(POST[-1:]).answers()
             assert (answer.status, answer.headers["connection"]) == (200, "close")
             assert b'"server.stopping": true' in answer.body
-        answered = time.monotonic()
         assert server.ended() == 0
-        assert time.monotonic() - answered < 5
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -237,7 +235,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, "--threads=2", "--keep-alive=60", PLANTS_REQUEST_TIMEOUT="60") as server:
+    with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
         assert idle.answer().status == 200
         half = server.client().send(GET[:-2])

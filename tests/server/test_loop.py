@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 import ssl
 import threading
@@ -21,6 +22,7 @@ from plants.server.loop import Config, Loop
 from plants.server.request import HTTPError, Limits, Request, Timeouts
 from plants.server.response import ErrorLog, Response
 from plants.server.service import Service
+from tests.support.process import wait_until
 from tests.support.worker_app import app
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -67,6 +69,13 @@ class Driver:
         self.loop._sweep_at = min(self.loop._sweep_at, time.monotonic() + 0.01)
         self.loop.run_once()
 
+    def run_until(self, condition: Callable[[], object]) -> None:
+        def holds() -> object:
+            self.run_once()
+            return condition()
+
+        wait_until(holds)
+
     def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
         self.loop._step(connection, step, *args)
 
@@ -78,6 +87,10 @@ class Driver:
         # A thread that has just completed a batch is about to write to the pipe.
         for descriptor in () if self.threads else self.pipe:
             os.close(descriptor)
+
+
+def is_readable(client: socket.socket) -> bool:
+    return bool(select.select([client], [], [], 0)[0])
 
 
 @pytest.fixture
@@ -104,7 +117,7 @@ def test_a_failure_closes_one_connection_only(path: bytes, logged: str, caplog: 
     clients = [driver.connect()[0] for _ in range(3)]
     for client, target in zip(clients, (b"/late", path, b"/late"), strict=True):
         client.sendall(GET.replace(b"/late", target))
-    driver.run_once()
+    driver.run_until(lambda: all(is_readable(client) for client in clients))
     assert [client.recv(1000)[:12] for client in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
     assert logged in caplog.text
     for client in clients:
@@ -118,7 +131,7 @@ def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(driver: 
         lost.sendall(GET)
         other.sendall(GET)
         connection.sock.close()
-        driver.run_once()
+        driver.run_until(lambda: is_readable(other))
         driver.step(connection, connection.expire)
         assert connection.state == CLOSED
         assert other.recv(1000).startswith(b"HTTP/1.1 200")

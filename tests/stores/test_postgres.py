@@ -36,7 +36,7 @@ OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(server.url)) as store:
+    with closing(PostgresStore(server.url, timeout=20)) as store:
         yield store
 
 
@@ -134,7 +134,7 @@ def test_a_process_with_a_thousand_open_files_has_connections(store: PostgresSto
 
 
 def test_an_add_to_a_locked_table_times_out(hasty: PostgresStore, server: PostgresServer) -> None:
-    hasty.check()
+    wait_until(lambda: is_available(hasty))
     with table_locked(server), pytest.raises(StoreUnavailable, match="LockNotAvailable"):
         hasty.add(Plant(1, "oak"))
     wait_until(lambda: is_available(hasty))
@@ -142,7 +142,7 @@ def test_an_add_to_a_locked_table_times_out(hasty: PostgresStore, server: Postgr
 
 
 def test_an_add_to_a_server_that_hangs_times_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
-    hasty.check()
+    wait_until(lambda: is_available(hasty))
     [(pid,)] = rows(admin, f"SELECT pid {OURS}")
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGSTOP)
@@ -175,7 +175,7 @@ def test_a_serialization_failure_is_retried(server: PostgresServer, thread: Thre
 
 
 def test_retries_of_serialization_failures_time_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
-    hasty.check()
+    wait_until(lambda: is_available(hasty))
     admin.execute("""
         CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''40001'', MESSAGE = ''again''; END'
@@ -540,7 +540,7 @@ def test_while_the_table_is_locked_one_caller_retries(
     def add_all(first: int) -> list[str]:
         return add_together(hasty, [Plant(plant_id, "oak") for plant_id in range(first, first + 32)])
 
-    hasty.check()
+    wait_until(lambda: is_available(hasty))
     with table_locked(server), ThreadPoolExecutor(8) as threads:
         for _ in range(3):
             rounds = [threads.submit(add_all, 100 * number) for number in range(8)]
@@ -566,7 +566,7 @@ def test_a_held_id_costs_only_its_own_plant(store: PostgresStore, server: Postgr
 
 
 def test_a_lock_on_the_table_fails_the_whole_batch(hasty: PostgresStore, server: PostgresServer) -> None:
-    hasty.check()
+    wait_until(lambda: is_available(hasty))
     with table_locked(server):
         assert add_together(hasty, [Plant(plant_id, "oak") for plant_id in range(100)]) == ["unavailable"] * 100
     wait_until(lambda: is_available(hasty))
@@ -730,7 +730,7 @@ def test_the_pool_serves_threads_in_order(server: PostgresServer) -> None:
     ids = count(1000)
     enough = threading.Event()
     with (
-        closing(PostgresStore(server.url, timeout=2, max_connections=1)) as store,
+        closing(PostgresStore(server.url, timeout=20, max_connections=1)) as store,
         ThreadPoolExecutor(4) as threads,
     ):
         busy = [threads.submit(keep_busy) for _ in range(4)]

@@ -47,8 +47,8 @@ class Service(Process):
     def line_of(self, request_id: str) -> dict[str, Any]:
         """Wait for the line about a request, and give it."""
         with self.news:
-            assert self.news.wait_for(lambda: any(request_id in line for line in self.access), 10), self.access
-            (found,) = [line for line in self.access if request_id in line]
+            self.news.wait_for(lambda: any(request_id in line for line in self.access), PATIENCE_SECONDS)
+            [found] = [line for line in self.access if request_id in line]
         members: dict[str, Any] = json.loads(found)
         return members
 

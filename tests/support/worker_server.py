@@ -133,8 +133,8 @@ def serving(
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
     command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--no-control-socket", "--graceful-timeout=20"]
-    command += ["--worker-class=plants.hosting.worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
-    settings = {"PLANTS_MAX_BODY_BYTES": "1000", "TEST_NOTES": str(notes)}
+    command += ["--worker-class=patient_worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
+    settings = {"PLANTS_MAX_BODY_BYTES": "1000", "PLANTS_REQUEST_TIMEOUT": "60", "TEST_NOTES": str(notes)}
     with Server(command, notes, os.environ | settings | environ) as server:
         server.wait_until_it_listens()
         wait_for_workers(server.process.pid, workers)
