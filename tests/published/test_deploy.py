@@ -1,4 +1,4 @@
-"""The files of deploy/: each is checked by the tool that reads it, or started the way it says."""
+"""The files of deploy/, checked by the tools that read them, or started as they say."""
 
 import configparser
 import re
@@ -22,9 +22,9 @@ UNIT = DEPLOY / "plants.service"
 
 
 @needs("systemd-analyze")
-def test_systemd_understands_the_units(tmp_path: Path) -> None:
+def test_systemd_verifies_the_units(tmp_path: Path) -> None:
     for name in ("plants.socket", "plants.service"):
-        # systemd looks for the program, which is not installed there.
+        # systemd checks that the program exists, and it is not installed there.
         (tmp_path / name).write_text((DEPLOY / name).read_text().replace("/opt/plants/bin/plants", "/bin/sh"))
     result = subprocess.run(
         ["systemd-analyze", "verify", *tmp_path.iterdir()], capture_output=True, text=True, check=False
@@ -33,20 +33,20 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
 
 
 @needs("systemd-analyze")
-def test_the_unit_leaves_the_service_little_to_attack() -> None:
+def test_systemd_rates_the_sandbox_of_the_unit_as_safe() -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
 
 
 def settings_of_the_unit() -> list[str]:
-    """Give what the unit sets in the environment, each as NAME=value."""
+    """Return the environment that the unit sets, each variable as NAME=value."""
     lines = UNIT.read_text().splitlines()
     return [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_path: Path) -> None:
+def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None:
     credentials, state = tmp_path / "credentials", tmp_path / "state"
     credentials.mkdir()
     state.mkdir()
@@ -74,7 +74,7 @@ def test_a_service_starts_as_the_unit_starts_it_and_says_when_it_is_ready(tmp_pa
 
 
 def bubblewrap(*options: str) -> list[str]:
-    """Give a command that shows a process a read-only root in which there is no /tmp, and a /dev/shm."""
+    """Return a command whose process has a read-only root directory without /tmp."""
     places = [
         argument
         for place in Path("/").iterdir()
@@ -87,7 +87,7 @@ def bubblewrap(*options: str) -> list[str]:
         if place.is_symlink()
         for argument in ("--symlink", str(place.readlink()), str(place))
     ]
-    # These may lie below /tmp, which then is there and cannot be written.
+    # If these are below /tmp, the process has a read-only /tmp with nothing else in it.
     for place in {str(CHECKOUT), sys.prefix, sys.base_prefix}:
         places += ["--ro-bind", place, place]
     return ["bwrap", *places, *links, "--tmpfs", "/var/tmp", "--remount-ro", "/var/tmp", *options]
@@ -100,7 +100,7 @@ def can_unshare() -> bool:
 
 
 @pytest.mark.skipif(not can_unshare(), reason="bwrap is not installed or may not create a user namespace")
-def test_a_service_starts_on_a_read_only_root_without_tmp_without_home_as_any_user() -> None:
+def test_a_service_starts_on_a_read_only_root_as_any_user() -> None:
     box = bubblewrap("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--remount-ro", "/")
     box += ["--unshare-user", "--uid", "54321", "--gid", "54321", "--unshare-pid", "--die-with-parent"]
     box += ["--unsetenv", "HOME", "--chdir", "/", "--unsetenv", "COVERAGE_PROCESS_CONFIG"]
@@ -111,7 +111,7 @@ def test_a_service_starts_on_a_read_only_root_without_tmp_without_home_as_any_us
         assert not [line for line in service.lines if '"level":"info"' not in line and '"debug"' not in line]
 
 
-def test_kubernetes_takes_every_resource() -> None:
+def test_kubernetes_validates_every_resource() -> None:
     command = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", str(DEPLOY / "kubernetes.yaml")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.count("passed")) == (0, 3), result.stdout + result.stderr
@@ -148,7 +148,7 @@ def numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def test_the_image_is_made_of_files_that_are_there_and_runs_the_command() -> None:
+def test_the_image_copies_existing_files_and_runs_the_command() -> None:
     instructions = (DEPLOY / "Containerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in instructions if line.startswith("COPY ") and "--from" not in line]
     assert all((CHECKOUT / name).exists() for names in copied for name in names)
@@ -167,7 +167,7 @@ def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
     assert version("plants") == plants.__version__
 
 
-def test_the_pod_is_found_not_ready_before_it_stops() -> None:
+def test_the_pod_fails_readiness_before_prestop_ends() -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text()
     found = re.search(r"readinessProbe: \{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
     waits = re.search(r"preStop: \{sleep: \{seconds: (\d+)\}\}", text)

@@ -1,4 +1,4 @@
-"""What the documents say is so: their links, and the tables that are held to the code."""
+"""The documents: their links, and the tables that must agree with the code."""
 
 import re
 from collections import Counter
@@ -30,7 +30,7 @@ def page(name: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Give the fragments of the headings, as a forge makes them."""
+    """Return the fragments of the headings, as code forges derive them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -48,23 +48,23 @@ def test_no_link_is_dead(origin: Path) -> None:
     assert [link for link in links if is_dead(link, origin)] == []
 
 
-def test_a_reader_finds_every_page_of_the_docs_from_the_readme() -> None:
+def test_the_readme_links_to_every_document() -> None:
     readme = (CHECKOUT / "README.md").read_text()
     assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in readme] == []
     assert len(readme.splitlines()) <= MAX_README_LINES
 
 
-def test_the_table_of_errors_is_the_codes_own() -> None:
+def test_the_table_of_errors_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", page("interface"), re.MULTILINE)
     assert [(int(code), int(status)) for code, status in rows] == [(code, code // 100) for code in ErrorCode]
 
 
-def test_the_order_of_judging_names_only_codes_that_there_are() -> None:
+def test_the_interface_names_exactly_the_existing_error_codes() -> None:
     named = {int(code) for code in re.findall(r"\b[45]\d{4}\b", page("interface"))}
     assert named - {41400, 43100, 50100} == set(ErrorCode)
 
 
-def test_the_table_of_settings_is_the_codes_own() -> None:
+def test_the_table_of_settings_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
     assert [name for name, _ in rows] == list(settings.SETTINGS)
     defaults = dict(rows)
@@ -76,7 +76,7 @@ def test_the_table_of_settings_is_the_codes_own() -> None:
     assert without.metrics_bind is None
 
 
-def test_the_limits_of_the_server_are_the_codes_own() -> None:
+def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("\n## ")[0]
     for limit in (
         f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
@@ -89,7 +89,7 @@ def test_the_limits_of_the_server_are_the_codes_own() -> None:
         assert limit in table
 
 
-def test_the_table_of_gunicorns_settings_has_what_the_packaged_configuration_sets() -> None:
+def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
     table = page("hosting").partition("| Gunicorn | packaged | why |")[2].partition("\n\n")[0]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     text = Path(str(import_module("plants.hosting.settings").__file__)).with_name("gunicorn_conf.py").read_text()
@@ -101,13 +101,13 @@ def test_the_table_of_gunicorns_settings_has_what_the_packaged_configuration_set
 
 
 @pytest.mark.parametrize("name", ["hosting", "scaling"])
-def test_each_table_of_servers_has_those_that_are_tested(name: str) -> None:
+def test_each_table_of_servers_has_the_tested_servers(name: str) -> None:
     table = page(name).partition("# Other servers\n")[2].partition("\n## ")[0]
     _, *rows = re.findall(r"^\| (?:16 \| )?([^-|]+?) \|", table, re.MULTILINE)
     assert [row for row in rows if row != "Apache, mod_wsgi"] == list(COMMANDS)
 
 
-def test_the_table_of_servers_says_how_each_is_started() -> None:
+def test_the_table_of_servers_has_their_command_lines() -> None:
     table = page("hosting").partition("# Other servers")[2]
     for server, command in COMMANDS.items():
         row = next(line for line in table.splitlines() if line.startswith(f"| {server} |"))
@@ -115,7 +115,7 @@ def test_the_table_of_servers_says_how_each_is_started() -> None:
         assert [option for option in options if f" {option}" not in command] == [], server
 
 
-def test_the_embedded_application_of_the_docs_answers(tmp_path: Path) -> None:
+def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", page("embedding"), re.DOTALL)
     names: dict[str, Any] = {}
     exec("".join(snippets).replace("/var/lib/plants", str(tmp_path)).replace("secret", TOKEN), names)
@@ -128,7 +128,7 @@ def test_the_embedded_application_of_the_docs_answers(tmp_path: Path) -> None:
             assert answer.plant == {"name": "Fern"}
 
 
-def test_every_command_of_the_figures_is_a_module_that_takes_its_options() -> None:
+def test_every_benchmark_accepts_its_documented_options() -> None:
     commands = re.findall(r"^\.venv/bin/python -m ([\w.]+)(.*)$", page("scaling"), re.MULTILINE)
     assert len(commands) > 3
     for module, options in commands:

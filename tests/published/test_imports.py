@@ -1,4 +1,4 @@
-"""The rule of imports: each wing of the package imports only the wings below it, and no import is circular."""
+"""Imports: each wing of the package imports only the wings below it, and no import is circular."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What docs/scaling.md and docs/operating.md say is so: what they count with, the log, the metrics, the hooks."""
+"""The numbers and tables of docs/scaling.md and docs/operating.md."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ def words(page: str) -> str:
 
 
 def bytes_a_plant() -> list[int]:
-    """Give what the page says: of SQLite and PostgreSQL, of PostgreSQL's table and index, and with random ids again."""
+    """Return the documented bytes: SQLite, PostgreSQL, its table, its index; with random ids, SQLite and PostgreSQL."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
         r"where ids come in order; where they are random, (\d+) and up to (\d+)\."
@@ -39,7 +39,7 @@ def bytes_a_plant() -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["in order", "random"])
-def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path, server: PostgresServer) -> None:
+def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path, server: PostgresServer) -> None:
     in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, most_in_postgresql = bytes_a_plant()
     assert in_postgresql == in_table + in_index
     ids: Sequence[int] = range(PLANTS)
@@ -67,7 +67,7 @@ def test_a_plant_takes_as_many_bytes_as_the_page_says(order: str, tmp_path: Path
     assert in_index - 1 < of_index < (most_in_postgresql - in_table if order == "random" else in_index + 1)
 
 
-def test_the_table_of_a_year_is_the_product() -> None:
+def test_the_table_of_sizes_is_calculated_correctly() -> None:
     in_sqlite, in_postgresql, *_ = bytes_a_plant()
     rows = re.findall(
         r"^\| (\d+,000) \| ([\d.]+) (b|tr)illion \| (?:([\d.]+) TB)? ?\| (\d[\d.]*) TB", SCALING, re.MULTILINE
@@ -81,7 +81,7 @@ def test_the_table_of_a_year_is_the_product() -> None:
 
 
 @needs_psycopg
-def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
+def test_a_process_opens_the_documented_number_of_connections() -> None:
     from plants.stores.postgres import PostgresStore
 
     most = inspect.signature(PostgresStore).parameters["max_connections"].default
@@ -92,13 +92,13 @@ def test_a_process_has_as_many_connections_as_the_pages_say() -> None:
 
 
 def column(page: str, first: str) -> set[str]:
-    """Give the names in the first column of a table."""
+    """Return the names in the first column of a table."""
     table = page.partition(f"| {first} |")[2].partition("\n\n")[0]
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_line_of_the_log_is_one_that_the_service_writes() -> None:
+def test_the_documented_log_line_is_one_that_the_service_writes() -> None:
     (example,) = (json.loads(line) for line in OPERATING.splitlines() if line.startswith('{"ts"'))
     with serving() as service:
         for request_id in ("first", example["request_id"]):
@@ -109,16 +109,16 @@ def test_the_line_of_the_log_is_one_that_the_service_writes() -> None:
     assert differ <= {"ts", "duration"}
 
 
-def test_the_table_of_the_metrics_is_the_codes_own() -> None:
+def test_the_table_of_metrics_agrees_with_the_code() -> None:
     named = {name.removesuffix("_total") for name in column(OPERATING, "name")}  # which a counter has when it is read
     assert named == set(re.findall(r'"((?:plants|http_server)_\w+)"', inspect.getsource(metrics)))
 
 
-def test_the_table_of_the_hooks_is_the_packaged_configuration_s_own() -> None:
+def test_the_table_of_hooks_agrees_with_the_code() -> None:
     assert column(OPERATING, "hook") == {
         name for name, value in vars(gunicorn_conf).items() if inspect.isfunction(value)
     }
 
 
-def test_a_check_waits_as_long_as_the_page_says() -> None:
+def test_a_check_waits_for_the_documented_time() -> None:
     assert f"*no answer within {cli._CHECK_SECONDS} seconds*" in OPERATING

@@ -1,4 +1,4 @@
-"""What the README says is so: its commands and its snippets."""
+"""The commands and the snippets of the README."""
 
 import argparse
 import json
@@ -71,7 +71,7 @@ def test_the_readme_shows_the_responses_to_its_requests() -> None:
 
 
 @pytest.mark.network
-def test_the_readmes_commands_are_all_that_a_clean_copy_needs(clone: Path) -> None:
+def test_a_clean_copy_needs_only_the_readmes_commands(clone: Path) -> None:
     assert start(clone, Path(".venv"))
 
 
@@ -118,7 +118,7 @@ def test_the_source_distribution_has_all_that_its_tests_need(clone: Path) -> Non
     assert {str(path.relative_to(clone)) for path in checkout} - packed == set()
 
 
-def test_no_link_of_the_readme_is_dead_on_an_index_of_packages() -> None:
+def test_the_description_for_a_package_index_has_no_dead_link() -> None:
     description = metadata("plants")["Description"]
     assert description.startswith("# Plant Store Service")
     assert "the errors (docs/interface.md#errors)" in description
@@ -132,7 +132,7 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     assert f'in_parallel="{options}"' in ci
 
 
-def test_the_first_snippet_gives_an_application() -> None:
+def test_the_first_snippet_creates_an_application() -> None:
     names: dict[str, object] = {}
     exec(SNIPPETS[0].replace("secret", TOKEN), names)
     assert call(names["app"], None, CONTENT_LENGTH="0").error == 40001

@@ -26,7 +26,7 @@ class Running(NamedTuple):
 
 @pytest.fixture(scope="class")
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """The server of a class, and the file that it keeps plants in."""
+    """The server of a class, and the file of its store."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a commit costs next to nothing
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
@@ -36,7 +36,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 class Served(HostContract):
-    """What a server can change of the contract."""
+    """The rows of the contract that a server can change."""
 
     server: ClassVar[str]
 

@@ -9,17 +9,17 @@ from tests.support.hosted import CHECKOUT
 SOURCES = "".join(file.read_text() for file in (CHECKOUT / "tests").rglob("test_*.py"))
 TEST_NAMES = set(re.findall(r"^ *def (test_\w+)\(", SOURCES, re.MULTILINE))
 DOCUMENTS = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
-BENCHMARK = "test_every_command_of_the_figures_is_a_module_that_takes_its_options"
+BENCHMARK = "test_every_benchmark_accepts_its_documented_options"
 NOBODY_HAS_RUN_IT = "the document says that nobody has run it"
 # For each document, the tests of its blocks, in their order; a text with spaces is a reason.
 TESTS = {
     "README.md": [
-        "test_the_readmes_commands_are_all_that_a_clean_copy_needs",
+        "test_a_clean_copy_needs_only_the_readmes_commands",
         "test_the_readme_shows_the_responses_to_its_requests",
         "test_the_test_command_is_the_one_that_ci_runs",
         "test_the_readme_shows_the_responses_to_its_requests",
         "test_the_readme_shows_the_responses_to_its_requests",
-        "test_the_first_snippet_gives_an_application",
+        "test_the_first_snippet_creates_an_application",
         "test_the_second_snippet_is_a_test_that_passes",
     ],
     "CHANGELOG.md": [],
@@ -27,9 +27,9 @@ TESTS = {
     "contributing.md": ["test_the_commands_for_contributors_select_tests"],
     "decisions.md": [],
     "embedding.md": [
-        "test_the_embedded_application_of_the_docs_answers",
+        "test_the_documented_embedded_application_responds",
         "test_a_store_of_another_project_passes_the_suite",
-        "test_the_embedded_application_of_the_docs_answers",
+        "test_the_documented_embedded_application_responds",
     ],
     "hosting.md": [
         "test_the_service_starts_as_documented",
@@ -40,7 +40,7 @@ TESTS = {
     "interface.md": ["test_the_documented_request_gets_the_documented_responses"] * 2,
     "operating.md": [
         "test_the_first_commands_answer_their_questions",
-        "test_the_line_of_the_log_is_one_that_the_service_writes",
+        "test_the_documented_log_line_is_one_that_the_service_writes",
         "test_a_request_id_is_found_in_the_logs",
         "test_the_metrics_are_served_where_they_are_configured",
         "test_the_documented_file_exports_spans",
@@ -58,9 +58,9 @@ TESTS = {
         "test_all_plants_are_moved_from_sqlite_to_postgresql_once",
         "test_a_file_is_copied_under_load",
         "test_a_file_is_copied_under_load",
-        "test_a_dump_brings_a_dropped_table_back_under_a_service_that_runs",
+        "test_a_dump_restores_a_dropped_table_for_a_running_service",
         "test_all_plants_are_moved_from_sqlite_to_postgresql_once",
-        "test_a_dump_brings_a_dropped_table_back_under_a_service_that_runs",
+        "test_a_dump_restores_a_dropped_table_for_a_running_service",
     ],
     "testing.md": [
         "test_the_extra_is_all_that_another_project_installs",

@@ -1,4 +1,4 @@
-"""What docs/stores.md says is so: each of its commands, in the order in which they stand there."""
+"""The commands of docs/stores.md."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_all_plants_are_moved_from_sqlite_to_postgresql_once(file: Path, server:
     assert "(3 rows)" in run(READ_TABLE, file, server)
 
 
-def test_a_dump_brings_a_dropped_table_back_under_a_service_that_runs(file: Path, server: PostgresServer) -> None:
+def test_a_dump_restores_a_dropped_table_for_a_running_service(file: Path, server: PostgresServer) -> None:
     with closing(open_store(server.url)) as store:
         for plant in PLANTS:
             store.add(plant)
