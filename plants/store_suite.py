@@ -47,7 +47,7 @@ class StoreSuite:
         assert store.get(plant_id) == Plant(plant_id, "oak")
 
     @pytest.mark.parametrize("text", ["oak\0tree", "\ud800"], ids=ascii)
-    def test_text_that_is_not_allowed_is_rejected_or_stored_unchanged(self, store: PlantStore, text: str) -> None:
+    def test_disallowed_text_is_rejected_or_stored_unchanged(self, store: PlantStore, text: str) -> None:
         plant = Plant(1, text, text)
         with suppress(Exception):
             store.add(plant)

@@ -105,19 +105,19 @@ def test_a_deferred_success_is_like_any_other(app: Any) -> None:
 @pytest.mark.parametrize(
     "environ", [{"server_deferred_response": False}, {"SCRIPT_NAME": "/store"}], ids=["another server", "mounted"]
 )
-def test_elsewhere_a_response_starts_before_the_application_returns(app: Any, environ: dict[str, Any]) -> None:
+def test_other_servers_get_no_deferred_response(app: Any, environ: dict[str, Any]) -> None:
     request = Request(app, new_plant(), **environ)
     [(status, _)] = request.started
     assert status == "200 OK"
 
 
-def test_a_response_without_a_plant_starts_before_the_application_returns(app: Any) -> None:
+def test_a_response_without_a_plant_is_not_deferred(app: Any) -> None:
     request = Request(app, b"{}")
     assert len(request.started) == 1
     assert request.status() == "400 Bad Request"
 
 
-def test_a_response_that_is_discarded_leaves_its_plant_in_the_store(app: Any, store: PlantStore) -> None:
+def test_a_discarded_response_leaves_its_plant_in_the_store(app: Any, store: PlantStore) -> None:
     requests = [Request(app, new_plant(id=1, name=name)) for name in ("Fern", "Moss")]
     for request in requests:
         request.iterable.close()  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ def test_a_response_that_is_discarded_leaves_its_plant_in_the_store(app: Any, st
     assert [request.started for request in requests] == [[], []]
 
 
-def test_middleware_that_follows_the_specification_sees_each_request_once(app: Any) -> None:
+def test_pep_3333_middleware_sees_each_request_once(app: Any) -> None:
     calls: list[str] = []
 
     def middleware(environ: Any, start_response: Any) -> Iterator[bytes]:

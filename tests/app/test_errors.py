@@ -24,7 +24,7 @@ def test_the_message_names_the_id_that_is_in_use(app: Any, store: PlantStore) ->
 @pytest.mark.parametrize(
     "duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"]
 )
-def test_an_error_of_a_store_survives_the_way_from_another_process(duplicate: Any) -> None:
+def test_a_store_error_can_be_copied_and_pickled(duplicate: Any) -> None:
     error = duplicate(PlantIdInUse(17))
     assert (error.plant_id, str(error)) == (17, "a plant with the id 17 is already in the store")
 

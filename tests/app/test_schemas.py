@@ -361,7 +361,7 @@ def test_load_runs_the_hooks_of_a_field() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # marshmallow 3.26 warns of it
-def test_load_treats_the_result_of_a_validator_as_marshmallow_does() -> None:
+def test_load_treats_validator_results_as_marshmallow_does() -> None:
     """Before marshmallow 4, a value is invalid if a function returns False."""
     schema = tag(validate=lambda _tag: False)()
     assert outcome(schema.load, FERN) == outcome(Schema.load, schema, FERN)

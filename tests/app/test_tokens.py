@@ -86,7 +86,7 @@ def look_twice(tokens: TokenFile, clock: list[float]) -> None:
         tokens.poll()
 
 
-def test_a_change_takes_effect_once_two_looks_a_second_apart_agree(
+def test_a_change_takes_effect_once_it_was_read_twice(
     path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

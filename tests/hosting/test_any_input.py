@@ -70,7 +70,7 @@ def messages() -> Iterator[list[str]]:
     log.removeHandler(handler)
 
 
-def test_any_bytes_are_tokens_or_are_refused_without_showing_them(tmp_path: Path) -> None:
+def test_any_bytes_are_tokens_or_rejected_without_echo(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
     @examples(100)

@@ -222,7 +222,7 @@ def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
 # What Gunicorn's own settings say
 
 
-def test_gunicorns_access_log_replaces_ours_without_query_or_token(tmp_path: Path) -> None:
+def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
     log = tmp_path / "access"
     form = (
         "--access-logformat=%(r)s|%(U)s|%(q)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|%({x-request-id}o)s"

@@ -189,7 +189,7 @@ def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_connections_of_a_worker_that_was_killed_are_forgotten(port: int, store: str) -> None:
+def test_connections_of_a_killed_worker_are_not_counted(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
         wait_until(lambda: value(port, "plants_connections") >= 8)
@@ -288,7 +288,7 @@ def test_without_a_place_for_files_the_start_stops_with_one_line(port: int, tmp_
     assert result.stderr == f"plants: {line}.\n"
 
 
-def test_a_configuration_is_checked_beside_the_service_that_it_is_for(port: int) -> None:
+def test_check_config_allows_the_running_service_its_address(port: int) -> None:
     options = ["--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
         assert call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}").stderr == ""

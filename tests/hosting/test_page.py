@@ -36,7 +36,7 @@ def hosted() -> WSGIApplication:
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
-def test_the_files_of_the_page_need_no_token_and_have_a_strict_csp(path: str, content_type: str) -> None:
+def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: str) -> None:
     app = WebTestApp(hosted(), lint=True)
     answer = app.get(path)
     assert answer.headers["Content-Type"] == f"{content_type}; charset=utf-8"

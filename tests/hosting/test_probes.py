@@ -39,7 +39,7 @@ def test_no_other_path_is_open(path: str) -> None:
     assert hosted(MemoryStore()).get(path, expect_errors=True).json["error"] == 40100
 
 
-def test_the_service_is_live_and_not_ready_while_its_store_is_not() -> None:
+def test_a_service_without_its_store_is_live_but_not_ready() -> None:
     store = FaultyStore()
     store.fault = StoreUnavailable("stopped")
     app = hosted(store)

@@ -28,7 +28,7 @@ def test_tokens_are_separated_by_commas_or_white_space(text: str) -> None:
     assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
 
 
-def test_tokens_of_the_file_and_of_the_environment_are_valid_together(tmp_path: Path) -> None:
+def test_tokens_of_file_and_environment_are_valid_together(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("two\n")
     tokens = Settings.from_environ({"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}).tokens

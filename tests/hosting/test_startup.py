@@ -110,7 +110,7 @@ def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
         assert json.loads(service.wait_for(".*the token file.*")[0])["level"] == "error"
 
 
-def test_a_removed_token_stays_invalid_in_a_new_worker_and_a_bad_file(tmp_path: Path) -> None:
+def test_a_removed_token_stays_invalid_in_a_new_worker(tmp_path: Path) -> None:
     tokens, new = tmp_path / "tokens", tmp_path / "new"
     tokens.write_text("first\nsecond\n")
 
@@ -332,7 +332,7 @@ def test_a_bad_setting_stops_the_start_with_one_line(gunicorn: bool, options: li
     assert result.stderr.count("\n") == 1
 
 
-def test_a_bad_setting_stops_a_plain_gunicorn_without_a_traceback() -> None:
+def test_a_bad_setting_stops_plain_gunicorn_in_one_line() -> None:
     result = run(
         sys.executable, "-m", "gunicorn", "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:"
     )

@@ -64,7 +64,7 @@ def disk_full(service: Service) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_creates_fail_fast_while_the_disk_is_full_and_then_recover(tmp_path: Path) -> None:
+def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
         assert {create(service, number).status for number in range(10)} == {200}
@@ -82,7 +82,7 @@ def test_creates_fail_fast_while_the_disk_is_full_and_then_recover(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_an_outage_is_a_line_when_it_begins_and_a_line_when_it_ends(tmp_path: Path) -> None:
+def test_an_outage_logs_one_line_at_its_start_and_at_its_end(tmp_path: Path) -> None:
     def lines_of_the_store() -> list[str]:
         return [line for line in service.lines if "plants.stores" in line]
 
@@ -231,7 +231,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_an_application_that_mounts_the_service_passes_the_status_on(tmp_path: Path) -> None:
+def test_a_mounting_application_passes_the_status_on(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
     store = f"sqlite:///{tmp_path}/plants.db"
     with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:

@@ -93,9 +93,7 @@ def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
         pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", 501, id="a tunnel"),
     ],
 )
-def test_requests_rejected_by_the_server_are_logged_with_their_id(
-    service: Service, request_: bytes, status: int
-) -> None:
+def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, request_: bytes, status: int) -> None:
     with client_of(service) as client:
         answer = client.send(request_).answer()
     line = service.line_of(answer.headers["x-request-id"])
@@ -106,13 +104,13 @@ def test_requests_rejected_by_the_server_are_logged_with_their_id(
     )
 
 
-def test_rejected_requests_have_the_id_of_the_client_if_it_was_parsed(service: Service) -> None:
+def test_rejected_requests_keep_the_id_that_was_parsed(service: Service) -> None:
     with client_of(service) as client:
         answer = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").answer()
     assert (answer.status, answer.headers["x-request-id"]) == (400, "mine")
 
 
-def test_a_timeout_before_the_first_byte_is_logged_without_method_and_path(service: Service) -> None:
+def test_a_timeout_before_the_first_byte_has_no_path_in_the_log(service: Service) -> None:
     with client_of(service) as client:
         answer = client.answer()
     line = service.line_of(answer.headers["x-request-id"])

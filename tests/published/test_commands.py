@@ -126,7 +126,7 @@ def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Pa
         assert "plants_created_total" in run(scrape)
 
 
-def test_the_installation_for_systemd_prepares_what_the_unit_reads(run: Run, tmp_path: Path) -> None:
+def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:
     # The README's command is the same installation; systemctl needs a systemd that runs.
     first, *script = INSTALL.splitlines()
     assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"

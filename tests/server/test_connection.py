@@ -56,7 +56,7 @@ def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Serve
         assert client.answer().error == 40800
 
 
-def test_an_idle_connection_is_closed_after_the_keepalive_timeout(impatient: Server) -> None:
+def test_the_keepalive_timeout_closes_an_idle_connection(impatient: Server) -> None:
     with impatient.client() as client:
         assert client.send(GET).answer().status == 200
         assert client.is_closed()
@@ -113,7 +113,7 @@ def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
         assert server.get().status == 200
 
 
-def test_those_who_hold_much_are_refused_before_those_who_hold_little(tmp_path: Path) -> None:
+def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
     def unfinished(length: int) -> bytes:
         return b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length + (length - 1) * b"x"
 
@@ -185,7 +185,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
-def test_signal_term_lets_requests_finish_and_closes_idle_connections(tmp_path: Path, threads: int) -> None:
+def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, threads: int) -> None:
     with serving(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
         idle, unused, begun, pipelined = (server.client() for _ in range(4))
         assert idle.send(GET).answer().status == 200
@@ -348,7 +348,7 @@ def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
 # What is told of a request
 
 
-def test_the_access_log_has_each_request_without_its_query_and_each_refusal(tmp_path: Path) -> None:
+def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:
     log = tmp_path / "access"
     form = '--access-logformat=%(h)s "%(r)s" %(s)s %(B)s %({x-a}i)s %({content-type}o)s'
     with serving(tmp_path, f"--access-logfile={log}", form) as server:

@@ -80,7 +80,7 @@ def test_a_head_may_reach_each_limit_but_not_exceed_it(
 
 
 @pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
-def test_an_incomplete_head_is_rejected_only_if_the_complete_one_is(
+def test_incomplete_and_complete_heads_are_rejected_alike(
     make: Callable[[int], bytes], limit: int, limits: Limits, status: int
 ) -> None:
     data = make(limit)
@@ -102,7 +102,7 @@ def test_an_incomplete_head_is_rejected_only_if_the_complete_one_is(
         pytest.param(b"\r\n\r\n", 400, id="two-empty-lines"),
     ],
 )
-def test_an_incomplete_head_is_rejected_at_the_first_byte_too_many(data: bytes, status: int) -> None:
+def test_an_incomplete_head_is_rejected_at_its_size_limit(data: bytes, status: int) -> None:
     assert rejection(check_growing_head, data[:-1], LIMITS) == 0
     assert rejection(check_growing_head, data, LIMITS) == status
 
@@ -124,7 +124,7 @@ def test_a_content_length_has_at_most_4000_digits() -> None:
     assert rejection(parse, head(b"Content-Length: " + b"9" * 4001), LARGE) == 400
 
 
-def test_white_space_around_a_value_is_removed_and_inside_it_stays() -> None:
+def test_only_white_space_around_a_value_is_removed() -> None:
     environ = parse(head(b"X-A: \t a \t b \t ", b"X-B:b")).environ
     assert (environ["HTTP_X_A"], environ["HTTP_X_B"]) == ("a \t b", "b")
 
@@ -139,7 +139,7 @@ def test_a_request_is_empty_until_its_head_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("character", "!$%&'*+-.^_`|~0AZ")
-def test_a_method_may_have_any_token_character_but_a_lower_case_letter(character: str) -> None:
+def test_a_method_is_any_token_without_lower_case_letters(character: str) -> None:
     for method in (f"GE{character}", f"{character}ET", character * 20):
         assert parse(head(line=f"{method} / HTTP/1.1".encode())).method == method
 
@@ -213,7 +213,7 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
     assert rejection(feed, ChunkedBody(LARGE), large + line(5000)[:4094]) == 400
 
 
-def test_framing_may_take_1_kib_and_2_bytes_for_each_byte_of_content() -> None:
+def test_framing_is_limited_to_1_kib_and_2_bytes_per_byte() -> None:
     def chunk(framing: int, content: int) -> bytes:
         return (
             b"%x;a=" % content + b"b" * (framing - len(b"%x;a=\r\n\r\n" % content)) + b"\r\n" + b"x" * content + b"\r\n"

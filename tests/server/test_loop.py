@@ -125,7 +125,7 @@ def test_a_failure_closes_one_connection_only(path: bytes, logged: str, caplog: 
     driver.end()
 
 
-def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(driver: Driver) -> None:
+def test_a_closed_socket_ends_only_its_own_connection(driver: Driver) -> None:
     (lost, connection), (other, _) = driver.connect(), driver.connect()
     with lost, other:
         lost.sendall(GET)
@@ -137,7 +137,7 @@ def test_a_socket_that_is_closed_under_a_connection_ends_that_one_alone(driver: 
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(driver: Driver) -> None:
+def test_a_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")
@@ -150,7 +150,7 @@ def test_an_answer_that_comes_after_its_request_was_refused_is_dropped(driver: D
         assert client.recv(1000) == b""
 
 
-def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(driver: Driver) -> None:
+def test_every_end_of_a_connection_frees_its_memory(driver: Driver) -> None:
     for end in ("close", "refuse", "answer", "reset"):
         client, connection = driver.connect()
         with client:
@@ -170,7 +170,7 @@ def test_what_is_held_is_let_go_when_a_connection_ends_however_it_does(driver: D
         assert connection.buffered_bytes() == 0
 
 
-def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(driver: Driver) -> None:
+def test_clients_that_do_not_read_are_closed_to_free_memory(driver: Driver) -> None:
     hoarder, connection = driver.connect()
     small, _ = driver.connect()
     with hoarder, small:
@@ -183,7 +183,7 @@ def test_clients_that_do_not_read_are_closed_when_all_hold_too_much(driver: Driv
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_the_largest_are_refused_first_and_only_as_many_as_must_be(driver: Driver) -> None:
+def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> None:
     driver.loop._max_buffered_bytes = 5000
     sizes = [100 + 5 * number for number in range(100)]
     clients = [driver.connect() for _ in sizes]
@@ -227,7 +227,7 @@ def test_an_iteration_accepts_a_limited_number_of_connections() -> None:
     driver.end()
 
 
-def test_without_a_descriptor_nothing_is_accepted_until_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCaptureFixture) -> None:
     listener = ShortOfDescriptors(fileno=socket.create_server(("127.0.0.1", 0)).detach())
     driver = Driver(listener)
     with (
@@ -283,7 +283,7 @@ def full() -> Iterator[FullDriver]:
     driver.end()
 
 
-def test_a_full_loop_closes_the_connection_without_a_head_for_longest(full: FullDriver) -> None:
+def test_a_full_loop_closes_the_oldest_incomplete_head(full: FullDriver) -> None:
     silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
     byte.sendall(b"O")  # This does not count: nothing but a whole head does.
     for closed in (silent, byte, half):
@@ -291,7 +291,7 @@ def test_a_full_loop_closes_the_connection_without_a_head_for_longest(full: Full
         assert closed.recv(1) == b""
 
 
-def test_a_full_loop_closes_the_connection_that_is_idle_for_longest(full: FullDriver) -> None:
+def test_a_full_loop_closes_the_longest_idle_connection(full: FullDriver) -> None:
     clients = [full.accept(GET) for _ in range(3)]
     for client in clients:
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -307,7 +307,7 @@ def test_a_full_loop_closes_the_connection_that_is_idle_for_longest(full: FullDr
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_full_loop_closes_stalled_uploads_before_those_that_go_on(full: FullDriver) -> None:
+def test_a_full_loop_closes_stalled_uploads_first(full: FullDriver) -> None:
     stalled, upload, _ = full.accept(POST + b"x"), full.accept(POST + b"x"), full.accept()
     for _ in range(3):
         upload.sendall(b"x")
@@ -369,7 +369,7 @@ def test_a_client_that_still_sends_after_the_response_is_read_on(driver: Driver)
         assert connection.buffered_bytes() == 0
 
 
-def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(driver: Driver) -> None:
+def test_an_empty_line_after_a_request_starts_no_other(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(GET + b"\r\n")
@@ -389,9 +389,7 @@ def test_an_empty_line_after_a_request_is_not_the_beginning_of_another(driver: D
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
-def test_empty_lines_before_a_request_mean_the_same_however_they_are_cut(
-    driver: Driver, lines: int, status: bytes
-) -> None:
+def test_empty_lines_mean_the_same_in_any_packets(driver: Driver, lines: int, status: bytes) -> None:
     data = b"\r\n" * lines + GET
     for cut in range(1, 2 * lines + 2):
         client, _ = driver.connect()
@@ -415,7 +413,7 @@ def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
         assert b"x" * 100 in client.recv(10_000)
 
 
-def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(driver: Driver) -> None:
+def test_a_request_rejected_between_chunks_is_not_read_on(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(TINY_CHUNKS)
@@ -426,7 +424,7 @@ def test_a_request_that_was_refused_between_two_of_its_chunks_is_not_read_on(dri
         assert client.recv(1000) == b""
 
 
-def test_a_request_that_arrived_before_the_timeout_was_noticed_is_served(driver: Driver) -> None:
+def test_a_request_that_beats_its_timeout_is_served(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         for _ in range(2):  # while the connection is open, and while it is idle
@@ -441,7 +439,7 @@ def test_a_request_that_arrived_before_the_timeout_was_noticed_is_served(driver:
         assert connection.state is CLOSED
 
 
-def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(driver: Driver) -> None:
+def test_a_spurious_wakeup_of_a_socket_is_ignored(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         driver.step(connection, connection.ready)
@@ -450,7 +448,7 @@ def test_a_socket_that_was_announced_as_readable_and_has_nothing_is_waited_for(d
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_first() -> None:
+def test_probes_overtake_slow_calls_in_the_loop() -> None:
     answered: list[str] = []
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -480,7 +478,7 @@ def test_long_answers_leave_the_others_their_turn_and_those_that_never_wait_go_f
     busy.end()
 
 
-def test_an_answer_that_the_socket_does_not_take_at_all_is_sent_once_the_client_reads(driver: Driver) -> None:
+def test_a_response_waits_for_a_full_socket_buffer(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         filled = 0
@@ -568,7 +566,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_requests_that_come_one_right_after_the_other_are_one_batch() -> None:
+def test_requests_that_follow_each_other_are_one_batch() -> None:
     events, responses = events_of_a_batch(["/1", "/2", "/3"])
     assert events[:3] == ["call /1", "call /2", "call /3"]
     assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]
@@ -584,7 +582,7 @@ def test_a_failure_in_a_batch_costs_the_others_nothing(caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_calls_that_a_batch_has_no_time_for_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
     events, responses = events_of_a_batch(["/1", "/2"])
     assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
@@ -628,7 +626,7 @@ def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch)
     driver.end()
 
 
-def test_a_request_does_not_wait_for_a_batch_while_ever_more_come() -> None:
+def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     driver = Driver(threads=2)
     (first, connection), later = driver.connect(), []
     first.sendall(GET)
@@ -644,7 +642,7 @@ def test_a_request_does_not_wait_for_a_batch_while_ever_more_come() -> None:
     driver.end()
 
 
-def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dropped() -> None:
+def test_a_late_response_is_dropped_after_a_503() -> None:
     gate = threading.Event()
 
     def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -668,7 +666,7 @@ def test_a_request_that_takes_too_long_is_answered_503_and_its_own_answer_is_dro
     driver.end()
 
 
-def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_behind() -> None:
+def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
     gate, stuck = threading.Event(), threading.Semaphore(0)
 
     def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -696,7 +694,7 @@ def test_requests_that_were_refused_while_all_threads_were_stuck_leave_nothing_b
     driver.end()
 
 
-def test_a_request_that_was_rejected_while_it_waited_is_not_carried_out() -> None:
+def test_a_waiting_request_that_was_rejected_is_not_run() -> None:
     called: list[str] = []
     gate, stuck = threading.Event(), threading.Event()
 

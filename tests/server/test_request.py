@@ -185,7 +185,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.parametrize("first", [b"", GOOD], ids=["alone", "after-a-good-request"])
 @pytest.mark.parametrize("piece", [1 << 20, 3], ids=["whole", "in-pieces"])
 @pytest.mark.parametrize(("payload", "code"), HOSTILE.values(), ids=HOSTILE)
-def test_it_is_refused_with_an_error_and_nothing_of_it_is_carried_out(
+def test_an_invalid_request_is_rejected_and_not_run(
     server: Server, payload: bytes, code: int, piece: int, first: bytes
 ) -> None:
     before = len(server.notes())
@@ -211,7 +211,7 @@ def test_a_reset_in_the_middle_carries_nothing_out(server: Server, length: int) 
     assert server.notes()[before:] == ["GET /next 0 of 0"]
 
 
-def test_garbage_behind_a_good_request_does_not_change_its_answer(server: Server) -> None:
+def test_garbage_after_a_request_leaves_its_response_alone(server: Server) -> None:
     good, refusal = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).answers()
     assert (good.status, refusal.error) == (200, 40000)
 

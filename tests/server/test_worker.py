@@ -78,12 +78,12 @@ def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) 
             assert environ_of(server.get())["wsgi.multithread"] is (threads > 1)
 
 
-def test_a_field_with_an_underscore_is_not_taken_for_one_with_a_hyphen(client: Client) -> None:
+def test_a_header_with_an_underscore_is_dropped(client: Client) -> None:
     environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).answer())
     assert not environ.keys() & {"HTTP_X_A", "HTTP_CONTENT_LENGTH", "CONTENT_LENGTH", ""}
 
 
-def test_a_path_that_is_not_utf8_reaches_the_application_as_pep_3333_says(client: Client) -> None:
+def test_a_path_that_is_not_utf8_is_passed_as_latin_1(client: Client) -> None:
     assert environ_of(client.send(request(target=b"/plants%ff")).answer())["PATH_INFO"] == "/plants\xff"
 
 
@@ -116,7 +116,7 @@ def test_a_chunked_body_reaches_the_application_with_its_length(client: Client) 
     assert "HTTP_TRANSFER_ENCODING" not in environ_of(answer)
 
 
-def test_requests_that_arrive_together_are_answered_in_their_order(client: Client) -> None:
+def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
     count = 50
     client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(count)))
     answers = [client.answer() for _ in range(count)]
@@ -197,24 +197,24 @@ def test_a_body_is_not_asked_for_in_vain(client: Client, version: bytes, length:
 @pytest.mark.parametrize(
     "fields", [b"Content-Length: 1001\r\n", b"Content-Length: 1001\r\nExpect: 100-continue\r\n"], ids=["", "expecting"]
 )
-def test_the_application_refuses_an_announced_large_body_before_it_comes(client: Client, fields: bytes) -> None:
+def test_an_announced_large_body_is_413_before_it_arrives(client: Client, fields: bytes) -> None:
     answer = client.send(request(fields, b"/judge", b"POST")).answer()
     assert answer.status == 413
     assert answer.headers["connection"] == "close"
 
 
-def test_the_application_refuses_a_large_chunked_body_as_soon_as_it_is_too_large(client: Client) -> None:
+def test_a_chunked_body_is_413_as_soon_as_it_is_too_large(client: Client) -> None:
     client.send(request(b"Transfer-Encoding: chunked\r\n", b"/judge", b"POST") + b"fffff\r\n" + b"x" * 1001)
     assert client.answer().status == 413
 
 
-def test_a_client_that_sends_all_of_a_refused_body_still_gets_the_answer(client: Client) -> None:
+def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
     client.send(request(b"Content-Length: 3000000\r\n", b"/judge", b"POST"))
     client.send(b"x" * 3_000_000)
     assert client.answer().status == 413
 
 
-def test_nothing_of_a_body_that_is_too_large_reaches_the_application(client: Client) -> None:
+def test_a_body_that_is_too_large_reaches_no_application(client: Client) -> None:
     client.send(post(b"/echo", b"x" * 1001))
     answer = client.answer()
     assert body_of(answer) == ""
@@ -238,7 +238,7 @@ def test_blocks_are_collected_closed_and_sent_with_their_length(server: Server, 
 
 
 @pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written", b"/head"])
-def test_the_answer_to_head_has_no_body(client: Client, target: bytes) -> None:
+def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None:
     assert client.send(request(target=target, method=b"HEAD")).answer("HEAD").status == 200
     assert client.send(request()).answer().status == 200
 
@@ -247,13 +247,13 @@ def test_start_response_may_be_called_with_the_first_block(client: Client) -> No
     assert client.send(request(target=b"/late")).answer().body == b"late"
 
 
-def test_a_large_answer_is_sent_whole(client: Client) -> None:
+def test_a_large_response_is_sent_whole(client: Client) -> None:
     assert len(client.send(request(target=b"/large")).answer().body) == 8_000_000
     assert client.send(request()).answer().status == 200
 
 
 @pytest.mark.parametrize("client_ends", [False, True])
-def test_a_large_answer_is_sent_whole_before_its_connection_is_closed(client: Client, client_ends: bool) -> None:
+def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_ends: bool) -> None:
     client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
     if client_ends:
         client.end()
@@ -269,7 +269,7 @@ def test_a_client_that_breaks_off_many_requests_harms_nobody(server: Server, tar
     assert server.get().status == 200
 
 
-def test_an_answer_can_be_replaced_until_it_is_sent(client: Client) -> None:
+def test_a_response_can_be_replaced_until_it_is_sent(client: Client) -> None:
     answer = client.send(request(target=b"/second_thought")).answer()
     assert (answer.status, answer.body) == (503, b"sorry")
 
@@ -316,7 +316,7 @@ def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields
         pytest.param(b"/long", "ValueError: the application announced 4 bytes and returned 21", id="too-long"),
     ],
 )
-def test_a_fault_of_the_application_is_a_500_and_its_details_are_in_the_log(
+def test_an_application_failure_is_a_500_with_details_logged(
     server: Server, client: Client, target: bytes, logged: str
 ) -> None:
     answer = client.send(request(target=target)).answer()
@@ -340,9 +340,7 @@ def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
-def test_a_client_that_goes_away_while_it_is_answered_harms_nobody(
-    server: Server, client: Client, tmp_path: Path
-) -> None:
+def test_a_client_that_leaves_before_its_response_is_ignored(server: Server, client: Client, tmp_path: Path) -> None:
     before = len(server.notes())
     with server.client() as gone:
         gone.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))

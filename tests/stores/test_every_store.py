@@ -182,7 +182,7 @@ class StoreContract(StoreSuite):
             [winner] = (name for name, result in zip("abcd", results, strict=True) if result == "added")
             assert store.get(plant_id) == Plant(plant_id, winner)
 
-    def test_a_store_that_was_prepared_is_used_by_the_processes_that_inherit_it(self, lasting_url: str) -> None:
+    def test_forked_processes_use_a_prepared_store(self, lasting_url: str) -> None:
         subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=60)
 
     def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
@@ -275,7 +275,7 @@ class TestMemoryStore(StoreContract):
 
 
 @needs_psycopg
-def test_a_hosted_service_gets_no_default_for_what_its_store_must_declare(tmp_path: Path) -> None:
+def test_a_store_has_no_defaults_for_what_it_must_declare(tmp_path: Path) -> None:
     needs = attrgetter("worker_threads", "max_batch", "multiprocess")
     urls = ["memory:", f"sqlite:///{tmp_path}/plants.db", "postgresql://host/plants"]
     assert [needs(open_store(url)) for url in urls] == [(1, 1, False), (2, 256, True), (4, 256, True)]
@@ -291,7 +291,7 @@ def test_a_dictionary_rejects_text_that_it_would_alter(plant: Plant) -> None:
     assert store.get(1) is None
 
 
-def test_a_dictionary_spreads_its_plants_whatever_the_steps_of_their_ids() -> None:
+def test_ids_at_any_interval_fill_all_shards_of_a_dictionary() -> None:
     for step in (1, 1024, 2**32):
         store = MemoryStore()
         for number in range(10_000):

@@ -139,7 +139,7 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
 
 
 @pytest.mark.parametrize("breakage", WHILE_CLOSED)
-def test_a_store_that_opens_is_unavailable_until_the_cause_is_gone(path: Path, breakage: Breakage) -> None:
+def test_an_opening_store_recovers_when_the_cause_is_gone(path: Path, breakage: Breakage) -> None:
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.add(Plant(1, "oak"))
     with closing(SQLiteStore(str(path))) as store:
@@ -282,7 +282,7 @@ class Interrupt(str):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_commit_leaves_no_plant_of_its_batch_waiting(store: SQLiteStore) -> None:
+def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None:
     pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2, Interrupt("fern")))]
     with pytest.raises(KeyboardInterrupt):
         pending[1].result()
@@ -317,7 +317,7 @@ def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path
     assert store._breaker.is_open()
 
 
-def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLiteStore, path: Path) -> None:
+def test_in_an_outage_one_caller_retries_and_others_fail_fast(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "Fern"))
     path.unlink()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
@@ -333,7 +333,7 @@ def test_in_an_outage_one_tries_and_the_others_are_refused_at_once(store: SQLite
 
 
 @pytest.mark.parametrize("has_worked", [True, False], ids=["it has just worked", "it has not worked yet"])
-def test_a_failure_begins_an_outage_unless_the_store_has_just_worked(
+def test_a_failure_after_a_success_is_not_yet_an_outage(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch, *, has_worked: bool
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
@@ -347,7 +347,7 @@ def test_a_failure_begins_an_outage_unless_the_store_has_just_worked(
 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["flickers", "is over"])
-def test_the_log_has_a_line_for_each_end_of_an_outage_that_does_not_flicker(
+def test_a_flickering_outage_is_logged_once(
     store: SQLiteStore,
     path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -373,7 +373,7 @@ def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore
         connections_of(store)._write(lambda _connection: path.unlink(), time.monotonic() + 5)
 
 
-def test_nothing_is_written_without_the_lock_file_that_the_others_have(store: SQLiteStore, path: Path) -> None:
+def test_nothing_is_written_without_the_shared_lock_file(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     log = path.with_name("plants.db-wal")
     with closing(sqlite3.connect(path)) as other:
@@ -385,7 +385,7 @@ def test_nothing_is_written_without_the_lock_file_that_the_others_have(store: SQ
         assert log.read_bytes() == before
 
 
-def test_a_store_that_is_closed_leaves_a_log_alone_whose_lock_file_is_gone(store: SQLiteStore, path: Path) -> None:
+def test_closing_leaves_a_log_without_lock_file_alone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute("SELECT count(*) FROM plants").fetchall()
@@ -407,7 +407,7 @@ def is_busy(connection: sqlite3.Connection, checkpoint: str) -> bool:
     return bool(connection.execute(checkpoint).fetchone()[0])
 
 
-def test_a_store_that_is_closed_while_another_copies_the_log_waits_for_it(store: SQLiteStore, path: Path) -> None:
+def test_closing_waits_for_a_checkpoint_of_another_process(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "Fern"))
     with (
         closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as reader,
@@ -512,7 +512,7 @@ def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch
     assert written == []
 
 
-def test_a_probe_finds_a_full_disk_although_ids_in_use_are_still_found(
+def test_a_probe_notices_a_full_disk_despite_ids_in_use(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.1)
@@ -613,7 +613,7 @@ in_a_child(used)
 """
 
 
-def test_a_child_whose_parent_has_the_file_open_refuses_to_use_it(path: Path) -> None:
+def test_a_forked_child_refuses_a_file_its_parent_has_open(path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=60)
 
 
@@ -636,7 +636,7 @@ if child:
 """
 
 
-def test_a_file_that_is_gone_is_not_made_by_a_process_that_inherits_the_store(path: Path) -> None:
+def test_a_forked_process_does_not_recreate_the_file(path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", INHERITING, str(path)], check=True, timeout=60)
     assert not path.exists()
 
@@ -652,7 +652,7 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
         assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
 
 
-def test_an_empty_file_in_the_place_of_the_store_s_own_is_not_used(store: SQLiteStore, path: Path) -> None:
+def test_an_empty_file_that_replaced_the_store_is_not_used(store: SQLiteStore, path: Path) -> None:
     store.prepare()
     path.write_bytes(b"")
     with pytest.raises(StoreUnavailable, match="gone"):
@@ -781,7 +781,7 @@ def test_a_table_that_changes_is_refused_by_the_next_add(
     assert "not the store's own" in message
 
 
-def test_an_index_that_cannot_refuse_a_plant_may_be_made_at_any_time(store: SQLiteStore, path: Path) -> None:
+def test_an_index_that_rejects_no_plant_is_allowed(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE INDEX names ON plants (name)")
