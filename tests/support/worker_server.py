@@ -60,6 +60,7 @@ class Client:
 
     def _head(self) -> tuple[str, dict[str, str]]:
         first = self._line()
+        assert first.startswith("HTTP/1.1 ")
         fields = dict(line.split(": ", 1) for line in iter(self._line, ""))
         return first, {name.lower(): value for name, value in fields.items()}
 

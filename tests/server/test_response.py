@@ -1,0 +1,61 @@
+"""The response of an application, in memory."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from plants.server.listener import Listener
+from plants.server.request import Request, SizedBody
+from plants.server.response import Call, ErrorLog, make_response, to_bytes
+
+
+@pytest.fixture
+def sock() -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        yield sock
+
+
+def remove_input(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    start_response("200 OK", [])
+    return [environ.pop("wsgi.input").read()]
+
+
+def keep_input(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    start_response("200 OK", [])
+    return [environ["wsgi.input"].read()]
+
+
+@pytest.mark.parametrize("app", [remove_input, keep_input])
+def test_after_the_response_the_environ_holds_no_body(sock: socket.socket, app: Callable[..., Any]) -> None:
+    request = Request(Listener(sock, app), {}, 0.0)
+    request.body = SizedBody(4)
+    request.body.feed(b"body")
+    response = Call(request).response()
+    assert response.body == b"body"
+    assert request.environ == {}
+
+
+def test_the_date_of_a_response_is_the_current_second(sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(Listener(sock, keep_input), {}, 0.0)
+    response = make_response("200 OK", [], b"", is_head=False)
+    for second, date in ((0.0, b"00:00:00"), (1.9, b"00:00:01"), (3.0, b"00:00:03")):
+        monkeypatch.setattr("time.time", lambda second=second: second)
+        assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, request, close=False)
+
+
+@pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
+def test_a_response_has_the_status_and_headers_of_its_application(status: str, body: bytes) -> None:
+    response = make_response(status, [("X-A", "b")], b"body", is_head=False)
+    assert (response.status, response.headers, response.body) == (status, [("X-A", "b")], body)
+
+
+def test_wsgi_errors_logs_text_without_the_white_space_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    errors = ErrorLog(logging.getLogger("tests.server").error)
+    assert errors.write("  100 %s \n") == 10
+    assert errors.write(" \n") == 2
+    errors.writelines(["a\n", "b"])
+    errors.flush()
+    assert caplog.messages == ["  100 %s", "a", "b"]
