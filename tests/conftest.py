@@ -54,6 +54,6 @@ def session_server(server_directory: Path) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def server(session_server: PostgresServer) -> PostgresServer:
-    """Give a PostgreSQL server that has no table."""
+    """Return a PostgreSQL server that has no table."""
     session_server.execute("DROP TABLE IF EXISTS plants")
     return session_server

@@ -21,14 +21,14 @@ AUTH = ("Authorization", f"Bearer {TOKEN}")
 Headers = list[tuple[str, str]]
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
 
     @property
     def error(self) -> int:
-        """The code of an answer that is an Error body in every respect."""
+        """The code of a response that is an Error body in every respect."""
         document = json.loads(self.body)
         assert document.keys() == {"error", "message"}
         assert type(document["error"]) is int
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 class Send(Protocol):
     def __call__(
         self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers
-    ) -> Answer: ...
+    ) -> Response: ...
 
 
 class _HostRow(tuple[Any, ...]):
@@ -407,18 +407,18 @@ class HostContract:
 
     @table(*NO_TOKEN)
     def test_a_request_without_a_bearer_token_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:
-        answer = send(new_plant(), headers=[*case, JSON_TYPE])
-        assert answer.error == 40100
-        assert answer.headers["www-authenticate"] == 'Bearer realm="plants"'
+        response = send(new_plant(), headers=[*case, JSON_TYPE])
+        assert response.error == 40100
+        assert response.headers["www-authenticate"] == 'Bearer realm="plants"'
         assert store.get(1) is None
 
     @table(*INVALID_TOKEN)
     def test_a_token_that_is_not_valid_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:
-        answer = send(new_plant(), headers=[*case, JSON_TYPE])
-        assert answer.error == 40101
-        assert answer.headers["www-authenticate"] == 'Bearer realm="plants", error="invalid_token"'
+        response = send(new_plant(), headers=[*case, JSON_TYPE])
+        assert response.error == 40101
+        assert response.headers["www-authenticate"] == 'Bearer realm="plants", error="invalid_token"'
         assert store.get(1) is None
-        assert TOKEN.encode() not in answer.body
+        assert TOKEN.encode() not in response.body
 
     @table(*VALID_TOKEN)
     def test_a_valid_token_is_accepted(self, send: Send, case: Headers) -> None:
@@ -431,21 +431,21 @@ class HostContract:
 
     @table(*NO_SUCH_METHOD)
     def test_another_method_is_405(self, send: Send, store: PlantStore, case: str) -> None:
-        answer = send(method=case, headers=[AUTH, JSON_TYPE])
-        assert answer.status == 405
-        assert "POST" in answer.headers["allow"]
+        response = send(method=case, headers=[AUTH, JSON_TYPE])
+        assert response.status == 405
+        assert "POST" in response.headers["allow"]
         if case == "HEAD":
-            assert answer.body == b""
+            assert response.body == b""
         else:
-            assert answer.error == 40500
+            assert response.error == 40500
         assert store.get(1) is None
 
     def test_another_method_on_another_path_is_404(self, send: Send) -> None:
         assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
 
     def test_options_responds_with_the_allowed_methods(self, send: Send) -> None:
-        answer = send(method="OPTIONS", headers=[AUTH])
-        assert (answer.status, answer.headers["allow"], answer.body) == (200, "POST", b"")
+        response = send(method="OPTIONS", headers=[AUTH])
+        assert (response.status, response.headers["allow"], response.body) == (200, "POST", b"")
 
     @table(
         *((query, query) for query in ("", "a=1", "a=1&a=2", "id=9&name=x", "%", "=&&;")),
@@ -481,9 +481,9 @@ class HostContract:
         self, send: Send, store: PlantStore, case: tuple[bytes, list[str]]
     ) -> None:
         body, fields = case
-        answer = send(body, headers=[AUTH, JSON_TYPE])
-        assert answer.error == 40002
-        assert [name for name in ("id", "name", "tag") if f"{name}: " in answer.message] == fields
+        response = send(body, headers=[AUTH, JSON_TYPE])
+        assert response.error == 40002
+        assert [name for name in ("id", "name", "tag") if f"{name}: " in response.message] == fields
         assert store.get(1) is None
 
     @table(*NEW_PLANT)
@@ -497,8 +497,8 @@ class HostContract:
 
     def test_an_id_in_use_is_rejected_and_its_plant_is_unchanged(self, send: Send, store: PlantStore) -> None:
         send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE])
-        answer = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
-        assert answer.error == 40003
+        response = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
+        assert response.error == 40003
         assert store.get(1) == Plant(1, "Fern", "shade")
 
 
@@ -508,8 +508,8 @@ class Contract(HostContract):
     every_row = True
 
     def test_a_token_in_the_query_or_the_body_is_ignored(self, send: Send) -> None:
-        answer = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
-        assert answer.error == 40100
+        response = send(new_plant(access_token=TOKEN), path=f"/plants?access_token={TOKEN}", headers=[JSON_TYPE])
+        assert response.error == 40100
 
     @table(
         *map(tuple, NO_SUCH_PATH),

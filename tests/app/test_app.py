@@ -29,14 +29,14 @@ class TestInProcess(Contract):
 def test_wsgiref_validator_accepts_the_response(app: Any) -> None:
     environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0", "QUERY_STRING": ""}
     setup_testing_defaults(environ)
-    with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as answer:
-        assert b"".join(answer)
+    with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as response:
+        assert b"".join(response)
 
 
 @pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
 def test_a_response_has_each_header_once(app: Any, headers: Headers) -> None:
-    answer = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
-    names = [name.lower() for name, _ in answer.headerlist]
+    response = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
+    names = [name.lower() for name, _ in response.headerlist]
     assert len(names) == len(set(names)) > 3
 
 
@@ -156,9 +156,9 @@ def test_of_64_concurrent_clients_one_gets_each_id() -> None:
         barrier.wait()
         for plant_id in range(50):
             body = new_plant(id=plant_id, name=f"client {number}")
-            answer = call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body)))
-            assert answer.status == 200 or answer.error == 40003
-            if answer.status == 200:
+            response = call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body)))
+            assert response.status == 200 or response.error == 40003
+            if response.status == 200:
                 yield plant_id
 
     with ThreadPoolExecutor(64) as pool:

@@ -22,7 +22,7 @@ def test_an_exception_in_the_token_check_is_a_500() -> None:
     assert store.get(1) is None
 
 
-def answers(value: object) -> TokenCheck:
+def responses(value: object) -> TokenCheck:
     class Check:
         def accepts(self, _token: str) -> Any:
             return value
@@ -35,13 +35,13 @@ async def later() -> None: ...
 
 @pytest.mark.parametrize("give", [later, lambda: 1, lambda: "user"], ids=["coroutine", "number", "string"])
 def test_a_token_check_must_return_a_boolean(give: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    store, answer = MemoryStore(), give()
-    app = plants.create_app(store, tokens=answers(answer))
+    store, response = MemoryStore(), give()
+    app = plants.create_app(store, tokens=responses(response))
     assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
-    assert f"accepts() returned {type(answer).__name__}, not True or False" in caplog.text
+    assert f"accepts() returned {type(response).__name__}, not True or False" in caplog.text
     assert store.get(1) is None
     if give is later:
-        answer.close()  # Python warns of a coroutine that was never awaited.
+        response.close()  # Python warns of a coroutine that was never awaited.
 
 
 def test_tokens_may_be_any_object_with_accepts() -> None:
@@ -68,8 +68,8 @@ def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
             return True
 
     app = plants.create_app(tokens=Open())
-    answers = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
-    assert [answer.error for answer in answers] == [40001, 40101]
+    responses = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
+    assert [response.error for response in responses] == [40001, 40101]
     assert asked == ["abc"]
 
 

@@ -36,12 +36,12 @@ def faulty(fault: Exception) -> FaultyStore:
 
 
 def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture) -> None:
-    answer = sender(plants.create_app(faulty(StoreUnavailable("no connection")), tokens=[TOKEN]))(
+    response = sender(plants.create_app(faulty(StoreUnavailable("no connection")), tokens=[TOKEN]))(
         new_plant(), headers=[AUTH, JSON_TYPE]
     )
-    assert answer.error == 50300
-    assert answer.headers["retry-after"] == "1"
-    assert "no connection" not in answer.message
+    assert response.error == 50300
+    assert response.headers["retry-after"] == "1"
+    assert "no connection" not in response.message
     assert caplog.messages == []
 
 
@@ -55,11 +55,11 @@ def test_what_a_store_finds_not_valid_is_no_fault_of_the_client(
 
 
 def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
-    answer = sender(plants.create_app(faulty(ZeroDivisionError("of the pump")), tokens=[TOKEN]))(
+    response = sender(plants.create_app(faulty(ZeroDivisionError("of the pump")), tokens=[TOKEN]))(
         new_plant(), headers=[AUTH, JSON_TYPE]
     )
-    assert answer.error == 50000
-    assert "pump" not in answer.message
+    assert response.error == 50000
+    assert "pump" not in response.message
     assert caplog.record_tuples == [("plants.errors", logging.ERROR, "a request failed")]
     assert "of the pump" in caplog.text
     assert TOKEN not in caplog.text

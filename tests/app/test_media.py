@@ -19,21 +19,21 @@ from tests.support.examples import TIMES
 
 def test_the_body_is_not_read_before_the_token_is_checked(app: Any) -> None:
     stream = Stream(new_plant())
-    answer = call(app, stream, CONTENT_LENGTH="27", HTTP_AUTHORIZATION="Bearer wrong")
-    assert (answer.error, stream.sizes) == (40101, [])
+    response = call(app, stream, CONTENT_LENGTH="27", HTTP_AUTHORIZATION="Bearer wrong")
+    assert (response.error, stream.sizes) == (40101, [])
 
 
 def test_a_content_length_above_the_limit_is_413_unread(app: Any) -> None:
     stream = Stream(b"x" * (LIMIT + 1))
-    answer = call(app, stream, CONTENT_LENGTH=str(LIMIT + 1))
-    assert (answer.error, stream.sizes) == (41300, [])
-    assert answer.message == f"The body is larger than {LIMIT} bytes."
+    response = call(app, stream, CONTENT_LENGTH=str(LIMIT + 1))
+    assert (response.error, stream.sizes) == (41300, [])
+    assert response.message == f"The body is larger than {LIMIT} bytes."
 
 
 def test_a_chunked_body_is_read_to_its_end(app: Any, store: PlantStore) -> None:
     body = new_plant()
-    answer = call(app, Stream(body[:5], body[5:6], body[6:]), wsgi_input_terminated=True)
-    assert answer.plant == {"name": "Fern"}
+    response = call(app, Stream(body[:5], body[5:6], body[6:]), wsgi_input_terminated=True)
+    assert response.plant == {"name": "Fern"}
     assert store.get(1) == Plant(1, "Fern")
 
 
@@ -44,9 +44,9 @@ def test_a_chunked_body_of_the_maximum_size_is_read(app: Any) -> None:
 
 def test_a_chunked_body_is_read_to_one_byte_above_the_limit(app: Any, store: PlantStore) -> None:
     stream = io.BytesIO(new_plant().ljust(10 * LIMIT))
-    answer = call(app, stream, wsgi_input_terminated=True)
-    assert answer.error == 41300
-    assert answer.message == f"The body is larger than {LIMIT} bytes."
+    response = call(app, stream, wsgi_input_terminated=True)
+    assert response.error == 41300
+    assert response.message == f"The body is larger than {LIMIT} bytes."
     assert stream.tell() == LIMIT + 1
     assert store.get(1) is None
 
@@ -71,9 +71,9 @@ def test_a_body_in_several_reads_is_read_to_its_length(app: Any) -> None:
 
 def test_a_body_shorter_than_its_content_length_is_400(app: Any, store: PlantStore) -> None:
     body = new_plant()
-    answer = call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1))
-    assert answer.error == 40000
-    assert answer.message == "The body is shorter than its Content-Length."
+    response = call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1))
+    assert response.error == 40000
+    assert response.message == "The body is shorter than its Content-Length."
     assert store.get(1) is None
 
 
@@ -87,8 +87,8 @@ def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception
     "length", ["-1", "-0", "x", "1x", "1.5", "0x10", "\xb2", "9" * 5000, "+25", "2_5", "\u0662\u0665", "25,25", "25\n"]
 )
 def test_a_malformed_content_length_is_400(app: Any, length: str) -> None:
-    answer = call(app, Stream(new_plant()), CONTENT_LENGTH=length)
-    assert (answer.error, answer.message) == (40000, "The Content-Length is not a number.")
+    response = call(app, Stream(new_plant()), CONTENT_LENGTH=length)
+    assert (response.error, response.message) == (40000, "The Content-Length is not a number.")
 
 
 @pytest.mark.parametrize("length", ["25", "025", " 25\t"])
@@ -99,9 +99,9 @@ def test_a_content_length_may_have_white_space_around_it(app: Any, length: str) 
 @pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}], ids=repr)
 def test_a_body_without_length_and_end_is_400_with_the_reason(app: Any, environ: dict[str, str]) -> None:
     stream = Stream(new_plant())
-    answer = call(app, stream, **environ)
-    assert (answer.error, stream.sizes) == (40001, [])
-    assert answer.message == (
+    response = call(app, stream, **environ)
+    assert (response.error, stream.sizes) == (40001, [])
+    assert response.message == (
         "There is no body: the request has no Content-Length, or the server does not tell the application where a "
         "chunked body ends (wsgi.input_terminated)."
     )
@@ -114,8 +114,8 @@ def test_a_length_of_zero_is_an_empty_body(app: Any) -> None:
 
 def test_a_media_type_is_compared_as_ascii(app: Any) -> None:
     stream = Stream(new_plant())
-    answer = call(app, stream, CONTENT_TYPE="application/j\u017fon", wsgi_input_terminated=True)
-    assert (answer.error, stream.sizes) == (41500, [])
+    response = call(app, stream, CONTENT_TYPE="application/j\u017fon", wsgi_input_terminated=True)
+    assert (response.error, stream.sizes) == (41500, [])
 
 
 DEEP = """
@@ -212,6 +212,6 @@ def test_random_bytes_are_never_a_500(app: Any, caplog: pytest.LogCaptureFixture
             cut = source.randint(1, len(body))
             chunks.append(body[:cut])
             body = body[cut:]
-        answer = call(app, Stream(*chunks), wsgi_input_terminated=True)
-        assert answer.error in {40001, 40002, 41300}
+        response = call(app, Stream(*chunks), wsgi_input_terminated=True)
+        assert response.error in {40001, 40002, 41300}
     assert not caplog.records

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 PATIENCE_SECONDS = 60
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What came back on a connection, and when.
 
-    If it was not a whole answer, ``status`` is 0, ``body`` empty and ``reason`` the exception.
+    If it was not a whole response, ``status`` is 0, ``body`` empty and ``reason`` the exception.
     """
 
     status: int
@@ -50,7 +50,7 @@ def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection
 
 def exchange(
     client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
-) -> Answer:
+) -> Response:
     """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
     fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     began = time.monotonic()
@@ -60,8 +60,8 @@ def exchange(
         document = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         client.close()
-        return Answer(0, {}, None, began, time.monotonic(), repr(error))
-    return Answer(response.status, document, response.headers["Retry-After"], began, time.monotonic())
+        return Response(0, {}, None, began, time.monotonic(), repr(error))
+    return Response(response.status, document, response.headers["Retry-After"], began, time.monotonic())
 
 
 def plant(plant_id: int) -> bytes:
@@ -82,23 +82,23 @@ class _Good:
         self._token = token
         self.created: list[int] = []
         self.slowest = 0.0
-        self.answers: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._kept_since = 0.0  # the end of the last answer on the connection that is kept
+        self._kept_since = 0.0  # the end of the last response on the connection that is kept
         self._connection = ""
 
     def create(self) -> None:
         plant_id = new_id()
-        answer = self._ask("POST", "/plants", self._token, plant(plant_id))
-        if (answer.status, answer.body) == (200, {"name": f"plant {plant_id}"}):
+        response = self._ask("POST", "/plants", self._token, plant(plant_id))
+        if (response.status, response.body) == (200, {"name": f"plant {plant_id}"}):
             self.created.append(plant_id)
         else:
-            self._fault("a create", answer)
+            self._fault("a create", response)
 
     def create_again(self, plant_id: int = 0) -> None:
-        answer = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
-        if answer.error != 40003:
-            self._fault("a plant that is there created again", answer)
+        response = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
+        if response.error != 40003:
+            self._fault("a plant that is there created again", response)
 
     def do_another_thing(self) -> None:
         method, path, token, body, error = random.choice(
@@ -114,30 +114,30 @@ class _Good:
                 ("GET", "/openapi.json", "", None, None),
             ]
         )
-        answer = self._ask(method, path, token, body)
-        if answer.error != error or not answer.status:
-            self._fault(f"{method} {path} for {error}", answer)
+        response = self._ask(method, path, token, body)
+        if response.error != error or not response.status:
+            self._fault(f"{method} {path} for {error}", response)
 
-    def _fault(self, what: str, answer: Answer) -> None:
-        found = answer.error or answer.status or answer.reason
-        took = answer.ended - answer.began
+    def _fault(self, what: str, response: Response) -> None:
+        found = response.error or response.status or response.reason
+        took = response.ended - response.began
         when = time.strftime("%H:%M:%S", time.gmtime())
         self.faults.append(f"{when} {what} had {found} after {took:.3f} s on {self._connection}")
 
-    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Answer:
+    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Response:
         client = self._kept if random.random() < self._kept_share else self._fresh
         self._connection = "a new connection"
         if client.sock:
             closed = bool(select.select([client.sock], [], [], 0)[0])
             paused = time.monotonic() - self._kept_since
             self._connection = f"a kept connection, {'closed' if closed else 'open'} when used, after {paused:.3f} s"
-        answer = exchange(client, method, path, token, body)
-        self.slowest = max(self.slowest, answer.ended - answer.began)
+        response = exchange(client, method, path, token, body)
+        self.slowest = max(self.slowest, response.ended - response.began)
         if client is self._kept:
-            self._kept_since = answer.ended
-        self.answers[str(answer.error or answer.status)] += 1
+            self._kept_since = response.ended
+        self.responses[str(response.error or response.status)] += 1
         self._fresh.close()
-        return answer
+        return response
 
 
 def main() -> None:
@@ -174,7 +174,7 @@ def main() -> None:
     slowest = good.slowest
     for plant_id in good.created if options.again else ():
         good.create_again(plant_id)
-    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.answers, "faults": good.faults}
+    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.responses, "faults": good.faults}
     print(json.dumps(found | {"created": len(good.created)}))
 
 

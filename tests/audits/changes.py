@@ -3,8 +3,8 @@
     python -m tests.audits.changes
     python -m tests.audits.changes --creates 2000 --only hup --only usr2
 
-Clients create plants, and send a request again only if its connection was closed without an answer. A change holds if
-no accepted request went without its answer, nobody waited long, and every plant that was acknowledged is kept. Each
+Clients create plants, and send a request again only if its connection was closed without a response. A change holds if
+no accepted request went without its response, nobody waited long, and every plant that was acknowledged is kept. Each
 change is a line; the exit status is 0 if all of them hold.
 """
 
@@ -34,7 +34,7 @@ from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
-# An answer takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
+# A response takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
 # after a request was not on its way when the request was sent.
 ANSWER_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
@@ -153,7 +153,7 @@ class Load:
             return None
 
     def _ask(self, sock: socket.socket, number: int) -> tuple[int, int, bool]:
-        """Give the status, the code of the error, and whether the connection stays open; 0 without an answer."""
+        """Return the status, the code of the error, and whether the connection stays open; 0 without a response."""
         body = plant(number)
         began = time.monotonic()
         heard = b""
@@ -205,7 +205,7 @@ def _ends(master: int) -> bool:
 
 
 def troubles_of_a_stop(service: Service) -> list[str]:
-    """Stop a service (``TERM``), and give the lines of its log that should not be there."""
+    """Stop a service (``TERM``), and return the lines of its log that should not be there."""
     os.kill(service.master, signal.SIGTERM)
     ended = _ends(service.master)
     return service.new_trouble() + ["it does not end"] * (not ended)
@@ -213,14 +213,14 @@ def troubles_of_a_stop(service: Service) -> list[str]:
 
 @contextlib.contextmanager
 def _place(store: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Give a database's URL, or nothing for the dictionary, and the environment of a service that has it."""
+    """Return a database's URL, or nothing for the dictionary, and the environment of a service that has it."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/plants.db" if store == "sqlite" else ""
         yield database, {"PLANTS_STORE": database} if database else {}
 
 
 def _again_and_again(load: Load, change: Callable[[int], object], seconds: float) -> int:
-    """Make a change until the load is over, and wait so long between two; give how many there were."""
+    """Make a change until the load is over, and wait so long between two; return how many there were."""
     number = 0
     while not load.is_over():
         change(number)
@@ -268,7 +268,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
 
 
 def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
-    """The service stops while requests come in and, with a database, while others wait for it: each has its answer."""
+    """Stop the service while requests arrive and others wait for the database; each must get its response."""
     with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
         bodies = [plant(new_id()) for _ in range(16)]
         requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
@@ -314,7 +314,7 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
 
 @contextlib.contextmanager
 def _resets(service: Service) -> Iterator[None]:
-    """Ask whether the service is ready, as checks do that reset the connection, some once they have the answer."""
+    """Ask whether the service is ready, as checks do that reset the connection, some once they have the response."""
     over = threading.Event()
 
     def work() -> None:
@@ -426,7 +426,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             old, token = service.token, f"token-{number}"
             write(old, token)
             service.token = token
-            load.over.wait(0.3)  # What was sent with the old one has its answer.
+            load.over.wait(0.3)  # What was sent with the old one has its response.
             write(token)
             gone = Service(service.host, service.port, old)
             if any(gone.create(new_id()).error != 40101 for _ in range(4)):

@@ -26,7 +26,7 @@ import psycopg
 
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from tests.audits.bystander import Answer
+from tests.audits.bystander import Response
 from tests.audits.deployment import Client, Service, read_plant
 from tests.audits.kills import Load, audit, report
 
@@ -36,7 +36,7 @@ CLIENTS_PER_SERVICE = 16
 def race(services: list[Service], store: PostgresStore, ids: int) -> Counter[str]:
     """Let several clients of every service add plants with the same ids at once; return the findings."""
 
-    def compete(number: int) -> list[tuple[Plant, Answer]]:
+    def compete(number: int) -> list[tuple[Plant, Response]]:
         service = services[number % len(services)]
         plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
         with closing(Client(service.url, service.token)) as client:
@@ -87,8 +87,10 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
                     time.sleep(seconds)
         for service in services:
             service.start()  # It waits until the database is available again.
-        answers = [answer for load in loads for part in load.journal for made in part.values() for _, answer in made]
-        print(f"slowest response: {max(answer.ended - answer.began for answer in answers):.2f} s")
+        responses = [
+            response for load in loads for part in load.journal for made in part.values() for _, response in made
+        ]
+        print(f"slowest response: {max(response.ended - response.began for response in responses):.2f} s")
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self, cast
 
-from tests.audits.bystander import Answer, exchange, http_client, new_id, plant
+from tests.audits.bystander import Response, exchange, http_client, new_id, plant
 from tests.contract import TOKEN
 from tests.support import hosted
 from tests.support.process import (
@@ -77,10 +77,10 @@ class Service:
         return sock
 
     def head(self, *fields: bytes) -> bytes:
-        """Give the head of a create with a valid token, and these further lines."""
+        """Return the head of a create with a valid token, and these further lines."""
         return b"%bAuthorization: Bearer %b\r\n%b\r\n" % (HEAD, self.token.encode(), b"".join(fields))
 
-    def create(self, plant_id: int) -> Answer:
+    def create(self, plant_id: int) -> Response:
         """Create a plant on a connection of its own."""
         with contextlib.closing(http_client(self.scheme, self.host, self.port)) as client:
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
@@ -89,7 +89,7 @@ class Service:
         return children(self.master) if self.master else []
 
     def memory(self) -> int:
-        """Give the resident bytes of the worker that has most."""
+        """Return the resident bytes of the worker that has most."""
         return max((resident_bytes(worker) for worker in self.workers()), default=0)
 
     def total_memory(self) -> int:
@@ -101,11 +101,11 @@ class Service:
         return total * 1024
 
     def descriptors(self) -> int:
-        """Give the number of open files of all workers."""
+        """Return the number of open files of all workers."""
         return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
 
     def connections(self) -> int:
-        """Give the number of connections that the service has or is about to accept."""
+        """Return the number of connections that the service has or is about to accept."""
         if not self.master:
             return 0
         port = f":{self.port:04X}"
@@ -116,7 +116,7 @@ class Service:
         return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
     def runs(self) -> bool:
-        """Tell whether its master does."""
+        """Return whether its master does."""
         try:
             state = Path(f"/proc/{self.master}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -124,11 +124,11 @@ class Service:
         return state != "Z"
 
     def new_trouble(self) -> list[str]:
-        """Give the lines of the log since the last call that no client should be able to cause."""
+        """Return the lines of the log since the last call that no client should be able to cause."""
         return [line for line in self.new_lines() if _TROUBLE.search(line)]
 
     def new_lines(self) -> list[str]:
-        """Give the lines of the log since the last call."""
+        """Return the lines of the log since the last call."""
         lines = self._log.lines[self._lines_read :] if self._log else []
         self._lines_read += len(lines)
         return [line.rstrip() for line in lines]
@@ -151,7 +151,7 @@ class Crowd:
         self.end()
 
     def send(self, data: bytes, seconds: float = PATIENCE_SECONDS) -> int:
-        """Send this on each connection as fast as it is taken; give the number of bytes that were."""
+        """Send this on each connection as fast as it is taken; return the number of bytes that were."""
         return self.send_each(lambda _number: data, seconds)
 
     def send_each(self, data: Callable[[int], bytes], seconds: float = PATIENCE_SECONDS) -> int:
@@ -177,7 +177,7 @@ class Crowd:
         return total
 
     def hear(self, seconds: float, *, first: bool = False) -> int:
-        """Read until the service has closed every connection, or has sent the ``first`` byte; give how many it closed.
+        """Read until the service has closed every connection, or has sent the ``first`` byte; return how many it closed.
 
         What is ``heard`` keeps the first 64 KiB of each.
         """
@@ -202,7 +202,7 @@ class Crowd:
         return len(self.closed)
 
     def statuses(self) -> Counter[str]:
-        """Count the first answers: their status, ``closed`` without one, or ``nothing``."""
+        """Count the first responses: their status, ``closed`` without one, or ``nothing``."""
         return Counter(
             self.heard[sock][9:12].decode() or ("closed" if sock in self.closed else "nothing") for sock in self.sockets
         )
@@ -238,7 +238,7 @@ class Bystander:
 
     def __enter__(self) -> Self:
         assert self._process.stdout
-        self._process.stdout.readline()  # It has had its first answer.
+        self._process.stdout.readline()  # It has had its first response.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -247,12 +247,12 @@ class Bystander:
         found = json.loads(output)
         self.slowest: float = found["slowest"]
         self.longest_pause: float = found["longest_pause"]
-        self.answers: dict[str, int] = found["answers"]
+        self.responses: dict[str, int] = found["answers"]
         self.faults: list[str] = found["faults"]
 
     def verdict(self, limit: float) -> Verdict:
-        """Say whether each request had the right answer, within so many seconds."""
-        seen = f"slowest of {sum(self.answers.values()):,} answers {self.slowest * 1000:.0f} ms"
+        """Say whether each request had the right response, within so many seconds."""
+        seen = f"slowest of {sum(self.responses.values()):,} answers {self.slowest * 1000:.0f} ms"
         if self.longest_pause > 0.02:
             seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
@@ -320,7 +320,7 @@ def take_service_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def service_of(options: argparse.Namespace) -> Iterator[Service]:
-    """Give the service that the options name, or start one."""
+    """Return the service that the options name, or start one."""
     if options.address:
         host, _, port = options.address.rpartition(":")
         yield Service(host, int(port), options.token, options.master)

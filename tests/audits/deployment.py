@@ -11,7 +11,7 @@ import time
 from urllib.parse import urlsplit
 
 from plants import Plant, PlantStore, StoreUnavailable
-from tests.audits.bystander import Answer, exchange
+from tests.audits.bystander import Response, exchange
 from tests.support.process import children, free_port, kill, start, wait_until
 
 TOKEN = "audit"
@@ -57,7 +57,7 @@ class Service:
             time.sleep(0.05)
 
     def workers(self) -> list[int]:
-        """Give the processes of a master that runs."""
+        """Return the processes of a master that runs."""
         return [] if self._master is None or self._master.poll() is not None else children(self._master.pid)
 
     def kill_master(self) -> None:
@@ -83,11 +83,11 @@ class Client:
         self._path = parts.path.rstrip("/")
         self._token = token
 
-    def add(self, plant: Plant) -> Answer:
+    def add(self, plant: Plant) -> Response:
         members = {"id": plant.id, "name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag})
         return self.request("POST", "/plants", json.dumps(members).encode())
 
-    def request(self, method: str, path: str, body: bytes | None = None) -> Answer:
+    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
         return exchange(self._connection, method, self._path + path, self._token, body)
 
     def close(self) -> None:

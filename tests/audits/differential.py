@@ -4,7 +4,7 @@
     python -m tests.audits.differential --cases 20000 --seed 7
 
 The others are Gunicorn's threaded worker, Node and Go (both must be installed). Behind each request comes a plain one:
-a server that understood another end of the first answers it differently, or not at all. The exit status is 0 if this
+a server that understood another end of the first responses it differently, or not at all. The exit status is 0 if this
 server accepts nothing that another refuses, and understands no other number of requests and no other body than they,
 but for what ``EXPLAINED`` gives a reason for; and if it understands the same when the bytes come in pieces.
 """

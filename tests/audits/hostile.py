@@ -236,8 +236,8 @@ def connect(service: Service) -> Verdict:
                 hidden = service.head(b"Content-Length: %d\r\n" % len(body)) + body
                 authorization = b"Authorization: Bearer %b\r\n" % service.token.encode()
                 first = head + b"Host: a:443\r\n" + authorization + fields + b"\r\n"
-                answers = talk(service, *([first, hidden] if pieces == 2 else [first + hidden]))
-                if answers.count(b"HTTP/1.1 ") > 1 or service.create(plant_id).status != 200:
+                responses = talk(service, *([first, hidden] if pieces == 2 else [first + hidden]))
+                if responses.count(b"HTTP/1.1 ") > 1 or service.create(plant_id).status != 200:
                     served.append(
                         f"{head.decode().strip()} with {fields.decode().strip() or 'no more'}, {pieces} pieces"
                     )
@@ -249,11 +249,11 @@ def malformed_trailers(service: Service) -> Verdict:
     taken = []
     for name, trailer in MALFORMED_TRAILERS.items():
         plant_id = new_id()
-        answers = talk(
+        responses = talk(
             service, chunked_create(service, plant_id, trailers=trailer + b"\r\n") + b"GET / HTTP/1.1\r\n\r\n"
         )
-        if not answers.startswith(b"HTTP/1.1 400 ") or service.create(plant_id).status != 200:
-            taken.append(f"{name} ({answers[9:12].decode()})")
+        if not responses.startswith(b"HTTP/1.1 400 ") or service.create(plant_id).status != 200:
+            taken.append(f"{name} ({responses[9:12].decode()})")
     good = talk(service, chunked_create(service, new_id(), trailers=b"X-A: a\r\nX-B:\r\n"))[9:12]
     seen = f"a good trailer {good.decode()}, {len(MALFORMED_TRAILERS) - len(taken)} bad ones refused, taken: {taken}"
     return Verdict(good == b"200" and not taken, seen)
@@ -318,11 +318,11 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
             with Crowd(service, 20) as asking:
                 asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 asking.hear(PATIENCE_SECONDS)
-                answers = asking.statuses()
+                responses = asking.statuses()
         comes_true(lambda: not service.connections())
         enough = refused["503"] + refused["closed"] >= clients - files * workers
         return Verdict(
-            enough and not answers["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(answers)}"
+            enough and not responses["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(responses)}"
         )
 
     with serving(store, workers, descriptors=files, environ={"PLANTS_REQUEST_TIMEOUT": "10"}) as service:
@@ -485,7 +485,7 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
                         cast(socket.socket, key.fileobj).close()
                         renew()
                         renewed += 1
-        answered = bystander.answers.get("200", 0) / sum(bystander.answers.values())
+        answered = bystander.responses.get("200", 0) / sum(bystander.responses.values())
         verdict = bystander.verdict(PATIENCE_SECONDS)
         return Verdict(answered >= 0.95, f"{answered:.1%} answered, {renewed:,} connections renewed, {verdict.seen}")
 
@@ -588,7 +588,7 @@ def _all_refused(crowd: Crowd) -> Verdict:
     return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
 
 
-# With what keeps a service busy, not only waiting, another limit for the slowest answer to somebody else.
+# With what keeps a service busy, not only waiting, another limit for the slowest response to somebody else.
 CHECKS: dict[Callable[..., Verdict], str] = {
     half_heads: "",
     resets_beside_creates: "limit",

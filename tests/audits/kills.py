@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, PlantStore, open_store
-from tests.audits.bystander import Answer
+from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service, read_plant
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import kill, start
 
-Attempts = list[tuple[Plant, Answer]]
+Attempts = list[tuple[Plant, Response]]
 
 
 class Command:
@@ -82,10 +82,10 @@ class Load:
                 plant = Plant(
                     plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
                 )
-                answer = client.add(plant)
-                attempts.append((plant, answer))
-                if answer.status in {200, 400}:
-                    self.acknowledged[number] += answer.status == 200
+                response = client.add(plant)
+                attempts.append((plant, response))
+                if response.status in {200, 400}:
+                    self.acknowledged[number] += response.status == 200
                     break
                 self._over.wait(0.02)
         client.close()
@@ -94,9 +94,9 @@ class Load:
 def audit(store: PlantStore, attempts: Attempts) -> str:
     """Say what became of a plant; what must not be starts with an exclamation mark."""
     stored = read_plant(store, attempts[0][0].id)
-    kept = [plant for plant, answer in attempts if answer.status == 200]
-    unknown = [plant for plant, answer in attempts if answer.status in {0, 503}]
-    in_use = sum(answer.error == ID_IN_USE for _, answer in attempts)
+    kept = [plant for plant, response in attempts if response.status == 200]
+    unknown = [plant for plant, response in attempts if response.status in {0, 503}]
+    in_use = sum(response.error == ID_IN_USE for _, response in attempts)
     if len(kept) + len(unknown) + in_use != len(attempts):
         return "! answered with neither 200, 503 nor the id in use"
     if len(kept) > 1:
@@ -119,7 +119,7 @@ def report(store_url: str, load: Load) -> int:
 
 
 def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Give what can happen, in random order, for ever; the service is started again after each."""
+    """Return what can happen, in random order, for ever; the service is started again after each."""
 
     def kill_a_worker() -> None:
         if workers := service.workers():

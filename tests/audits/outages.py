@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from plants import Plant, open_store
-from tests.audits.bystander import Answer
+from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, Client, Service, read_plant
 from tests.audits.kills import Load, report
 from tests.support.postgres_server import PostgresServer
@@ -34,24 +34,26 @@ def running(service: Service) -> Iterator[Service]:
 
 
 @contextmanager
-def polled(service: Service, path: str) -> Iterator[list[Answer]]:
+def polled(service: Service, path: str) -> Iterator[list[Response]]:
     """Ask a probe ten times a second."""
-    answers: list[Answer] = []
+    responses: list[Response] = []
     over = threading.Event()
 
     def poll() -> None:
         with closing(Client(service.url, service.token)) as client:
             while not over.wait(0.1):
-                answers.append(client.request("GET", path))
+                responses.append(client.request("GET", path))
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(poll)
-        yield answers
+        yield responses
         over.set()
 
 
-def statuses(answers: list[Answer], since: float, until: float) -> str:
-    return str(dict(Counter(answer.status for answer in answers if since < answer.began and answer.ended < until)))
+def statuses(responses: list[Response], since: float, until: float) -> str:
+    return str(
+        dict(Counter(response.status for response in responses if since < response.began and response.ended < until))
+    )
 
 
 def outage(server: PostgresServer, seconds: float) -> None:
@@ -67,15 +69,15 @@ def outage(server: PostgresServer, seconds: float) -> None:
         server.start()
         returned = time.monotonic()
         time.sleep(8)
-    answers = [answer for part in load.journal for attempts in part.values() for _, answer in attempts]
-    refused = [answer for answer in answers if answer.status == 503]
-    print(f"answers while stopped:  {statuses(answers, stopped, returned)}")
-    print(f"longest wait for a 503: {max(answer.ended - answer.began for answer in refused):.2f} s")
+    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
+    refused = [response for response in responses if response.status == 503]
+    print(f"answers while stopped:  {statuses(responses, stopped, returned)}")
+    print(f"longest wait for a 503: {max(response.ended - response.began for response in refused):.2f} s")
     print(f"503 as Error 50300 with Retry-After: {all(a.error == 50300 and a.retry_after for a in refused)}")
     print(f"/livez while stopped:   {statuses(live, stopped, returned)}")
     print(f"/readyz while stopped:  {statuses(ready, stopped + 1, returned)}")
-    first = min(answer.ended for answer in answers if answer.status == 200 and answer.began > returned)
-    last = max(answer.ended for answer in refused)
+    first = min(response.ended for response in responses if response.status == 200 and response.began > returned)
+    last = max(response.ended for response in refused)
     print(f"after the return: first 200 {first - returned:.2f} s, last 503 {last - returned:.2f} s")
     report(server.url, load)
 
@@ -95,8 +97,8 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
         standby.execute("SELECT pg_promote()")
         promoted = time.monotonic()
         time.sleep(8)
-    answers = [answer for part in load.journal for attempts in part.values() for _, answer in attempts]
-    kept = sorted(answer.ended for answer in answers if answer.status == 200)
+    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
+    kept = sorted(response.ended for response in responses if response.status == 200)
     gap = max(later - earlier for earlier, later in itertools.pairwise(kept))
     first = min(ended for ended in kept if ended > promoted)
     print(f"promoted {promoted - killed:.2f} s after the kill; first 200 {first - promoted:.2f} s after that")
@@ -105,7 +107,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
 
 
 def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
-    def compete(number: int) -> list[tuple[int, Answer]]:
+    def compete(number: int) -> list[tuple[int, Response]]:
         with closing(Client(service.url, service.token)) as client:
             together.wait()
             return [(number, client.add(Plant(plant_id, f"of {number}"))) for plant_id in range(plants)]
@@ -113,8 +115,8 @@ def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
     together = threading.Barrier(clients)
     with running(Service(store_url, "--workers 2")) as service, ThreadPoolExecutor(clients) as threads:
         rounds = list(zip(*threads.map(compete, range(clients)), strict=True))
-    winners = [[number for number, answer in one if answer.status == 200] for one in rounds]
-    others = Counter(answer.error for one in rounds for _, answer in one if answer.status != 200)
+    winners = [[number for number, response in one if response.status == 200] for one in rounds]
+    others = Counter(response.error for one in rounds for _, response in one if response.status != 200)
     with closing(open_store(store_url)) as store:
         kept = sum(
             read_plant(store, plant_id) == Plant(plant_id, f"of {won[0]}") for plant_id, won in enumerate(winners)

@@ -93,16 +93,16 @@ class Node:
         kill(self._patroni)
 
     def cluster(self) -> dict[str, dict[str, Any]]:
-        """Give what this node says of each."""
+        """Return what this node says of each."""
         try:
-            with urllib.request.urlopen(f"http://{self._api}/cluster", timeout=5) as answer:
-                return {member["name"]: member for member in json.load(answer)["members"]}
+            with urllib.request.urlopen(f"http://{self._api}/cluster", timeout=5) as response:
+                return {member["name"]: member for member in json.load(response)["members"]}
         except (OSError, ValueError):
             return {}
 
 
 def primary(nodes: list[Node]) -> Node | None:
-    """Give the primary, once each other node follows it and one of them is its synchronous standby."""
+    """Return the primary, once each other node follows it and one of them is its synchronous standby."""
     members = nodes[0].cluster()
     roles = [members[node.name]["role"] for node in nodes if node.name in members]
     healthy = [member for member in members.values() if member["state"] in {"running", "streaming"}]
@@ -144,13 +144,13 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
             killed.append(fail_over(nodes, load))
         time.sleep(2)
     journal = [entry for part in load.journal for attempts in part.values() for entry in attempts]
-    answers = [answer for _, answer in journal]
+    responses = [response for _, response in journal]
     for number, at in enumerate(killed, 1):
-        first = min(answer.ended for answer in answers if answer.status == 200 and answer.began > at)
-        print(f"kill {number}: first 200 after {first - at:.1f} s, until then {statuses(answers, at, first)}")
+        first = min(response.ended for response in responses if response.status == 200 and response.began > at)
+        print(f"kill {number}: first 200 after {first - at:.1f} s, until then {statuses(responses, at, first)}")
     with psycopg.connect(url) as connection:
         ids = [plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")]
-    acknowledged = {plant.id for plant, answer in journal if answer.status == 200}
+    acknowledged = {plant.id for plant, response in journal if response.status == 200}
     lost, twice = len(acknowledged.difference(ids)), len(ids) - len(set(ids))
     print(f"acknowledged: {len(acknowledged):,}, lost: {lost}, twice on the primary: {twice}")
     return report(url, load) or int(lost + twice > 0)

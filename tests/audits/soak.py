@@ -3,7 +3,7 @@
     python -m tests.audits.soak
     python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
 
-The exit status is 0 if each good request had the right answer, each plant that was acknowledged is still there, memory,
+The exit status is 0 if each good request had the right response, each acknowledged plant is still stored, memory,
 files and connections are back where they were, and each line of the log is one that is known here, with its reason.
 """
 
@@ -38,7 +38,7 @@ from tests.support.process import comes_true
 # No broken client stays longer than this.
 LONGEST_SECONDS = 6.0
 PLANT_BYTES = 600
-KEEPALIVE_SECONDS = 1.9  # A little less than the service's: its clock runs from when it has sent the answer.
+KEEPALIVE_SECONDS = 1.9  # A little less than the service's: its clock runs from when it has sent the response.
 EXPLAINED = (
     r"Starting gunicorn|Listening at|Using worker|Booting worker|Control socket",  # the start
     r"Handling signal: term|Worker exiting|Shutting down",  # the end
@@ -52,7 +52,7 @@ Broken = Callable[[Service, socket.socket], None]
 
 
 def _sending(*data: bytes) -> Broken:
-    """Give a client that sends these, a moment apart, reads a little, and goes."""
+    """Return a client that sends these, a moment apart, reads a little, and goes."""
 
     def send(_service: Service, sock: socket.socket) -> None:
         for piece in data:
@@ -64,7 +64,7 @@ def _sending(*data: bytes) -> Broken:
 
 
 def _stalling(*data: bytes) -> Broken:
-    """Give a client that sends these, and no more, and stays for a while."""
+    """Return a client that sends these, and no more, and stays for a while."""
 
     def stall(_service: Service, sock: socket.socket) -> None:
         sock.sendall(b"".join(data))
@@ -250,13 +250,13 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
 
     # RFC 9112, section 9.5: the service may close a connection that its client left idle, just as it is used again.
     idle = re.compile(r"on a kept connection, \w+ when used, after ([\d.]+) s$")
-    answers = sum((Counter(bystander.answers) for bystander in bystanders), Counter())
+    responses = sum((Counter(bystander.responses) for bystander in bystanders), Counter())
     faults = [fault for bystander in bystanders for fault in bystander.faults]
     paused = [fault for fault in faults if (found := idle.search(fault)) and float(found[1]) > KEEPALIVE_SECONDS]
     faults = [fault for fault in faults if fault not in paused]
     third = max(1, len(samples) // 3)
     middle, last = max(samples[third:-third], default=0), max(samples[-third:], default=0)
-    grown = last - middle - PLANT_BYTES * answers["200"]
+    grown = last - middle - PLANT_BYTES * responses["200"]
     slowest = max(bystander.slowest for bystander in bystanders) * 1000
     left = f"{service.connections()} connections and {service.descriptors() - descriptors} files are left"
     return [
@@ -264,7 +264,7 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
             "broken clients",
             Verdict(not breakers.refused, f"{breakers.number:,}, {breakers.refused} without connection"),
         ),
-        ("good clients", Verdict(not faults, f"{dict(answers)}, slowest {slowest:.0f} ms")),
+        ("good clients", Verdict(not faults, f"{dict(responses)}, slowest {slowest:.0f} ms")),
         ("faults", Verdict(not faults, f"{faults}, and {len(paused)} where the client had paused: {paused[:5]}")),
         ("memory", Verdict(grown < 8 * MIB, f"{middle / MIB:.1f} MiB in the middle, {last / MIB:.1f} at the end")),
         ("what is held", Verdict(is_back, left)),

@@ -1,4 +1,4 @@
-"""Stall a store under 256 clients, and tell how long they and a probe wait for an answer.
+"""Stall a store under 256 clients, and tell how long they and a probe wait for a response.
 
     python -m tests.audits.stalls
     python -m tests.audits.stalls --only sqlite:file_held --seconds 30
@@ -51,7 +51,7 @@ _REQUEST = (
 
 
 class Told(NamedTuple):
-    """What a client was told, and when; the status is 0 if the connection was closed, or there was no answer."""
+    """What a client was told, and when; the status is 0 if the connection was closed, or there was no response."""
 
     plant_id: int
     status: int
@@ -64,7 +64,7 @@ class Told(NamedTuple):
 
 
 def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]:
-    """Create plants on as many connections; each pauses between an answer and its next request.
+    """Create plants on as many connections; each pauses between a response and its next request.
 
     One process, which gives way to every other, so that it takes no time from what it measures.
     """
@@ -97,7 +97,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]
             sock = key.data
             data = b""
             with contextlib.suppress(OSError):
-                data = sock.recv(65536)  # An answer is small, and sent whole.
+                data = sock.recv(65536)  # A response is small, and sent whole.
             if sock in asked:
                 told.append(Told(asked[sock][0], int(data[9:12] or 0), asked.pop(sock)[1], time.monotonic()))
             if data:
@@ -115,16 +115,16 @@ def probe(urls: list[str], seconds: float) -> list[list[Told]]:
     told: list[list[Told]] = [[] for _ in urls]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for client, answers in zip(clients, told, strict=True):
-            answer = client.request("GET", "/livez")
-            answers.append(Told(0, answer.status, answer.began, answer.ended))
+        for client, responses in zip(clients, told, strict=True):
+            response = client.request("GET", "/livez")
+            responses.append(Told(0, response.status, response.began, response.ended))
             client.close()
         time.sleep(0.02)
     return told
 
 
 def waits(told: list[Told]) -> str:
-    seconds = [answer.seconds for answer in told]
+    seconds = [response.seconds for response in told]
     p99 = statistics.quantiles(seconds, n=100)[98]
     return f"slowest {max(seconds) * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms"
 
@@ -144,22 +144,28 @@ def stand(stall: AbstractContextManager[None], url: str, seconds: float, clients
             time.sleep(seconds)
         ended = time.monotonic()
         told = crowded.result()
-        live, idle = ([answer for answer in part if answer.began > began] for part in probed.result())
+        live, idle = ([response for response in part if response.began > began] for part in probed.result())
     with closing(open_store(url)) as store:
-        lost = [answer.plant_id for answer in told if answer.status == 200 and not read_plant(store, answer.plant_id)]
-    meanwhile = [answer for answer in told if answer.ended > began and answer.began < ended]
-    statuses = dict(Counter(answer.status for answer in meanwhile))
-    back = min((answer.ended for answer in told if answer.status == 200 and answer.began > ended), default=float("inf"))
-    slowest_probe, slowest_idle = (max(answer.seconds for answer in part) for part in (live, idle))
+        lost = [
+            response.plant_id
+            for response in told
+            if response.status == 200 and not read_plant(store, response.plant_id)
+        ]
+    meanwhile = [response for response in told if response.ended > began and response.began < ended]
+    statuses = dict(Counter(response.status for response in meanwhile))
+    back = min(
+        (response.ended for response in told if response.status == 200 and response.began > ended), default=float("inf")
+    )
+    slowest_probe, slowest_idle = (max(response.seconds for response in part) for part in (live, idle))
     holds = (
         not lost
         and statuses.keys() <= {200, 503}
-        and max(answer.seconds for answer in told) < ANSWER_SECONDS
+        and max(response.seconds for response in told) < ANSWER_SECONDS
         and back < ended + ANSWER_SECONDS
-        and {answer.status for answer in live} == {200}
+        and {response.status for response in live} == {200}
         and slowest_probe < PROBE_SECONDS + slowest_idle
     )
-    acknowledged = sum(answer.status == 200 for answer in told)
+    acknowledged = sum(response.status == 200 for response in told)
     return Verdict(
         holds,
         f"{statuses} in {seconds:.0f} s, first 200 after {back - ended:.2f} s\n"

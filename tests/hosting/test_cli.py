@@ -31,7 +31,7 @@ SCRIPT = [str(Path(sys.executable).with_name("plants"))]
 
 
 def the_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
-    """Give the one line that a command ended with."""
+    """Return the one line that a command ended with."""
     assert result.returncode == status
     assert result.stdout == ""
     assert result.stderr.endswith("\n")
@@ -96,7 +96,7 @@ def test_plants_token_prints_a_new_token_and_its_digest(tmp_path: Path) -> None:
 
 
 def shown(**env: str) -> dict[str, tuple[str, str]]:
-    """Give what plants config prints: a name, its value, and where it comes from."""
+    """Return what plants config prints: a name, its value, and where it comes from."""
     result = call("config", **env)
     assert (result.returncode, result.stderr) == (0, "")
     lines = [re.fullmatch(r"(\w+)=(.*)  # (default|environment|Gunicorn)", line) for line in result.stdout.splitlines()]
@@ -196,8 +196,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """Give the URL of a server that gives each of its clients one answer, and nothing if that is empty."""
+def answering(response: bytes) -> Iterator[str]:
+    """Return the URL of a server that gives each of its clients one response, and nothing if that is empty."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held = []
 
@@ -208,9 +208,9 @@ def answering(answer: bytes) -> Iterator[str]:
                 except OSError:
                     return
                 held.append(client)
-                if answer:
+                if response:
                     client.recv(65536)
-                    client.sendall(answer)
+                    client.sendall(response)
                     client.close()
 
         thread = threading.Thread(target=serve)
@@ -269,8 +269,8 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
     ],
     ids=["redirection", "no status", "another protocol", "two lines"],
 )
-def test_plants_check_says_what_another_server_does(answer: bytes, reason: str) -> None:
-    with answering(answer) as url:
+def test_plants_check_says_what_another_server_does(response: bytes, reason: str) -> None:
+    with answering(response) as url:
         assert the_line(call("check", url)) == f"{url}/readyz: {reason}"
 
 
@@ -435,7 +435,7 @@ def test_check_config_logs_no_generated_token() -> None:
 
 
 def read_by(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Give what --print-config prints."""
+    """Return what --print-config prints."""
     assert result.returncode == 0, result.stderr
     return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
 
@@ -484,8 +484,8 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
         service.process.wait(60)
         try:
             # Only the new one is left.
-            answer = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])
-            assert answer.plant == {"name": "Fern"}
+            response = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])
+            assert response.plant == {"name": "Fern"}
         finally:
             os.kill(new, signal.SIGTERM)
             service.wait_for(r"\(end\)")

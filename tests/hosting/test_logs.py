@@ -47,7 +47,7 @@ def app(environ, start_response):
 
 
 def of(service: Service, request_id: str) -> dict[str, Any]:
-    """Give the line about a request, without what differs each time."""
+    """Return the line about a request, without what differs each time."""
     line = service.line_of(request_id)
     assert re.fullmatch(TIMESTAMP, line.pop("ts"))
     assert 0 <= line.pop("duration") < 10
@@ -97,7 +97,7 @@ def test_a_log_line_is_never_longer_than_pipe_buf(talkative: Service) -> None:
     with Client(socket.create_connection(("127.0.0.1", talkative.port))) as client:
         request_id = "x" * 128
         client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
-        assert client.answer().status == 401
+        assert client.response().status == 401
     assert talkative.line_of(request_id)["path"] == "/" + "\xff" * 199
     (line,) = [line for line in talkative.access if request_id in line]
     assert len(line) <= 4096
@@ -108,8 +108,8 @@ def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
 
         def level(body: bytes = b"", method: str = "POST", path: str = "/plants") -> str:
-            answer = service.send(body, method=method, path=path, headers=[AUTH, JSON_TYPE])
-            found: str = service.line_of(answer.headers["x-request-id"])["level"]
+            response = service.send(body, method=method, path=path, headers=[AUTH, JSON_TYPE])
+            found: str = service.line_of(response.headers["x-request-id"])["level"]
             return found
 
         assert level(new_plant()) == "info"
@@ -191,8 +191,8 @@ def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log
     (tmp_path / "faulty.py").write_text(APP)
     (tmp_path / "conf.py").write_text("wsgi_app = 'faulty:app'")
     with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py", PLANTS_LOG_FORMAT=log_format) as service:
-        answer = service.send(method="GET", path="/faulty", headers=[("X-Request-ID", "first")])
-        assert (answer.status, answer.headers["x-request-id"]) == (500, "first")
+        response = service.send(method="GET", path="/faulty", headers=[("X-Request-ID", "first")])
+        assert (response.status, response.headers["x-request-id"]) == (500, "first")
         service.send(method="GET", path="/livez", headers=[("X-Request-ID", "second")])
         service.wait_for("the application failed")
     lines = [line for line in service.lines if "first" in line]
@@ -211,8 +211,8 @@ def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(app + "    return [b'odd']\n")
     (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
     with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py") as service:
-        answer = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
-        assert answer.body == b"odd"
+        response = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
+        assert response.body == b"odd"
         line = service.wait_for('.*a response could not be logged.*"request_id":"first"')[0]
         service.send(method="GET", path="/odd", headers=[])
         assert service.stop() == 0
@@ -299,8 +299,8 @@ def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) 
     command = ["bash", "-c", f'exec "$@" {redirection}', "bash", *SERVE]
     with serving(command=command) as service:
         for plant_id in range(5):
-            answer = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
-            assert (answer.status, answer.plant) == (200, {"name": "Fern"})
+            response = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
+            assert (response.status, response.plant) == (200, {"name": "Fern"})
 
 
 def test_a_stalled_log_reader_harms_nobody() -> None:
@@ -314,7 +314,7 @@ def test_a_stalled_log_reader_harms_nobody() -> None:
         with Client(socket.create_connection(("127.0.0.1", port))) as client:
             for _ in range(10):
                 client.send(f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\n\r\n".encode() * 100)
-                assert {client.answer().status for _ in range(100)} == {401}
+                assert {client.response().status for _ in range(100)} == {401}
 
     try:
         wait_until(lambda: is_ready(port))

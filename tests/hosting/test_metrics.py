@@ -39,12 +39,12 @@ def store(tmp_path: Path) -> str:
 
 
 def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Give the labels and the value of each sample, by name."""
-    answer = send_to(port, method="GET", path="/metrics", headers=[])
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith("text/plain; version=")
+    """Return the labels and the value of each sample, by name."""
+    response = send_to(port, method="GET", path="/metrics", headers=[])
+    assert response.status == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(answer.body.decode()):
+    for family in text_string_to_metric_families(response.body.decode()):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
@@ -64,13 +64,13 @@ def counted(port: int) -> Counter[tuple[str, str, str, str]]:
 
 
 def folder_of(master: int) -> Path:
-    """Give the folder that a service's workers have their files in."""
+    """Return the folder that a service's workers have their files in."""
     (folder,) = {file.parent for worker in children(master) for file in metrics_files(worker)}
     return folder
 
 
 def metrics_files(process: int) -> list[Path]:
-    """Give the files of the metrics that a process has open."""
+    """Return the files of the metrics that a process has open."""
     files = []
     for link in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # Others are closed meanwhile.
@@ -102,7 +102,7 @@ def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) ->
         service.send(method="HEAD", path="/livez", headers=[])
         service.send(method="BREW", headers=[AUTH])
         with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
-            client.send(b"not HTTP\r\n\r\n").answer()
+            client.send(b"not HTTP\r\n\r\n").response()
         after = counted(port) - before
         assert after == {
             ("POST", "/plants", "200", ""): 60,
@@ -184,7 +184,7 @@ def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path
             client.send(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
             wait_until(lambda: value(port, "plants_requests_waiting") == 1)
             locker.execute("ROLLBACK")
-            assert client.answer().status == 200
+            assert client.response().status == 200
         wait_until(lambda: value(port, "plants_requests_waiting") == 0)
 
 
@@ -213,7 +213,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
                 method = "".join(letters.choices(string.ascii_uppercase, k=letters.randint(3, 20)))
                 path = "".join(letters.choices(string.ascii_letters + string.digits + "/%._-", k=20))
                 client.send(f"{method} /{path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            assert {client.answer().status for _ in range(100)} == {401}
+            assert {client.response().status for _ in range(100)} == {401}
         found = counted(port)
         assert found["other", "other", "401", "40100"] == 2_000
         assert len(found) <= 2  # and that the service has started
@@ -227,7 +227,7 @@ def test_nothing_else_answers_where_they_are(host: str, port: int) -> None:
 
         def ask(path: bytes, method: bytes = b"GET") -> int:
             with Client(socket.create_connection((target, port))) as client:
-                return client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method, path)).answer().status
+                return client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method, path)).response().status
 
         assert ask(b"/metrics") == ask(b"/metrics?a=1") == 200
         assert [ask(path) for path in (b"/", b"/plants", b"/livez", b"/readyz", b"/docs", b"/metrics/")] == [404] * 6
@@ -258,7 +258,7 @@ def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.
 
 
 def the_line_of_a_start_with(metrics: str, *options: str) -> str:
-    """Give the line of a service that cannot start."""
+    """Return the line of a service that cannot start."""
     result = run(*SERVE, "--log-level=error", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()

@@ -38,14 +38,14 @@ def hosted() -> WSGIApplication:
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
 def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: str) -> None:
     app = WebTestApp(hosted(), lint=True)
-    answer = app.get(path)
-    assert answer.headers["Content-Type"] == f"{content_type}; charset=utf-8"
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.headers["Content-Security-Policy"] == (
+    response = app.get(path)
+    assert response.headers["Content-Type"] == f"{content_type}; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Security-Policy"] == (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    assert app.head(path).headers["Content-Length"] == str(len(answer.body))
+    assert app.head(path).headers["Content-Length"] == str(len(response.body))
     assert app.post(path, expect_errors=True).json["error"] == 40500
 
 
@@ -100,10 +100,10 @@ def fill(browser: Browser, token: str, body: str) -> None:
 
 def send(browser: Browser) -> str:
     browser.run("document.querySelector('button').click()")
-    return answer(browser)
+    return response(browser)
 
 
-def answer(browser: Browser) -> str:
+def response(browser: Browser) -> str:
     browser.wait_for("!['', 'waiting'].includes(document.getElementById('answer').dataset.outcome ?? '')")
     return text_of(browser, "answer")
 
@@ -240,7 +240,7 @@ def test_the_page_lists_the_headers_with_their_statuses(browser: Browser) -> Non
 @needs_chromium
 def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
     browser.press(TAB + TOKEN + TAB + TAB + ENTER)
-    assert answer(browser).startswith("200 ")
+    assert response(browser).startswith("200 ")
     for focused in ("curl", "copy"):
         browser.press(TAB)
         assert browser.run("return document.activeElement.id") == focused
@@ -258,7 +258,7 @@ def test_ctrl_enter_in_the_body_sends_the_form(browser: Browser, modifier: str) 
         for kind, key in [(pressed, modifier), (pressed, ENTER), (released, ENTER), (released, modifier)]
     ]
     browser.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": keys}])
-    assert answer(browser).startswith("401 ")
+    assert response(browser).startswith("401 ")
 
 
 @needs_chromium

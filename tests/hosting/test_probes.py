@@ -30,8 +30,12 @@ def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
 def test_a_probe_has_no_other_method(path: str) -> None:
-    answer = hosted(MemoryStore()).post(path, expect_errors=True)
-    assert (answer.status_int, answer.json["error"], answer.headers["Allow"]) == (405, 40500, "GET, HEAD, OPTIONS")
+    response = hosted(MemoryStore()).post(path, expect_errors=True)
+    assert (response.status_int, response.json["error"], response.headers["Allow"]) == (
+        405,
+        40500,
+        "GET, HEAD, OPTIONS",
+    )
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/healthz", "/", "/openapi.yaml"])
@@ -44,14 +48,14 @@ def test_a_service_without_its_store_is_live_but_not_ready() -> None:
     store.fault = StoreUnavailable("stopped")
     app = hosted(store)
     assert app.get("/livez").status_int == 200
-    answer = app.get("/readyz", expect_errors=True)
-    assert (answer.status_int, answer.json["error"]) == (503, 50300)
-    assert answer.headers["Retry-After"]
+    response = app.get("/readyz", expect_errors=True)
+    assert (response.status_int, response.json["error"]) == (503, 50300)
+    assert response.headers["Retry-After"]
 
 
 def test_the_service_is_not_ready_while_it_is_stopping() -> None:
-    answer = hosted(MemoryStore(), **{"server.stopping": True}).get("/readyz", expect_errors=True)
-    assert (answer.status_int, answer.json["message"]) == (503, "The service is stopping.")
+    response = hosted(MemoryStore(), **{"server.stopping": True}).get("/readyz", expect_errors=True)
+    assert (response.status_int, response.json["message"]) == (503, "The service is stopping.")
 
 
 def test_the_interface_description_is_served_as_it_is_packaged() -> None:

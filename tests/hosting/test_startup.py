@@ -75,8 +75,8 @@ def test_the_service_recovers_when_a_removed_file_is_back(tmp_path: Path) -> Non
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         file.rename(elsewhere)
-        answer = service.send(new_plant(id=2), headers=[AUTH, JSON_TYPE])
-        assert (answer.error, answer.headers["retry-after"]) == (50300, "1")
+        response = service.send(new_plant(id=2), headers=[AUTH, JSON_TYPE])
+        assert (response.error, response.headers["retry-after"]) == (50300, "1")
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         elsewhere.rename(file)

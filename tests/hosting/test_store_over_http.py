@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_locked
-from tests.contract import AUTH, JSON_TYPE, Answer, new_plant
+from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import children, wait_until
 
 
-def create(service: Service, plant_id: int) -> Answer:
+def create(service: Service, plant_id: int) -> Response:
     return service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
 
 
@@ -70,8 +70,8 @@ def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
         assert {create(service, number).status for number in range(10)} == {200}
         with disk_full(service):
             refused = list(pool.map(lambda number: create(service, number), range(10, 50)))
-            assert {answer.error for answer in refused} == {50300}
-            assert all(answer.headers["retry-after"] for answer in refused)
+            assert {response.error for response in refused} == {50300}
+            assert all(response.headers["retry-after"] for response in refused)
             assert service.send(method="GET", path="/livez", headers=[]).status == 200
             assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         wait_until(lambda: create(service, 50).status == 200)
@@ -107,7 +107,9 @@ def test_after_the_signal_term_the_file_alone_has_every_plant(tmp_path: Path) ->
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         with ThreadPoolExecutor(8) as pool:
-            assert {answer.status for answer in pool.map(lambda number: create(service, number), range(200))} == {200}
+            assert {response.status for response in pool.map(lambda number: create(service, number), range(200))} == {
+                200
+            }
         assert service.stop() == 0
     shutil.copy(file, tmp_path / "copy.db")
     assert ids_in(tmp_path / "copy.db") == set(range(200))
@@ -160,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, na
 
 
 def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
-    """Create a plant on a connection that stays; give the status, and the worker that answered."""
+    """Create a plant on a connection that stays; return the status, and the worker that answered."""
     client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
     response = client.getresponse()
     response.read()
@@ -235,10 +237,10 @@ def test_a_mounting_application_passes_the_status_on(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
     store = f"sqlite:///{tmp_path}/plants.db"
     with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
-        answers = [service.send(new_plant(), path="/store/plants", headers=[AUTH, JSON_TYPE]) for _ in range(2)]
-    assert [answer.headers["content-type"] for answer in answers] == ["application/json"] * 2
-    assert answers[0].plant == {"name": "Fern"}
-    assert answers[1].error == 40003
+        responses = [service.send(new_plant(), path="/store/plants", headers=[AUTH, JSON_TYPE]) for _ in range(2)]
+    assert [response.headers["content-type"] for response in responses] == ["application/json"] * 2
+    assert responses[0].plant == {"name": "Fern"}
+    assert responses[1].error == 40003
 
 
 OBSERVED = """
@@ -260,7 +262,7 @@ def test_middleware_sees_each_request_and_its_true_status_once(tmp_path: Path) -
     store = f"sqlite:///{tmp_path}/plants.db"
     with serving(command=[*SERVE, "observed:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
         with ThreadPoolExecutor(16) as threads:
-            answers = list(threads.map(partial(create, service), [*range(50)] * 2))
-        assert sorted(answer.status for answer in answers) == [200] * 50 + [400] * 50
+            responses = list(threads.map(partial(create, service), [*range(50)] * 2))
+        assert sorted(response.status for response in responses) == [200] * 50 + [400] * 50
         expected = {"called /plants": 100, "started 200 OK /plants": 50, "started 400 Bad Request /plants": 50}
         wait_until(lambda: {text: sum(text in line for line in service.lines) for text in expected} == expected)

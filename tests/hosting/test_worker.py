@@ -1,4 +1,4 @@
-"""The ids of requests: on every answer, and in every line of the log about it."""
+"""The ids of requests: on every response, and in every line of the log about it."""
 
 import http.client
 import json
@@ -40,8 +40,8 @@ def test_header_names_are_in_one_case(service: Service) -> None:
 @pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
 def test_a_clients_request_id_is_the_answers(service: Service, request_id: str) -> None:
     trace = ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")
-    answer = service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id), trace])
-    assert answer.headers["x-request-id"] == request_id
+    response = service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id), trace])
+    assert response.headers["x-request-id"] == request_id
 
 
 @pytest.mark.parametrize("fields", [[], [("X-Request-ID", "not valid")]], ids=["alone", "with an id that is not valid"])
@@ -77,8 +77,8 @@ def test_without_a_valid_one_an_id_is_new(service: Service, fields: Headers) -> 
 @pytest.mark.usefixtures("unmeasured")
 def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
-        answers = [service.send(method="GET", path="/livez", headers=[]) for _ in range(40)]
-        assert len({answer.headers["x-request-id"] for answer in answers}) == 40
+        responses = [service.send(method="GET", path="/livez", headers=[]) for _ in range(40)]
+        assert len({response.headers["x-request-id"] for response in responses}) == 40
 
 
 @pytest.mark.parametrize(
@@ -95,36 +95,36 @@ def test_processes_do_not_give_the_same_ids(tmp_path: Path) -> None:
 )
 def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, request_: bytes, status: int) -> None:
     with client_of(service) as client:
-        answer = client.send(request_).answer()
-    line = service.line_of(answer.headers["x-request-id"])
-    assert (answer.status, line["status"], line["error"]) == (status, status, answer.error)
+        response = client.send(request_).response()
+    line = service.line_of(response.headers["x-request-id"])
+    assert (response.status, line["status"], line["error"]) == (status, status, response.error)
     assert (line["level"], line["message"]) == (
         "error" if status >= 500 else "warning",
-        json.loads(answer.body)["message"],
+        json.loads(response.body)["message"],
     )
 
 
 def test_rejected_requests_keep_the_id_that_was_parsed(service: Service) -> None:
     with client_of(service) as client:
-        answer = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").answer()
-    assert (answer.status, answer.headers["x-request-id"]) == (400, "mine")
+        response = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").response()
+    assert (response.status, response.headers["x-request-id"]) == (400, "mine")
 
 
 def test_a_timeout_before_the_first_byte_has_no_path_in_the_log(service: Service) -> None:
     with client_of(service) as client:
-        answer = client.answer()
-    line = service.line_of(answer.headers["x-request-id"])
-    assert (answer.status, line["error"], line["method"], line["path"]) == (408, 40800, "", "")
+        response = client.response()
+    line = service.line_of(response.headers["x-request-id"])
+    assert (response.status, line["error"], line["method"], line["path"]) == (408, 40800, "", "")
 
 
 def test_the_id_finds_the_line_of_what_the_application_answers(service: Service) -> None:
     for number, headers in enumerate([[], [AUTH], [AUTH, JSON_TYPE]]):
-        answer = service.send(new_plant(id=number), headers=headers)
-        assert service.line_of(answer.headers["x-request-id"])["status"] == answer.status
+        response = service.send(new_plant(id=number), headers=headers)
+        assert service.line_of(response.headers["x-request-id"])["status"] == response.status
 
 
 def test_requests_on_one_connection_have_ids_of_their_own(service: Service) -> None:
     with client_of(service) as client:
         client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
-        found = [client.answer().headers["x-request-id"] for _ in range(3)]
+        found = [client.response().headers["x-request-id"] for _ in range(3)]
     assert [service.line_of(request_id)["path"] for request_id in found] == ["/livez"] * 3

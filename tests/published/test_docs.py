@@ -124,8 +124,8 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
         assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert store.get(1) == Plant(1, "Fern")
         for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # Tornado's, and Litestar's
-            answer = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
-            assert answer.plant == {"name": "Fern"}
+            response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
+            assert response.plant == {"name": "Fern"}
 
 
 def test_every_benchmark_accepts_its_documented_options() -> None:

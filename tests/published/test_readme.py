@@ -34,8 +34,8 @@ def curl(command: str, service: Service) -> dict[str, str]:
     parser.add_argument("-d", dest="body")
     args = parser.parse_args(shlex.split(command)[1:])
     assert urlsplit(args.url).netloc == "127.0.0.1:8000"
-    answer = service.send(args.body.encode(), path=urlsplit(args.url).path, headers=args.headers)
-    document: dict[str, str] = json.loads(answer.body)
+    response = service.send(args.body.encode(), path=urlsplit(args.url).path, headers=args.headers)
+    document: dict[str, str] = json.loads(response.body)
     return document
 
 

@@ -21,7 +21,7 @@ from plants import MemoryStore, Plant, StoreUnavailable
 from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Deployment, FaultyStore, Received, Server, serve
-from tests.contract import Answer
+from tests.contract import Response
 from tests.support.hosted import CHECKOUT
 from tests.support.needs import needs
 from tests.support.process import wait_until
@@ -34,13 +34,13 @@ class Address(NamedTuple):
     token: str
 
 
-def post(server: Server | Address, token: str | None = None, timeout: float = 10, **members: Any) -> Answer:
+def post(server: Server | Address, token: str | None = None, timeout: float = 10, **members: Any) -> Response:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=timeout)
     headers = {"Authorization": f"Bearer {token or server.token}", "Content-Type": "application/json"}
     try:
         connection.request("POST", "/plants", json.dumps({"id": 1, "name": "Fern", **members}), headers)
         response = connection.getresponse()
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
     finally:
         connection.close()
 
@@ -62,8 +62,8 @@ def test_the_server_fixture_listens_on_a_real_port(plants_server: Server) -> Non
 
 def test_a_store_unavailable_fault_is_503(plants_server: Server) -> None:
     plants_server.store.fault = StoreUnavailable("on demand")
-    answer = post(plants_server)
-    assert (answer.error, answer.headers["retry-after"]) == (50300, "1")
+    response = post(plants_server)
+    assert (response.error, response.headers["retry-after"]) == (50300, "1")
     plants_server.store.fault = None
     assert post(plants_server).status == 200
 
@@ -80,12 +80,12 @@ def test_a_rotated_token_gets_401(plants_server: Server) -> None:
     assert post(plants_server).status == 200
 
 
-def get(server: Server, path: str, headers: dict[str, str] | None = None) -> Answer:
+def get(server: Server, path: str, headers: dict[str, str] | None = None) -> Response:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     try:
         connection.request("GET", path, headers=headers or {})
         response = connection.getresponse()
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
     finally:
         connection.close()
 
@@ -117,9 +117,9 @@ def test_a_second_fail_replaces_the_first(plants_server: Server, times: int) -> 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
 def test_a_server_responds_with_any_status_on_demand(plants_server: Server, status: int) -> None:
     plants_server.fail(status, times=1)
-    answer = post(plants_server, token="wrong")
-    assert (answer.status, answer.error) == (status, status * 100)
-    assert ("retry-after" in answer.headers) == (status in {429, 503})
+    response = post(plants_server, token="wrong")
+    assert (response.status, response.error) == (status, status * 100)
+    assert ("retry-after" in response.headers) == (status in {429, 503})
     assert plants_server.store.get(1) is None
     assert get(plants_server, "/readyz").status == 200
     assert post(plants_server).status == 200
@@ -273,11 +273,11 @@ def test_a_recorded_path_is_decoded_and_a_header_may_be_empty(plants_server: Ser
 def test_end_delays_releases_delayed_requests(plants_server: Server) -> None:
     plants_server.store.delay = 60.0
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(post, plants_server, id=number) for number in range(8)]
+        responses = [pool.submit(post, plants_server, id=number) for number in range(8)]
         plants_server.store.wait_for_adds(8)
-        assert not any(answer.done() for answer in answers)
+        assert not any(response.done() for response in responses)
         plants_server.store.end_delays()
-        assert [answer.result().status for answer in answers] == [200] * 8
+        assert [response.result().status for response in responses] == [200] * 8
 
 
 def test_a_client_may_keep_150_connections_open(plants_server: Server) -> None:
@@ -319,10 +319,10 @@ def test_queued_delayed_requests_do_not_delay_the_stop(caplog: pytest.LogCapture
 def test_a_reset_drops_the_plants_of_delayed_requests(plants_server: Server) -> None:
     plants_server.store.delay = 600.0
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, plants_server)
+        response = pool.submit(post, plants_server)
         plants_server.store.wait_for_adds(1)
         plants_server.reset()
-        assert answer.result().status == 200
+        assert response.result().status == 200
     assert plants_server.store.get(1) is None
     assert plants_server.requests == []
 

@@ -59,7 +59,7 @@ def test_the_documented_file_exports_spans(tmp_path: Path, collector: tuple[str,
         GUNICORN_CMD_ARGS="--log-level=info",
     ) as service:
         headers = [AUTH, JSON_TYPE, ("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01")]
-        answer = service.send(new_plant(), headers=headers)
-        assert (answer.plant, answer.headers["x-request-id"]) == ({"name": "Fern"}, TRACE_ID)
+        response = service.send(new_plant(), headers=headers)
+        assert (response.plant, response.headers["x-request-id"]) == ({"name": "Fern"}, TRACE_ID)
         received = iter(lambda: exports.get(timeout=60), b"")
         assert any(bytes.fromhex(TRACE_ID) in spans for spans in received)

@@ -35,16 +35,16 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_request_timeout_is_408_and_delays_no_other_client(impatient: Server) -> None:
     stalled = [impatient.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
     after_another = impatient.client().send(POST + POST[:20])
-    assert after_another.answer().status == 200
+    assert after_another.response().status == 200
     assert impatient.get().status == 200
     for client in [*stalled, after_another]:
-        (refusal,) = client.answers()
+        (refusal,) = client.responses()
         assert refusal.error == 40800
 
 
 def test_a_request_timeout_is_408_for_each_of_many_clients(impatient: Server) -> None:
     clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
-    assert [client.answer().error for client in clients] == [40800] * 50
+    assert [client.response().error for client in clients] == [40800] * 50
 
 
 def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Server) -> None:
@@ -53,12 +53,12 @@ def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Serve
         while not client.has_news():
             client.send(b"a")
             time.sleep(0.05)
-        assert client.answer().error == 40800
+        assert client.response().error == 40800
 
 
 def test_the_keepalive_timeout_closes_an_idle_connection(impatient: Server) -> None:
     with impatient.client() as client:
-        assert client.send(GET).answer().status == 200
+        assert client.send(GET).response().status == 200
         assert client.is_closed()
 
 
@@ -96,7 +96,7 @@ def _connections(server: Server) -> int:
 def test_many_requests_are_answered_together(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2") as server:
         clients = [server.client().send(GET) for _ in range(50)]
-        assert [client.answer().status for client in clients] == [200] * 50
+        assert [client.response().status for client in clients] == [200] * 50
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -105,11 +105,11 @@ def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
         wait_until(lambda: server.notes().count("waiting") == 2)
         for surplus in [server.client() for _ in range(20)]:
-            (refusal,) = surplus.answers()
+            (refusal,) = surplus.responses()
             assert refusal.error == 50300
             assert refusal.headers["retry-after"] == "1"
         (tmp_path / "gate").touch()
-        assert [client.answer().status for client in served] == [200, 200]
+        assert [client.response().status for client in served] == [200, 200]
         assert server.get().status == 200
 
 
@@ -124,14 +124,14 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
         larger = [server.client().send(unfinished(100_000)) for _ in range(3)]
         wait_until(lambda: sum(client.has_news() for client in large + larger) >= 3)
         assert server.get().status == 200
-        assert small.send(b"x").answer().status == 200
+        assert small.send(b"x").response().status == 200
         refused = [client for client in large + larger if client.has_news()]
         for client in refused:
-            (refusal,) = client.answers()
+            (refusal,) = client.responses()
             assert refusal.error == 50300
             assert refusal.headers["retry-after"] == "1"
         rest = [client for client in large + larger if client not in refused]
-        assert [client.send(b"x").answer().status for client in rest] == [200] * len(rest)
+        assert [client.send(b"x").response().status for client in rest] == [200] * len(rest)
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -150,7 +150,7 @@ def test_a_body_that_is_too_large_is_read_on_for_the_response(tmp_path: Path) ->
         for _ in range(30):
             time.sleep(0.1)  # Longer in all than the server waits for a client that sends nothing.
             client.send(b"x" * 20_000)
-        (refusal,) = client.answers()
+        (refusal,) = client.responses()
         assert refusal.status == 413
 
 
@@ -159,13 +159,13 @@ def test_0_lifts_gunicorns_limits_on_the_head_to_their_maximum(tmp_path: Path) -
     with serving(tmp_path, *options) as server, server.client() as client:
         headers = b"".join(b"X-%d: a\r\n" % number for number in range(3000))
         client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%bX-A: %b\r\n\r\n" % (b"q" * 8000, headers, b"a" * 8000))
-        assert client.answer().status == 200
+        assert client.response().status == 200
 
 
 def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
     with serving(tmp_path, "--keep-alive=0") as server:
-        (answer,) = server.client().send(GET).answers()
-        assert answer.headers["connection"] == "close"
+        (response,) = server.client().send(GET).responses()
+        assert response.headers["connection"] == "close"
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -188,17 +188,17 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
 def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, threads: int) -> None:
     with serving(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
         idle, unused, begun, pipelined = (server.client() for _ in range(4))
-        assert idle.send(GET).answer().status == 200
+        assert idle.send(GET).response().status == 200
         begun.send(POST[:-1])
         pipelined.send(GET + POST[:-1])
-        assert pipelined.answer().status == 200
+        assert pipelined.response().status == 200
         server.signal(signal.SIGTERM)
         assert idle.is_closed()
         assert unused.is_closed()
         for client in (begun, pipelined):
-            (answer,) = client.send(POST[-1:]).answers()
-            assert (answer.status, answer.headers["connection"]) == (200, "close")
-            assert b'"server.stopping": true' in answer.body
+            (response,) = client.send(POST[-1:]).responses()
+            assert (response.status, response.headers["connection"]) == (200, "close")
+            assert b'"server.stopping": true' in response.body
         assert server.ended() == 0
 
 
@@ -206,18 +206,18 @@ def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, t
 def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
     with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
-        assert idle.answer().status == 200
+        assert idle.response().status == 200
         client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: server.notes().count("waiting") == 2)
         server.signal(signal.SIGTERM)
         assert idle.is_closed()  # The worker knows that it is to stop.
         (tmp_path / "gate").touch()
-        first, second = client.answers()
+        first, second = client.responses()
         assert (first.status, second.status) == (200, 200)
         assert second.headers["connection"] == "close"
-        (answer,) = alone.answers()
-        assert answer.headers["connection"] == "close"
+        (response,) = alone.responses()
+        assert response.headers["connection"] == "close"
         assert server.ended() == 0
 
 
@@ -228,7 +228,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
         wait_until(lambda: "waiting" in server.notes())
         server.signal(signal.SIGTERM)
         with pytest.raises((ConnectionResetError, EOFError)):
-            client.answer()
+            client.response()
         assert server.ended() == 0
         (tmp_path / "gate").touch()
 
@@ -237,14 +237,14 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
 def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
-        assert idle.answer().status == 200
+        assert idle.response().status == 200
         half = server.client().send(GET[:-2])
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: "waiting" in server.notes())
         server.signal(number)
         assert [idle.is_closed(), half.is_closed()] == [True, True]
         (tmp_path / "gate").touch()
-        assert client.answer().status == 200
+        assert client.response().status == 200
         assert server.ended() == 0
 
 
@@ -255,7 +255,7 @@ def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
         server.signal(signal.SIGINT)
         os.kill(_worker_pid(server), signal.SIGINT)
         (tmp_path / "gate").touch()
-        assert client.answer().status == 200
+        assert client.response().status == 200
         assert server.ended() == 0
 
 
@@ -291,9 +291,9 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                 late = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2
                 with contextlib.suppress(*((EOFError, ConnectionError) if late else ())):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
-                    answer = client.answer()
+                    response = client.response()
                     answered.add(f"GET {target} 0 of 0")
-                    if answer.headers.get("connection") == "close":
+                    if response.headers.get("connection") == "close":
                         client.close()
                         client = None
             return answered
@@ -312,8 +312,8 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
 def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
         client = server.client()
-        assert "connection" not in client.send(GET).answer().headers
-        assert client.send(GET).answer().headers["connection"] == "close"
+        assert "connection" not in client.send(GET).response().headers
+        assert client.send(GET).response().headers["connection"] == "close"
         server.wait_for("Autorestarting worker")
         server.wait_for("Booting worker", times=2)
         assert server.get().status == 200
@@ -353,9 +353,9 @@ def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:
     form = '--access-logformat=%(h)s "%(r)s" %(s)s %(B)s %({x-a}i)s %({content-type}o)s'
     with serving(tmp_path, f"--access-logfile={log}", form) as server:
         client = server.client().send(b"GET /late?q HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n")
-        assert client.answer().body == b"late"
-        client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").answer()
-        assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").answer().error == 40000
+        assert client.response().body == b"late"
+        client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").response()
+        assert server.client().send(b"GET / HTTP/1.1\r\n\r\n").response().error == 40000
         wait_until(lambda: len(log.read_text().splitlines()) == 3)
         assert log.read_text().splitlines() == [
             '127.0.0.1 "GET /late HTTP/1.1" 200 4 b text/plain',

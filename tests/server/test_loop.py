@@ -451,7 +451,7 @@ def test_a_spurious_wakeup_of_a_socket_is_ignored(driver: Driver) -> None:
 def test_probes_overtake_slow_calls_in_the_loop() -> None:
     answered: list[str] = []
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    def response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         answered.append(environ["PATH_INFO"])
         if environ["PATH_INFO"] == "/long":
             time.sleep(0.11)
@@ -461,7 +461,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     class WithProbe(Service):
         non_blocking_paths = frozenset({"/probe"})
 
-    busy = Driver(app=answer, service=WithProbe())
+    busy = Driver(app=response, service=WithProbe())
     clients = [busy.connect() for _ in range(4)]
     for client, _ in clients[:3]:
         client.sendall(GET.replace(b"/late", b"/long"))

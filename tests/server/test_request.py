@@ -194,7 +194,7 @@ def test_an_invalid_request_is_rejected_and_not_run(
     client.send(first)
     for start in range(0, len(payload), piece):
         client.send(payload[start : start + piece])
-    *goods, refusal = client.end().answers()
+    *goods, refusal = client.end().responses()
     assert [good.status for good in goods] == [200] * bool(first)
     assert refusal.error == code
     assert refusal.headers["connection"] == "close"
@@ -212,24 +212,24 @@ def test_a_reset_in_the_middle_carries_nothing_out(server: Server, length: int) 
 
 
 def test_garbage_after_a_request_leaves_its_response_alone(server: Server) -> None:
-    good, refusal = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).answers()
+    good, refusal = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).responses()
     assert (good.status, refusal.error) == (200, 40000)
 
 
 def test_what_follows_a_request_that_closes_is_not_read(server: Server) -> None:
     before = len(server.notes())
     closing = GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n")
-    assert [answer.status for answer in server.client().send(closing + HIDDEN).answers()] == [200]
+    assert [response.status for response in server.client().send(closing + HIDDEN).responses()] == [200]
     assert server.notes()[before:] == ["POST /good 4 of 4"]
 
 
 def test_a_refusal_of_head_has_no_body(server: Server) -> None:
     with server.client() as client:
         client.send(b"HEAD / HTTP/1.1\r\n\r\n")
-        assert client.answer("HEAD").status == 400
+        assert client.response("HEAD").status == 400
         assert client.is_closed()
 
 
 def test_an_unusual_method_is_the_applications_to_judge(server: Server) -> None:
     with server.client() as client:
-        assert client.send(b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n").answer().status == 200
+        assert client.send(b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n").response().status == 200

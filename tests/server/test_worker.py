@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract import Answer
+from tests.contract import Response
 from tests.support.process import wait_until
 from tests.support.tls_client import make_certificate
 from tests.support.worker_server import Client, Server, serving
@@ -29,13 +29,13 @@ def client(server: Server) -> Iterator[Client]:
         yield client
 
 
-def environ_of(answer: Answer) -> dict[str, Any]:
-    environ: dict[str, Any] = json.loads(answer.body)["environ"]
+def environ_of(response: Response) -> dict[str, Any]:
+    environ: dict[str, Any] = json.loads(response.body)["environ"]
     return environ
 
 
-def body_of(answer: Answer) -> str:
-    body: str = json.loads(answer.body)["body"]
+def body_of(response: Response) -> str:
+    body: str = json.loads(response.body)["body"]
     return body
 
 
@@ -48,9 +48,11 @@ def post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
 
 
 def test_the_environ_is_honest(server: Server, client: Client) -> None:
-    answer = client.send(post(b"/a%20b?c=%20d", b"body", b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\n")).answer()
-    environ = environ_of(answer)
-    assert body_of(answer) == "body"
+    response = client.send(
+        post(b"/a%20b?c=%20d", b"body", b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\n")
+    ).response()
+    environ = environ_of(response)
+    assert body_of(response) == "body"
     assert environ["REQUEST_METHOD"] == "POST"
     assert environ["PATH_INFO"] == "/a b"
     assert environ["SCRIPT_NAME"] == ""
@@ -79,12 +81,12 @@ def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) 
 
 
 def test_a_header_with_an_underscore_is_dropped(client: Client) -> None:
-    environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).answer())
+    environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).response())
     assert not environ.keys() & {"HTTP_X_A", "HTTP_CONTENT_LENGTH", "CONTENT_LENGTH", ""}
 
 
 def test_a_path_that_is_not_utf8_is_passed_as_latin_1(client: Client) -> None:
-    assert environ_of(client.send(request(target=b"/plants%ff")).answer())["PATH_INFO"] == "/plants\xff"
+    assert environ_of(client.send(request(target=b"/plants%ff")).response())["PATH_INFO"] == "/plants\xff"
 
 
 @pytest.mark.parametrize(
@@ -98,63 +100,65 @@ def test_a_path_that_is_not_utf8_is_passed_as_latin_1(client: Client) -> None:
     ],
 )
 def test_the_target_is_read_as_rfc_9112_says(client: Client, target: bytes, path: str, query: str, host: str) -> None:
-    environ = environ_of(client.send(request(target=target)).answer())
+    environ = environ_of(client.send(request(target=target)).response())
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
 
 
 def test_options_of_the_server_has_an_empty_path(client: Client) -> None:
-    assert environ_of(client.send(request(target=b"*", method=b"OPTIONS")).answer())["PATH_INFO"] == ""
+    assert environ_of(client.send(request(target=b"*", method=b"OPTIONS")).response())["PATH_INFO"] == ""
 
 
 def test_a_chunked_body_reaches_the_application_with_its_length(client: Client) -> None:
     client.send(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n3;a=b\r\nabc\r\n").send(
         b"2\r\nde\r\n0\r\nTrailer-A: 1\r\n\r\n"
     )
-    answer = client.answer()
-    assert body_of(answer) == "abcde"
-    assert environ_of(answer)["CONTENT_LENGTH"] == "5"
-    assert "HTTP_TRANSFER_ENCODING" not in environ_of(answer)
+    response = client.response()
+    assert body_of(response) == "abcde"
+    assert environ_of(response)["CONTENT_LENGTH"] == "5"
+    assert "HTTP_TRANSFER_ENCODING" not in environ_of(response)
 
 
 def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
     count = 50
     client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(count)))
-    answers = [client.answer() for _ in range(count)]
-    assert [environ_of(answer)["PATH_INFO"] for answer in answers] == [f"/echo/{number}" for number in range(count)]
-    assert [len(body_of(answer)) for answer in answers] == list(range(count))
+    responses = [client.response() for _ in range(count)]
+    assert [environ_of(response)["PATH_INFO"] for response in responses] == [
+        f"/echo/{number}" for number in range(count)
+    ]
+    assert [len(body_of(response)) for response in responses] == list(range(count))
 
 
 def test_a_request_in_single_bytes_is_answered(client: Client) -> None:
     client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in post(b"/echo", b"body"):
         client.send(bytes([byte]))
-    assert body_of(client.answer()) == "body"
+    assert body_of(client.response()) == "body"
 
 
 def test_a_repeated_head_means_the_same_with_another_body(client: Client) -> None:
     for body in (b"one", b"two", b"six"):
-        assert body_of(client.send(post(b"/echo", body)).answer()) == body.decode()
+        assert body_of(client.send(post(b"/echo", body)).response()) == body.decode()
 
 
 def test_a_head_that_differs_in_one_byte_is_read_anew(client: Client) -> None:
-    client.send(post(b"/echo/a", b"one")).answer()
-    answer = client.send(post(b"/echo/b", b"one")).answer()
-    assert environ_of(answer)["PATH_INFO"] == "/echo/b"
-    answer = client.send(post(b"/echo/b", b"four")).answer()
-    assert body_of(answer) == "four"
+    client.send(post(b"/echo/a", b"one")).response()
+    response = client.send(post(b"/echo/b", b"one")).response()
+    assert environ_of(response)["PATH_INFO"] == "/echo/b"
+    response = client.send(post(b"/echo/b", b"four")).response()
+    assert body_of(response) == "four"
 
 
 def test_a_repeated_head_whose_body_comes_later_is_waited_for(client: Client) -> None:
-    client.send(post(b"/echo", b"one")).answer()
+    client.send(post(b"/echo", b"one")).response()
     whole = post(b"/echo", b"two")
-    assert body_of(client.send(whole[:-1]).send(whole[-1:]).answer()) == "two"
-    assert body_of(client.send(post(b"/echo", b"six") * 2).answer()) == "six"
-    assert body_of(client.answer()) == "six"
+    assert body_of(client.send(whole[:-1]).send(whole[-1:]).response()) == "two"
+    assert body_of(client.send(post(b"/echo", b"six") * 2).response()) == "six"
+    assert body_of(client.response()) == "six"
 
 
 def test_a_client_that_only_ends_its_side_gets_its_answers(client: Client) -> None:
     client.send(request() * 3).end()
-    assert [answer.status for answer in client.answers()] == [200, 200, 200]
+    assert [response.status for response in client.responses()] == [200, 200, 200]
 
 
 @pytest.mark.parametrize(
@@ -171,18 +175,18 @@ def test_a_client_that_only_ends_its_side_gets_its_answers(client: Client) -> No
 def test_a_connection_stays_open_if_the_client_wants_it(
     client: Client, version: bytes, fields: bytes, stays: bool
 ) -> None:
-    answer = client.send(request(fields, version=version)).answer()
-    assert answer.headers.get("connection") == (("keep-alive" if version == b"1.0" else None) if stays else "close")
+    response = client.send(request(fields, version=version)).response()
+    assert response.headers.get("connection") == (("keep-alive" if version == b"1.0" else None) if stays else "close")
     if stays:
-        assert client.send(request(fields, version=version)).answer().status == 200
+        assert client.send(request(fields, version=version)).response().status == 200
     else:
         assert client.is_closed()
 
 
 def test_a_body_is_asked_for_if_the_client_waits_for_that(client: Client) -> None:
     client.send(HEAD + b"Expect: 100-Continue\r\nContent-Length: 4\r\n\r\n")
-    assert client.answer().status == 100
-    assert body_of(client.send(b"body").answer()) == "body"
+    assert client.response().status == 100
+    assert body_of(client.send(b"body").response()) == "body"
 
 
 @pytest.mark.parametrize(
@@ -191,65 +195,65 @@ def test_a_body_is_asked_for_if_the_client_waits_for_that(client: Client) -> Non
 def test_a_body_is_not_asked_for_in_vain(client: Client, version: bytes, length: int) -> None:
     fields = b"Expect: 100-continue\r\nContent-Length: %d\r\n" % length
     client.send(request(fields, b"/echo", b"POST", version) + b"x" * length)
-    assert client.answer().status == 200
+    assert client.response().status == 200
 
 
 @pytest.mark.parametrize(
     "fields", [b"Content-Length: 1001\r\n", b"Content-Length: 1001\r\nExpect: 100-continue\r\n"], ids=["", "expecting"]
 )
 def test_an_announced_large_body_is_413_before_it_arrives(client: Client, fields: bytes) -> None:
-    answer = client.send(request(fields, b"/judge", b"POST")).answer()
-    assert answer.status == 413
-    assert answer.headers["connection"] == "close"
+    response = client.send(request(fields, b"/judge", b"POST")).response()
+    assert response.status == 413
+    assert response.headers["connection"] == "close"
 
 
 def test_a_chunked_body_is_413_as_soon_as_it_is_too_large(client: Client) -> None:
     client.send(request(b"Transfer-Encoding: chunked\r\n", b"/judge", b"POST") + b"fffff\r\n" + b"x" * 1001)
-    assert client.answer().status == 413
+    assert client.response().status == 413
 
 
 def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
     client.send(request(b"Content-Length: 3000000\r\n", b"/judge", b"POST"))
     client.send(b"x" * 3_000_000)
-    assert client.answer().status == 413
+    assert client.response().status == 413
 
 
 def test_a_body_that_is_too_large_reaches_no_application(client: Client) -> None:
     client.send(post(b"/echo", b"x" * 1001))
-    answer = client.answer()
-    assert body_of(answer) == ""
-    assert environ_of(answer)["CONTENT_LENGTH"] == "1001"
+    response = client.response()
+    assert body_of(response) == ""
+    assert environ_of(response)["CONTENT_LENGTH"] == "1001"
 
 
 def test_a_list_is_sent_with_its_length(client: Client) -> None:
-    answer = client.send(request(target=b"/written")).answer()
-    assert (answer.headers["content-length"], answer.body) == ("20", b"written and returned")
-    assert "transfer-encoding" not in answer.headers
-    assert answer.headers["date"].endswith(" GMT")
+    response = client.send(request(target=b"/written")).response()
+    assert (response.headers["content-length"], response.body) == ("20", b"written and returned")
+    assert "transfer-encoding" not in response.headers
+    assert response.headers["date"].endswith(" GMT")
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 def test_blocks_are_collected_closed_and_sent_with_their_length(server: Server, client: Client, version: bytes) -> None:
     before = len(server.notes())
-    answer = client.send(request(b"Connection: keep-alive\r\n", b"/blocks", version=version)).answer()
-    assert (answer.headers["content-length"], answer.body) == ("13", b"one two three")
+    response = client.send(request(b"Connection: keep-alive\r\n", b"/blocks", version=version)).response()
+    assert (response.headers["content-length"], response.body) == ("13", b"one two three")
     assert server.notes()[before:] == ["closed"]
-    assert client.send(request()).answer().status == 200
+    assert client.send(request()).response().status == 200
 
 
 @pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written", b"/head"])
 def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None:
-    assert client.send(request(target=target, method=b"HEAD")).answer("HEAD").status == 200
-    assert client.send(request()).answer().status == 200
+    assert client.send(request(target=target, method=b"HEAD")).response("HEAD").status == 200
+    assert client.send(request()).response().status == 200
 
 
 def test_start_response_may_be_called_with_the_first_block(client: Client) -> None:
-    assert client.send(request(target=b"/late")).answer().body == b"late"
+    assert client.send(request(target=b"/late")).response().body == b"late"
 
 
 def test_a_large_response_is_sent_whole(client: Client) -> None:
-    assert len(client.send(request(target=b"/large")).answer().body) == 8_000_000
-    assert client.send(request()).answer().status == 200
+    assert len(client.send(request(target=b"/large")).response().body) == 8_000_000
+    assert client.send(request()).response().status == 200
 
 
 @pytest.mark.parametrize("client_ends", [False, True])
@@ -257,7 +261,7 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
     client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
     if client_ends:
         client.end()
-    assert len(client.answer().body) == 8_000_000
+    assert len(client.response().body) == 8_000_000
     assert client.is_closed()
 
 
@@ -270,22 +274,22 @@ def test_a_client_that_breaks_off_many_requests_harms_nobody(server: Server, tar
 
 
 def test_a_response_can_be_replaced_until_it_is_sent(client: Client) -> None:
-    answer = client.send(request(target=b"/second_thought")).answer()
-    assert (answer.status, answer.body) == (503, b"sorry")
+    response = client.send(request(target=b"/second_thought")).response()
+    assert (response.status, response.body) == (503, b"sorry")
 
 
 @pytest.mark.parametrize("line", ["204 No Content", "304 Not Modified"])
 def test_a_status_without_a_body_is_sent_without_one(client: Client, line: str) -> None:
-    answer = client.send(post(b"/status", json.dumps([line, []]).encode())).answer()
-    assert not answer.headers.keys() & {"content-length", "transfer-encoding"}
-    assert client.send(request()).answer().status == 200
+    response = client.send(post(b"/status", json.dumps([line, []]).encode())).response()
+    assert not response.headers.keys() & {"content-length", "transfer-encoding"}
+    assert client.send(request()).response().status == 200
 
 
 def test_fields_of_the_connection_are_not_the_applications(client: Client) -> None:
     fields = [["Connection", "close"], ["Keep-Alive", "timeout=1"], ["X-Own", "1"]]
-    answer = client.send(post(b"/status", json.dumps(["200 OK", fields]).encode())).answer()
-    assert not answer.headers.keys() & {"connection", "keep-alive"}
-    assert answer.headers["x-own"] == "1"
+    response = client.send(post(b"/status", json.dumps(["200 OK", fields]).encode())).response()
+    assert not response.headers.keys() & {"connection", "keep-alive"}
+    assert response.headers["x-own"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ def test_fields_of_the_connection_are_not_the_applications(client: Client) -> No
 )
 def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields: list[list[str]]) -> None:
     client.send(post(b"/status", json.dumps([line, fields]).encode()))
-    assert client.answer().error == 50000
+    assert client.response().error == 50000
 
 
 @pytest.mark.parametrize(
@@ -319,22 +323,22 @@ def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields
 def test_an_application_failure_is_a_500_with_details_logged(
     server: Server, client: Client, target: bytes, logged: str
 ) -> None:
-    answer = client.send(request(target=target)).answer()
-    assert answer.error == 50000
-    assert answer.headers["connection"] == "close"
-    assert b"secret" not in answer.body
+    response = client.send(request(target=target)).response()
+    assert response.error == 50000
+    assert response.headers["connection"] == "close"
+    assert b"secret" not in response.body
     server.wait_for(logged)
 
 
 def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server, client: Client) -> None:
-    assert client.send(request(target=b"/complain")).answer().status == 204
+    assert client.send(request(target=b"/complain")).response().status == 204
     server.wait_for(r"\[ERROR\] a complaint$")
     server.wait_for(r"\[ERROR\] another complaint$")
 
 
 def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) -> None:
     with serving(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
-        response = client.send(b"GET / HTTP/1.1\r\n\r\n").answer()
+        response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
         assert (response.status, response.headers["content-type"]) == (400, "text/plain")
         assert response.body == b"A request must have exactly one valid Host field.\n"
 
@@ -348,7 +352,7 @@ def test_a_client_that_leaves_before_its_response_is_ignored(server: Server, cli
         gone.reset()
     (tmp_path / "gate").touch()
     wait_until(lambda: "GET /wait 0 of 0" in server.notes()[before:])
-    assert client.send(request()).answer().status == 200
+    assert client.send(request()).response().status == 200
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
@@ -356,15 +360,15 @@ def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client:
     with server.client() as waiting:
         waiting.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
         waiting.send(request(target=b"/echo/second")).send(request(target=b"/echo/third"))
-        assert client.send(request()).answer().status == 200
+        assert client.send(request()).response().status == 200
         (tmp_path / "gate").touch()
-        paths = [environ_of(waiting.answer())["PATH_INFO"] for _ in range(3)]
+        paths = [environ_of(waiting.response())["PATH_INFO"] for _ in range(3)]
         assert paths == ["/wait", "/echo/second", "/echo/third"]
 
 
 def test_a_unix_socket_has_no_addresses_to_tell(tmp_path: Path) -> None:
     with serving(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
-        environ = environ_of(client.send(request()).answer())
+        environ = environ_of(client.send(request()).response())
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
 
 
@@ -379,8 +383,8 @@ def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path
     with serving(tmp_path, f"--certfile={certificate}", f"--keyfile={certificate}") as server:
         plain = server.client().sock
         with Client(context.wrap_socket(plain, server_hostname="127.0.0.1")) as client:
-            assert environ_of(client.send(post(b"/echo", b"x" * 900)).answer())["wsgi.url_scheme"] == "https"
-            assert client.send(request(b"Connection: close\r\n")).answer().status == 200
+            assert environ_of(client.send(post(b"/echo", b"x" * 900)).response())["wsgi.url_scheme"] == "https"
+            assert client.send(request(b"Connection: close\r\n")).response().status == 200
             assert client.is_closed()
 
 

@@ -123,7 +123,7 @@ class StoreContract(StoreSuite):
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
-        """Give the store as another process has it."""
+        """Return the store as another process has it."""
         with contextlib.closing(store if self.forgets else open_store(store_url)) as peer:
             yield peer
 

@@ -168,8 +168,8 @@ class LastingMachine(StoreMachine):
         self.stores[number].close()
         self.stores[number] = open_store(self.url)
 
-    @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), answers=st.integers(0, 5))
-    def be_killed(self, batches: list[list[Plant]], answers: int) -> None:
+    @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), responses=st.integers(0, 5))
+    def be_killed(self, batches: list[list[Plant]], responses: int) -> None:
         """Kill a process that adds, once it has been told of so many batches, or of all."""
         stdin, stdout = self.clients.stdin, self.clients.stdout
         assert stdin
@@ -177,7 +177,7 @@ class LastingMachine(StoreMachine):
         stdin.write(json.dumps([self.url, batches]) + "\n")
         stdin.flush()
         pid = int(stdout.readline())
-        lines = [stdout.readline() for _ in batches[:answers]]
+        lines = [stdout.readline() for _ in batches[:responses]]
         os.kill(pid, signal.SIGKILL)
         lines += iter(stdout.readline, "dead\n")
         for batch, line in zip(batches, lines, strict=False):

@@ -719,7 +719,7 @@ def test_batches_with_the_same_ids_cause_no_deadlock(store: PostgresStore) -> No
 
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(add_all, range(4)))
-    assert sorted(answer for answers in told for answer in answers) == ["added"] * 200 + ["in use"] * 600
+    assert sorted(response for responses in told for response in responses) == ["added"] * 200 + ["in use"] * 600
 
 
 def test_the_pool_serves_threads_in_order(server: PostgresServer) -> None:

@@ -32,9 +32,9 @@ class Browser:
 
     def _call(self, method: str, path: str, **parameters: Any) -> Any:
         self._connection.request(method, path, json.dumps(parameters) if method == "POST" else None)
-        answer = json.load(self._connection.getresponse())["value"]
-        assert not (isinstance(answer, dict) and "error" in answer), answer
-        return answer
+        response = json.load(self._connection.getresponse())["value"]
+        assert not (isinstance(response, dict) and "error" in response), response
+        return response
 
     def post(self, command: str, **parameters: Any) -> Any:
         return self._call("POST", f"{self._session}/{command}", **parameters)
@@ -47,7 +47,7 @@ class Browser:
         return self.post("goog/cdp/execute", cmd=command, params=parameters)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Give what a script returns; if that is a promise, what it is fulfilled with."""
+        """Return what a script returns; if that is a promise, what it is fulfilled with."""
         return self.post("execute/sync", script=script, args=arguments)
 
     def open(self, url: str) -> None:
@@ -76,11 +76,11 @@ class Browser:
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def complaints(self) -> list[str]:
-        """Give what the browser reported of the pages since the last call: errors, and breaches of their policies."""
+        """Return what the browser reported of the pages since the last call: errors, and breaches of their policies."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
     def hosts_asked(self) -> set[str]:
-        """Give the hosts that the pages sent requests to since the last call."""
+        """Return the hosts that the pages sent requests to since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.post("se/log", type="performance")]
         urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return {urlsplit(url).netloc for url in urls if not url.startswith("data:")}

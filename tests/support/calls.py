@@ -8,20 +8,22 @@ from wsgiref.util import setup_testing_defaults
 
 from webtest import TestApp as WebTestApp
 
-from tests.contract import TOKEN, Answer, Headers, Send
+from tests.contract import TOKEN, Headers, Response, Send
 
 
 def sender(app: Any, prefix: str = "") -> Send:
     """What makes a request through WebTest, with its lint on, to an application that is mounted under a prefix."""
     webtest = WebTestApp(app, lint=True)
 
-    def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+    def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         joined: dict[str, str] = {}
         for name, value in headers:
             # RFC 3875, section 4.1.18: fields of one name are given to the application as one.
             joined[name] = f"{joined[name]},{value}" if name in joined else value
-        answer = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
-        return Answer(answer.status_int, {name.lower(): value for name, value in answer.headers.items()}, answer.body)
+        response = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
+        return Response(
+            response.status_int, {name.lower(): value for name, value in response.headers.items()}, response.body
+        )
 
     return send
 
@@ -29,7 +31,7 @@ def sender(app: Any, prefix: str = "") -> Send:
 def asgi_sender(app: Any, prefix: str = "") -> Send:
     """What makes a request of an ASGI application that is mounted under a prefix."""
 
-    def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+    def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         raw_path, _, query = f"{prefix}{path}".partition("?")
         fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
         if ("transfer-encoding", "chunked") not in headers:
@@ -59,8 +61,8 @@ def asgi_sender(app: Any, prefix: str = "") -> Send:
             messages.append(message)
 
         asyncio.run(app(scope, receive, take))
-        answer = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
-        return Answer(messages[0]["status"], answer, b"".join(message.get("body", b"") for message in messages))
+        response = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
+        return Response(messages[0]["status"], response, b"".join(message.get("body", b"") for message in messages))
 
     return send
 
@@ -80,7 +82,7 @@ class Stream(io.RawIOBase):
         return chunk
 
 
-def call(app: Any, stream: Any, **environ: Any) -> Answer:
+def call(app: Any, stream: Any, **environ: Any) -> Response:
     """Call a WSGI application the way a server does; keys with underscores stand for those with a point."""
     environ = {key.replace("wsgi_", "wsgi."): value for key, value in environ.items()}
     environ = {
@@ -94,4 +96,4 @@ def call(app: Any, stream: Any, **environ: Any) -> Answer:
     started: list[Any] = []
     body = b"".join(app(environ, lambda status, headers: started.extend([status, headers])))
     status, headers = started
-    return Answer(int(status[:3]), {name.lower(): value for name, value in headers}, body)
+    return Response(int(status[:3]), {name.lower(): value for name, value in headers}, body)

@@ -8,7 +8,7 @@ TIMES = os.environ.get("EXAMPLES")
 
 
 def examples(few: int, steps: int = 50) -> settings:
-    """Give the settings of a test that tries a few examples, of at most this many steps if it has steps.
+    """Return the settings of a test that tries a few examples, of at most this many steps if it has steps.
 
     An ordinary run tries the same ones each time, so that it covers the same lines.
     """

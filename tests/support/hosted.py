@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from plants.hosting import cli
-from tests.contract import LIMIT, TOKEN, Answer, Headers
+from tests.contract import LIMIT, TOKEN, Headers, Response
 from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_workers
 
 CHECKOUT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class Service(Process):
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
     def line_of(self, request_id: str) -> dict[str, Any]:
-        """Wait for the line about a request, and give it."""
+        """Wait for the line about a request, and return it."""
         with self.news:
             self.news.wait_for(lambda: any(request_id in line for line in self.access), PATIENCE_SECONDS)
             [found] = [line for line in self.access if request_id in line]
@@ -62,7 +62,7 @@ class Service(Process):
                 assert {"ts", "level", "logger"} < json.loads(line).keys()
                 assert line.startswith('{"ts":"')  # No line has a space after a colon.
 
-    def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+    def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         return send_to(self.port, body, method=method, path=path, headers=headers)
 
     def __exit__(self, *exception: object) -> None:
@@ -70,12 +70,12 @@ class Service(Process):
         self.check_log()
 
     def stop(self) -> int:
-        """Stop it, and give its exit status."""
+        """Stop it, and return its exit status."""
         self.process.terminate()
         return self.ended()
 
 
-def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Answer:
+def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
     """Make a request on a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -86,7 +86,9 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
             connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
         response = connection.getresponse()
-        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        return Response(
+            response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        )
     finally:
         connection.close()
 

@@ -89,13 +89,13 @@ def wait_until(condition: Callable[[], _T]) -> _T:
 
 
 def children(process: int) -> list[int]:
-    """Give the processes that a process has started, without those that have ended."""
+    """Return the processes that a process has started, without those that have ended."""
     found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [int(child) for child in found if resident_bytes(int(child))]
 
 
 def resident_bytes(process: int) -> int:
-    """Give how much memory a process has; 0 if it has ended."""
+    """Return how much memory a process has; 0 if it has ended."""
     return int(_status(process, r"VmRSS:\s+(\d+) kB")) * 1024
 
 
@@ -114,7 +114,7 @@ def wait_for_workers(master: int, number: int) -> None:
 
 
 def _status(process: int, pattern: str) -> str:
-    """Give what the kernel says of a process; 0 if it has ended."""
+    """Return what the kernel says of a process; 0 if it has ended."""
     text = ""
     with suppress(OSError):
         text = Path(f"/proc/{process}/status").read_text()
@@ -163,7 +163,7 @@ class Process:
             self.news.notify_all()
 
     def wait_for(self, pattern: str, *, after: int = 0, times: int = 1) -> re.Match[str]:
-        """Wait until so many lines on standard error, not before line ``after``, match; give the last of them."""
+        """Wait until so many lines on standard error, not before line ``after``, match; return the last of them."""
         found: list[re.Match[str]] = []
 
         def is_there() -> bool:
@@ -179,7 +179,7 @@ class Process:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """Wait for the end, and give the exit status."""
+        """Wait for the end, and return the exit status."""
         return self.process.wait(PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:

@@ -32,7 +32,7 @@ COMMANDS = {
 
 @contextmanager
 def serving(command: str, env: dict[str, str]) -> Iterator[int]:
-    """Run a server on a free port, and give the port once it is ready."""
+    """Run a server on a free port, and return the port once it is ready."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))
     words = [*UNMEASURED, str(BIN / program), *options]

@@ -27,9 +27,9 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     body = environ["wsgi.input"].read(length)
     note(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {len(body)} of {length}")
     plain = {key: value for key, value in environ.items() if isinstance(value, bool | str)}
-    answer = json.dumps({"environ": plain, "body": body.decode("latin-1")}).encode()
-    start_response("200 OK", [*JSON, ("Content-Length", str(len(answer)))])
-    return [answer]
+    response = json.dumps({"environ": plain, "body": body.decode("latin-1")}).encode()
+    start_response("200 OK", [*JSON, ("Content-Length", str(len(response)))])
+    return [response]
 
 
 def judge(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -86,7 +86,7 @@ def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]
 
 
 def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Replace an answer that has not been sent by the report of an error."""
+    """Replace a response that has not been sent by the report of an error."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     try:
         raise KeyError("fault")
@@ -96,14 +96,14 @@ def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable
 
 
 def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Fail when a part of the answer has been given."""
+    """Fail when a part of the response has been given."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     yield b"begun"
     raise KeyError("a fault in the middle")
 
 
 def head(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Announce the length of an answer to HEAD, and give nothing."""
+    """Announce the length of a response to HEAD, and give nothing."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     return []
 
@@ -124,13 +124,13 @@ def leave(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
 
 
 def short(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Give less than was announced."""
+    """Return less than was announced."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "10")])
     return iter([b"short"])
 
 
 def long(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Give more than was announced."""
+    """Return more than was announced."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     return iter([b"lo", b"nger than", b" announced"])
 
@@ -156,8 +156,8 @@ def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]
 
 
 ANSWERS = {
-    f"/{answer.__name__}": answer
-    for answer in (
+    f"/{response.__name__}": response
+    for response in (
         blocks,
         complain,
         fail,

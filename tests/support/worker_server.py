@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from tests.contract import Answer
+from tests.contract import Response
 from tests.support.process import PATIENCE_SECONDS, Process, wait_for_workers
 
 TESTS = Path(__file__).parent
@@ -47,8 +47,8 @@ class Client:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.close()
 
-    def answer(self, method: str = "GET") -> Answer:
-        """Read one answer."""
+    def response(self, method: str = "GET") -> Response:
+        """Read one response."""
         first, head = self._head()
         status = int(first.split()[1])
         if method == "HEAD" or status in {100, 204, 304}:
@@ -56,7 +56,7 @@ class Client:
         else:
             body = self._file.read(int(head["content-length"]))
             assert len(body) == int(head["content-length"])
-        return Answer(status, head, body)
+        return Response(status, head, body)
 
     def _head(self) -> tuple[str, dict[str, str]]:
         first = self._line()
@@ -71,16 +71,16 @@ class Client:
         assert line.endswith("\r\n")
         return line.removesuffix("\r\n")
 
-    def answers(self) -> list[Answer]:
+    def responses(self) -> list[Response]:
         """Read answers until the server closes the connection."""
         found = []
         with self:
             while self._file.peek(1):
-                found.append(self.answer())
+                found.append(self.response())
         return found
 
     def has_news(self) -> bool:
-        """Tell whether there is something to read, if only that the connection is closed."""
+        """Return whether there is something to read, if only that the connection is closed."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(0))
@@ -102,7 +102,7 @@ class Server(Process):
         self.address = self.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
 
     def notes(self) -> list[str]:
-        """Give what the application noted."""
+        """Return what the application noted."""
         return self._notes.read_text().splitlines()
 
     def client(self) -> Client:
@@ -115,9 +115,9 @@ class Server(Process):
         self.clients.append(Client(sock))
         return self.clients[-1]
 
-    def get(self, target: str = "/") -> Answer:
+    def get(self, target: str = "/") -> Response:
         with self.client() as client:
-            return client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()).answer()
+            return client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()).response()
 
     def __exit__(self, *exception: object) -> None:
         for client in self.clients:

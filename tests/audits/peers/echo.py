@@ -13,6 +13,6 @@ def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Itera
         return []
     body = environ["wsgi.input"].read()
     found = {"method": environ["REQUEST_METHOD"], "target": environ["RAW_URI"], "body": body.decode("latin-1")}
-    answer = json.dumps(found).encode()
-    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
-    return [answer]
+    response = json.dumps(found).encode()
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(response)))])
+    return [response]
