@@ -8,40 +8,43 @@ from urllib.parse import unquote
 from plants.server.listener import Environ, Listener
 
 HEAD_BYTES: Final = 65536
-_CHUNK_LINE_BYTES = 4096
+_CHUNK_LINE_BYTES: Final = 4096
 # A client with tiny chunks must not delay the others.
-_MAX_CHUNKS_PER_STEP = 64
+_MAX_CHUNKS_PER_STEP: Final = 64
 # The framing of a chunked body may take 1 KiB, and two bytes more for each byte of content.
-_FRAMING_BYTES = 1024
-_FRAMING_FACTOR = 2
+_FRAMING_BYTES: Final = 1024
+_FRAMING_FACTOR: Final = 2
 
 # RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no pattern backtracks, whatever the input.
-_NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 # RFC 9110, section 5.5: visible characters, white space and obs-text; no other control character, so no folded line.
-_VALUE = r"[\t\x20-\x7e\x80-\xff]*+"
+_VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
 # RFC 9112, section 5.1: no white space before the colon.
-_FIELD = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")
+_FIELD: Final = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")
 # RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC, because some proxies read them
 # differently: a method has no lower-case letter, no #, and 3 to 20 characters.
-_REQUEST_LINE = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
+_REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
-_AUTHORITY = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
-_HOST = re.compile(_AUTHORITY)
-_ABSOLUTE_FORM = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
-_MAX_LENGTH_DIGITS = 4000  # int() accepts no more than 4,300.
-_CODINGS = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
+_AUTHORITY: Final = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
+_HOST: Final = re.compile(_AUTHORITY)
+_ABSOLUTE_FORM: Final = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
+_MAX_LENGTH_DIGITS: Final = 4000  # int() accepts no more than 4,300.
+_CODINGS: Final = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
 # RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it that ends the head or the last chunk.
-_QUOTED = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
-_EXTENSION = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
-_CHUNK_LINE = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
+_QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
+_EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
+_CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
 # RFC 9110, section 6.5.1: fields for framing, routing, credentials and content are allowed in the head only.
-_NOT_IN_TRAILERS = {
+_NOT_IN_TRAILERS: Final = {
     "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-_NOT_TWICE = {"CONTENT_LENGTH", "HTTP_HOST"}
-_TOO_LARGE_FIELDS = (431, "The header fields are too many or too large.")
-_ONLY_CHUNKED = (501, "The only transfer coding is chunked.")
+_NOT_TWICE: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
+# A cache of the environ keys of field names.
+_environ_keys: Final[dict[str, str]] = {}
+_MAX_CACHED_NAMES: Final = 512
+_TOO_LARGE_FIELDS: Final = (431, "The header fields are too many or too large.")
+_ONLY_CHUNKED: Final = (501, "The only transfer coding is chunked.")
 
 
 class Limits:
@@ -202,7 +205,7 @@ class Request:
         self.http_1_0 = not is_1_1
         environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_1_1 else "HTTP/1.0"
         for name, value in _fields(head, line.end(), limits):
-            key = _environ_key(name)
+            key = _environ_keys.get(name) or _environ_key(name)
             if key not in environ:
                 environ[key] = value
             elif key in _NOT_TWICE:
@@ -311,10 +314,13 @@ def _is_host(host: str) -> bool:
     return _HOST.fullmatch(host) is not None
 
 
-@lru_cache(maxsize=512)
 def _environ_key(name: str) -> str:
     """Return the environ key of a field, or "" for a name with an underscore: it would look like one with a hyphen."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")
-    return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
+    key = key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
+    if len(_environ_keys) >= _MAX_CACHED_NAMES:
+        _environ_keys.clear()
+    _environ_keys[name] = key
+    return key

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 from wsgiref.util import is_hop_by_hop
 
 from plants.server.request import Request
 
 Headers = list[tuple[str, str]]
 
-_FINAL_STATUS = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_NO_CONTENT = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
+_FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_NO_CONTENT: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
 class Response:
