@@ -403,6 +403,20 @@ def test_empty_lines_mean_the_same_in_any_packets(driver: Driver, lines: int, st
 TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("size", "received"), [(1000, 1000), (1001, 0)])
+def test_a_body_of_the_maximum_size_reaches_the_application(
+    driver: Driver, is_chunked: bool, size: int, received: int
+) -> None:
+    client, _ = driver.connect()
+    with client:
+        fields = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"
+        body = f"{size:x}\r\n{'x' * size}\r\n0\r\n\r\n" if is_chunked else "x" * size
+        client.sendall(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}".encode())
+        driver.run_once()
+        assert f'"body": "{"x" * received}"'.encode() in client.recv(10_000)
+
+
 def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
