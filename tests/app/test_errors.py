@@ -1,4 +1,4 @@
-"""What clients and the log are told of a fault."""
+"""The response to a failure, and its line in the log."""
 
 import copy
 import io

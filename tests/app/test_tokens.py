@@ -1,4 +1,4 @@
-"""Where valid tokens come from."""
+"""Sources of valid tokens: lists, and files that change."""
 
 import hashlib
 import logging

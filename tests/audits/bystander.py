@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60
 
 
 class Response(NamedTuple):
-    """What came back on a connection, and when.
+    """A response, with its times.
 
     If it was not a whole response, ``status`` is 0, ``body`` empty and ``reason`` the exception.
     """
@@ -73,7 +73,7 @@ def new_id() -> int:
 
 
 class _Good:
-    """What the good client does, and what it was told."""
+    """The good client, with what it created and the responses."""
 
     def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
         host, _, port = address.rpartition(":")

@@ -39,7 +39,7 @@ _TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|
 
 
 class Verdict(NamedTuple):
-    """What a check says."""
+    """The result of a check."""
 
     holds: bool
     seen: str
@@ -177,9 +177,9 @@ class Crowd:
         return total
 
     def hear(self, seconds: float, *, first: bool = False) -> int:
-        """Read until the service has closed every connection, or has sent the ``first`` byte; return how many it closed.
+        """Read until the service has closed every connection, or has sent the ``first`` byte; return the number closed.
 
-        What is ``heard`` keeps the first 64 KiB of each.
+        ``heard`` keeps the first 64 KiB of each.
         """
         give_up = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """What is sent, and how it came to be."""
+    """The bytes of a request, and how they were made."""
 
     name: str
     data: bytes

@@ -175,7 +175,7 @@ def stand(stall: AbstractContextManager[None], url: str, seconds: float, clients
 
 
 class Place(NamedTuple):
-    """Where the store is: the SQLite file is in the directory, beside the server's own one."""
+    """The location of the store: the SQLite file is in the directory, beside that of the server."""
 
     directory: Path
     server: PostgresServer

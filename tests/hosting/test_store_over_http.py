@@ -1,4 +1,4 @@
-"""What clients and operators see of a store that waits, fails or is gone."""
+"""A store that waits, fails or is gone, as clients and operators see it."""
 
 import http.client
 import os

@@ -1,4 +1,4 @@
-"""What the worker makes of requests that are right, and of what applications answer."""
+"""Valid requests to the worker, and the responses of applications."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What every store promises, run on each of them; and how a URL chooses one."""
+"""The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
 import random

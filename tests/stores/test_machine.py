@@ -57,7 +57,7 @@ IDS = [-(2**63), *range(-1, 18), 2**63 - 1]
 
 
 class Model(PlantStore):
-    """What a store is to be like."""
+    """The model that a store is compared with."""
 
     def __init__(self) -> None:
         self.plants: dict[int, Plant] = {}

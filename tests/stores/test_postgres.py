@@ -1,4 +1,4 @@
-"""What the PostgreSQL store does when the server, the network or another client fails it."""
+"""The PostgreSQL store when the server, the network or another client fails."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What the SQLite store does when its file, its disk or another process fails it."""
+"""The SQLite store when its file, its disk or another process fails."""
 
 import os
 import resource

@@ -12,7 +12,7 @@ from tests.contract import TOKEN, Headers, Response, Send
 
 
 def sender(app: Any, prefix: str = "") -> Send:
-    """What makes a request through WebTest, with its lint on, to an application that is mounted under a prefix."""
+    """Return a function that makes a request through WebTest, with its lint on, below a prefix."""
     webtest = WebTestApp(app, lint=True)
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
@@ -29,7 +29,7 @@ def sender(app: Any, prefix: str = "") -> Send:
 
 
 def asgi_sender(app: Any, prefix: str = "") -> Send:
-    """What makes a request of an ASGI application that is mounted under a prefix."""
+    """Return a function that makes a request of an ASGI application below a prefix."""
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         raw_path, _, query = f"{prefix}{path}".partition("?")

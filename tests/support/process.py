@@ -95,7 +95,7 @@ def children(process: int) -> list[int]:
 
 
 def resident_bytes(process: int) -> int:
-    """Return how much memory a process has; 0 if it has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     return int(_status(process, r"VmRSS:\s+(\d+) kB")) * 1024
 
 
