@@ -467,6 +467,25 @@ def test_the_end_of_an_idle_connection_is_close_notify(peers: Peers) -> None:
     assert peer.client.ssl.read(1) == b""
 
 
+def test_a_close_notify_that_cannot_be_sent_is_dropped(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    peer = peers()
+    peer.request(GET)
+    fill(peer.connection)
+    peer.driver.step(peer.connection, peer.connection.expire)
+    assert peer.connection.state == CLOSED
+    assert caplog.messages == []
+
+
+def test_one_step_decrypts_a_limited_number_of_bytes(peers: Peers, tmp_path: Path) -> None:
+    context = trusting()
+    context.keylog_filename = str(tmp_path / "keys")
+    peer = peers(context)
+    records = Records13(peer.client.ssl, tmp_path / "keys")
+    peer.sock.sendall(b"".join(records.key_update() for _ in range(2 * READ_BYTES // 27)))
+    peer.driver.step(peer.connection, peer.connection.ready)
+    assert peer.connection.sock.recv(1, socket.MSG_PEEK)
+
+
 def close_notify(peer: Peer) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         peer.client.ssl.unwrap()
