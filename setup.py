@@ -1,4 +1,4 @@
-"""What setup.cfg cannot declare: the long description, the folder of the build, and the compiled server."""
+"""The parts of the build that setup.cfg cannot declare: long description, build directory, compiled server."""
 
 import os
 import re

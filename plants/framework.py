@@ -15,7 +15,7 @@ _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
 def json_app(*middleware: Any) -> "_App":
-    """Give an application without routes, in which every answer is JSON and every failure an Error body."""
+    """Return an application without routes, in which every response is JSON and every failure an Error body."""
     router: Any = _ExactRouter()
     app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=router)
     add_error_handling(app)
@@ -23,12 +23,12 @@ def json_app(*middleware: Any) -> "_App":
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor is a monitoring tool's.
-    # Falcon answers 400 to the methods in this set (WEBSOCKET) before any middleware runs.
+    # Falcon responds with 400 to the methods in this set (WEBSOCKET) before any middleware runs.
     _META_METHODS = frozenset()
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request (PEP 3333)."""
-        # A server may leave out an empty path. Some hosts give a decoded one, from which Falcon raises unanswered.
+        """Respond to a request (PEP 3333)."""
+        # A server may omit an empty path. Some hosts pass a decoded one, which makes Falcon raise instead of respond.
         if not env.setdefault("PATH_INFO", "").isascii():
             env["PATH_INFO"] = env["PATH_INFO"].encode("latin-1", "replace").decode("latin-1")
         # An application that mounts this one may read the status before the body, as Bottle does.
@@ -44,7 +44,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor
 
 
 class _DeferredResponse:
-    """A response that starts when it is first iterated, once the plant is stored (PEP 3333 allows it so late)."""
+    """A response that calls ``start_response`` when it is first iterated, once the plant is stored (see PEP 3333)."""
 
     __slots__ = ("_env", "_start_response", "body", "head", "pending_adds")
 
@@ -71,14 +71,14 @@ class _DeferredResponse:
         return iter(self.body)
 
     def close(self) -> None:
-        # If a host discards the response, the plant is stored, as it is on a host that never defers one.
+        # If the host discards the response without iterating it, still store the plant, as without deferral.
         while self.pending_adds:
             with suppress(Exception):
                 self.pending_adds.pop().result()
 
 
 class _JSONResponse(falcon.Response):
-    """A response with the headers of every answer."""
+    """A response with the headers of every response of the service."""
 
     def __init__(self, options: falcon.ResponseOptions | None = None) -> None:
         super().__init__(options)
@@ -101,7 +101,7 @@ class _ExactRouter:
 
 
 class _MethodMap(dict[str, Any]):
-    """A resource's responders. Falcon answers 400 to a method that it does not know; here the answer is 405."""
+    """A resource's responders. Falcon responds with 400 to a method that it does not know; this map makes that 405."""
 
     def __missing__(self, _method: str) -> Any:
-        return self["TRACE"]  # No resource has it, so this is the responder that answers 405.
+        return self["TRACE"]  # No resource has it, so this is the responder that sends 405.

@@ -85,8 +85,8 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 def parse_json(body: bytes) -> Any:
     """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
-    Arrays and objects may be nested 100 deep, because the limit of Python's own parser differs by version. An integer
-    literal that is longer than any int64 becomes an infinity, which no integer field accepts.
+    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. An
+    integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """

@@ -24,7 +24,7 @@ class PlantCollection:
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
-        """Add the plant, or leave its pending result with the application, which can respond later."""
+        """Add the plant; if the response can be deferred, append its pending result to ``pending_adds`` instead."""
         if pending_adds is not None and self._submit:
             pending_adds.append(self._submit(plant))
             return

@@ -208,4 +208,6 @@ def _version(_options: Namespace) -> None:
     from plants import server
 
     used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    _print(f"plants {plants.__version__} ({server.form()} server, {used}, Python {platform.python_version()})")
+    _print(
+        f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {platform.python_version()})"
+    )

@@ -24,8 +24,8 @@ from plants.server.response import Response
 # One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it.
 listening_sockets: Final[list[socket.socket]] = []
 
-_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-_SECONDS = "http_server_request_duration_seconds"
+_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_DURATION_METRIC = "http_server_request_duration_seconds"
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -33,7 +33,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 def listen(cfg: Any, *, takes_over: bool) -> None:
     """Listen at the address of the metrics, if it is set. Gunicorn's master calls this once, before it starts workers.
 
-    :param takes_over: beside the master that this one takes over from (``USR2``).
+    :param takes_over: whether another master is still listening, from which this one takes over (``USR2``).
     :raises OSError: it cannot listen at this address, or cannot create a folder for the files.
     """
     if not settings.metrics_bind:
@@ -46,7 +46,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     # prometheus_client stores the workers' metrics in this folder, and reads its name when it is imported. A new master
     # has a new folder. Import it now: older versions of Gunicorn call child_exit in a signal handler, which could
     # interrupt a later import.
-    folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
+    folder = os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
     import_module("prometheus_client.multiprocess")
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
         os.chown(folder, cfg.uid, cfg.gid)
@@ -69,7 +69,7 @@ class Metrics:
 
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._seconds = Histogram(
-            _SECONDS,
+            _DURATION_METRIC,
             "Time from a request's first byte to its response.",
             ("method", "route", "status", "error"),
             buckets=_BUCKETS,
@@ -78,7 +78,7 @@ class Metrics:
         self._connections = gauge("plants_connections", "Open connections.")
         self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
-        build.labels(plants.__version__, server.form()).set(1)
+        build.labels(plants.__version__, server.implementation()).set(1)
         self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
 
     def count_response(self, request: Request, response: Response, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Metrics:
         observe(seconds)
 
     def set_gauges(self, connections: int, waiting: int) -> None:
-        """Set the number of open connections, and of requests that wait for the application."""
+        """Set the number of open connections, and of requests without a response."""
         self._connections.set(connections)
         self._waiting.set(waiting)
 
@@ -121,13 +121,16 @@ class Exposition:
         created = failures = 0.0
         for metric in MultiProcessCollector(None).collect():
             yield metric
-            for sample in metric.samples if metric.name == _SECONDS else ():
+            for sample in metric.samples if metric.name == _DURATION_METRIC else ():
                 labels = sample.labels
-                if sample.name == f"{_SECONDS}_count" and (labels["method"], labels["route"]) == ("POST", "/plants"):
+                if sample.name == f"{_DURATION_METRIC}_count" and (labels["method"], labels["route"]) == (
+                    "POST",
+                    "/plants",
+                ):
                     created += sample.value * (labels["status"] == "200")
                     failures += sample.value * (labels["error"] == "50300")
         yield CounterMetricFamily("plants_created", "Plants that were added.", created)
-        yield CounterMetricFamily("plants_store_failures", "Creates that the store could not take.", failures)
+        yield CounterMetricFamily("plants_store_failures", "Create requests that failed with error 50300.", failures)
 
 
 def metrics_app() -> WSGIApplication:

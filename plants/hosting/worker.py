@@ -23,7 +23,7 @@ from plants.server.worker import Worker as ServerWorker
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_METRICS_CONNECTIONS = 8  # A full service still responds to whoever scrapes its metrics.
+_METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 # Gunicorn's settings that turn its own access log on, as syslog does unless that is disabled.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
@@ -115,7 +115,7 @@ class Worker(ServerWorker):
     _service: PlantService
 
     def load_wsgi(self) -> None:
-        """Load the application and start the event loop."""
+        """Load the application and create the event loop."""
         self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
         super().load_wsgi()
         # What is loaded now stays. Without this the garbage collector scans it again and again, and parsing large JSON

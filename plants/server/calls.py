@@ -125,8 +125,8 @@ class Calls:
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
         """Return what is completed, and the requests that were not called.
 
-        All applications are called before the first response is read. One that starts its response late can so do the
-        work of the whole batch at once, such as a commit.
+        All applications are called before the first response is read, so that an application that defers its work to
+        the iteration of its response can do it once for the whole batch, such as a commit.
         """
         until = time.monotonic() + _MAX_CALL_SECONDS
         calls = []

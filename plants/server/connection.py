@@ -15,7 +15,7 @@ from plants.server.tls import READ_BYTES, TLS
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
 # RFC 9112, section 9.6: after the last response the server goes on reading, or a reset could destroy the response. It
-# closes the connection when the client has been silent for so long, or at the latest after the request timeout.
+# closes the connection after this long without input, and at the latest after the request timeout.
 _LINGER_SECONDS: Final = 2.0
 _MAX_ENCRYPTED_BYTES: Final = 16384  # per TLS record; no more is encrypted before the socket has accepted it
 _EMPTY: Final = memoryview(b"")
@@ -31,7 +31,7 @@ CLOSED: Final = "closed"  # nothing
 
 
 class Shared:
-    """What all connections of an event loop share.
+    """State that all connections of an event loop share.
 
     ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished`` connections have received bytes
     that did not fit into one step. ``ready_requests`` are those that have arrived completely.
@@ -45,8 +45,8 @@ class Shared:
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
-        # Those that wait for their clients; first the one that has gone longest without a request head, without a part
-        # of the body or without reading a part of the response.
+        # Connections that wait for their client, the longest inactive first: no request head, no part of a body
+        # received, no part of a response read.
         self.waiting: dict[Connection, None] = {}
         self.unfinished: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
@@ -152,8 +152,8 @@ class Connection:
                 self._send_close_notify()
             self.close()
 
-    def free_memory(self) -> None:
-        """Release the memory of this connection, because all connections together hold too much."""
+    def shed(self) -> None:
+        """Reject the request or close the connection, because all connections together hold too much memory."""
         if self.state == RECEIVING:
             self.reject(HTTPError(503, "The service is receiving as much as it can hold."))
         else:
@@ -201,7 +201,7 @@ class Connection:
             self.reject(HTTPError(400))
         else:
             self.close()
-        # A response carries along what TLS has to send.
+        # In the state RESPONDING, the response also flushes the pending TLS records.
         if tls and self.state != RESPONDING:
             self._flush_tls(tls)
 
@@ -222,13 +222,13 @@ class Connection:
 
         Nothing more is received until the client has received it, so it stays small.
         """
-        if pending := tls.pending():
+        if pending := tls.data_to_send():
             self._output = memoryview(pending)
             self._flush()
 
     def _parse(self) -> None:
         if self.request is None and b"\r\n".startswith(self._input):
-            return  # RFC 9112, section 2.2: some clients send an empty line after a request, which begins no other.
+            return  # RFC 9112, section 2.2: some clients send an empty line after a request; it starts no new one.
         request = self.request or self._begin_request()
         try:
             if request.parsed or self._parse_head(request):
@@ -257,7 +257,7 @@ class Connection:
     def _parse_body(self, request: Request) -> None:
         shared = self._shared
         body = request.body
-        limit = shared.limits.body
+        limit = shared.limits.body_bytes
         before = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
@@ -268,7 +268,7 @@ class Connection:
             request.awaits_continue = False
             if 0 < len(self._input) < before:
                 self._parse_later()
-            self._wait()
+            self._move_to_end_of_waiting()
             return
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
@@ -321,7 +321,7 @@ class Connection:
             if sent < len(self._output):
                 self._output = self._output[sent:]
                 if self.state == WRITING:
-                    self._wait()
+                    self._move_to_end_of_waiting()
                 self.watch(EVENT_WRITE)
                 return
             self._output = _EMPTY
@@ -337,8 +337,8 @@ class Connection:
                 self._parse_later()
             self.watch()
 
-    def _wait(self) -> None:
-        """Make this connection the last one to be closed when the event loop needs room for a new one."""
+    def _move_to_end_of_waiting(self) -> None:
+        """Make this the last connection that the event loop closes to make room for a new one."""
         waiting = self._shared.waiting
         waiting.pop(self, None)
         waiting[self] = None
@@ -347,7 +347,7 @@ class Connection:
         tls = self._tls
         if tls:
             tls.send(self._response[:_MAX_ENCRYPTED_BYTES])
-            self._output = memoryview(tls.pending())
+            self._output = memoryview(tls.data_to_send())
             self._response = self._response[_MAX_ENCRYPTED_BYTES:]
         else:
             self._output, self._response = self._response, _EMPTY
@@ -355,7 +355,7 @@ class Connection:
     def _linger(self) -> None:
         shared = self._shared
         self.state = CLOSING
-        self._wait()
+        self._move_to_end_of_waiting()
         self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
         self.deadline = min(shared.now + _LINGER_SECONDS, self._linger_until)
         self._send_close_notify()
@@ -366,4 +366,4 @@ class Connection:
         if self._tls:
             self._tls.close()
             with contextlib.suppress(OSError):  # It is small; a client that reads nothing does not get it.
-                self.sock.send(self._tls.pending())
+                self.sock.send(self._tls.data_to_send())

@@ -72,7 +72,7 @@ class Loop:
         self._selector = DefaultSelector()
         self.shared = Shared(self._selector, service, config.limits, config.timeouts)
         self.shared.now = time.monotonic()
-        self._max_buffered_bytes = _BUFFERED_BODIES * max(config.limits.body, HEAD_BYTES)
+        self._max_buffered_bytes = _BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
         self._buffered_bytes = 0
         self._in_loop: deque[Job] = deque()  # requests whose application is called in the loop
         self._has_threads = config.threads > 0
@@ -101,7 +101,7 @@ class Loop:
         return len(self.shared.connections)
 
     def waiting_count(self) -> int:
-        """Return the number of requests that wait for the application."""
+        """Return the number of requests without a response, queued or in the application."""
         return sum([connection.state == RESPONDING for connection in self.shared.connections])
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -140,11 +140,11 @@ class Loop:
         shared.now = time.monotonic()
         for start in range(0, max(1, len(events)), _MAX_STEPS_PER_STAGE):
             for key, _ in events[start : start + _MAX_STEPS_PER_STAGE]:
-                connection = key.data
-                if isinstance(connection, Connection):
-                    self._step(connection, connection.ready)
+                handler = key.data
+                if isinstance(handler, Connection):
+                    self._step(handler, handler.ready)
                 else:
-                    connection()
+                    handler()
             self._call_in_loop()
             if self._buffered_bytes > self._max_buffered_bytes:
                 self._free_memory()
@@ -185,7 +185,7 @@ class Loop:
         while ready:
             job = ready.popleft()
             if job[1].path in self._non_blocking_paths:
-                self._in_loop.appendleft(job)
+                self._in_loop.appendleft(job)  # Probes must not wait behind slower requests.
             elif self._has_threads:
                 self._calls.waiting.append(job)
             else:
@@ -218,7 +218,7 @@ class Loop:
         others = [connection for connection in self.shared.connections if connection.state != RESPONDING]
         for connection in nlargest(_MAX_STEPS_PER_STAGE, others, key=attrgetter("counted_bytes")):
             if self._buffered_bytes > self._max_buffered_bytes and connection.counted_bytes:
-                self._step(connection, connection.free_memory)
+                self._step(connection, connection.shed)
 
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.

@@ -48,13 +48,13 @@ _ONLY_CHUNKED: Final = (501, "The only transfer coding is chunked.")
 
 
 class Limits:
-    """Limits on a request: bytes of its line, of each field and of its body, and the number of fields."""
+    """Limits on a request: the sizes of its line, of each header field and of its body, and the number of fields."""
 
-    def __init__(self, line: int, field: int, fields: int, body: int) -> None:
-        self.line = line
-        self.field = field
-        self.fields = fields
-        self.body = body
+    def __init__(self, line_bytes: int, field_bytes: int, max_fields: int, body_bytes: int) -> None:
+        self.line_bytes = line_bytes
+        self.field_bytes = field_bytes
+        self.max_fields = max_fields
+        self.body_bytes = body_bytes
 
 
 class Timeouts:
@@ -153,7 +153,7 @@ class ChunkedBody:
         # After the last chunk's line: CRLF, fields, an empty line.
         end = data.find(b"\r\n\r\n")
         if end < 0:
-            _check_growing_fields(data, self._limits, lines=self._limits.fields)
+            _check_growing_fields(data, self._limits, lines=self._limits.max_fields)
             return data
         for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
             if name.lower() in _NOT_IN_TRAILERS:
@@ -193,7 +193,7 @@ class Request:
         :raises HTTPError: it is malformed or not supported.
         """
         line = _REQUEST_LINE.match(head)
-        if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line:
+        if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line_bytes:
             raise HTTPError(414, "The request line is too long.")
         if not line:
             raise HTTPError(400)
@@ -281,17 +281,17 @@ def check_growing_head(data: bytes, limits: Limits) -> None:
     :raises HTTPError: no valid head starts like this, or it is already too large.
     """
     end = data.find(b"\n", 2)
-    if (end if end >= 0 else len(data)) > limits.line + 1:
+    if (end if end >= 0 else len(data)) > limits.line_bytes + 1:
         raise HTTPError(414, "The request line is too long.")
     if end >= 0:
         if not _REQUEST_LINE.match(data[: end + 1].decode("latin-1")):
             raise HTTPError(400)
-        _check_growing_fields(data, limits, lines=limits.fields + 1)
+        _check_growing_fields(data, limits, lines=limits.max_fields + 1)
 
 
 def _check_growing_fields(data: bytes, limits: Limits, lines: int) -> None:
     last = len(data) - data.rfind(b"\r\n") - 2
-    if len(data) > HEAD_BYTES or last > limits.field + 1 or data.count(b"\r\n", 2) > lines:
+    if len(data) > HEAD_BYTES or last > limits.field_bytes + 1 or data.count(b"\r\n", 2) > lines:
         raise HTTPError(*_TOO_LARGE_FIELDS)
 
 
@@ -301,8 +301,10 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
     # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:
         raise HTTPError(400)
-    is_too_large = len(section) > limits.field and max(map(len, section[start:].split("\r\n"))) > limits.field
-    if len(section) > HEAD_BYTES or len(fields) > limits.fields or is_too_large:
+    is_too_large = (
+        len(section) > limits.field_bytes and max(map(len, section[start:].split("\r\n"))) > limits.field_bytes
+    )
+    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or is_too_large:
         raise HTTPError(*_TOO_LARGE_FIELDS)
     if " \r\n" in section or "\t\r\n" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]

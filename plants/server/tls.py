@@ -26,7 +26,7 @@ def restrict(context: SSLContext) -> None:
 class TLS:
     """The server's end of one TLS connection.
 
-    After each call of a method, also after one that raises, send what `pending` returns to the client.
+    After each call of a method, also after one that raises, send what `data_to_send` returns to the client.
     """
 
     def __init__(self, context: SSLContext) -> None:
@@ -70,6 +70,6 @@ class TLS:
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()
 
-    def pending(self) -> bytes:
-        """Return the ciphertext to send to the client, and forget it."""
+    def data_to_send(self) -> bytes:
+        """Return the ciphertext to send to the client, and remove it from the buffer."""
         return self._outgoing.read()

@@ -21,8 +21,8 @@ from plants.server.service import Service
 
 # Settings of Gunicorn that would add something to a request, or change its meaning.
 _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|proxy_protocol|root_path|header_map|(casefold|permit|strip)_.*")
-# mallopt(3): blocks from this size on have a mapping of their own, which the system has back when they are freed. By
-# default glibc raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
+# mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
+# raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 262_144
 
@@ -51,7 +51,7 @@ class Worker(base.Worker):
     _stopping_at_once = False
 
     def make_service(self) -> Service:
-        """Return what the service adds to the server."""
+        """Return the hooks of the service."""
         return Service()
 
     def make_listeners(self) -> Sequence[Listener]:
@@ -59,7 +59,7 @@ class Worker(base.Worker):
         return [Listener(listener.sock, self.wsgi) for listener in self.sockets]
 
     def load_wsgi(self) -> None:
-        """Load the application and start the event loop."""
+        """Load the application and create the event loop."""
         super().load_wsgi()
         with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

@@ -79,7 +79,7 @@ def test_an_unknown_command_or_argument_is_one_line(arguments: str, problem: str
 @pytest.mark.parametrize("argument", ["--version", "-V"])
 def test_version_prints_the_versions_of_plants_and_its_platform(argument: str) -> None:
     assert call(argument).stdout == (
-        f"plants {plants.__version__} ({server.form()} server, Gunicorn {version('gunicorn')}, "
+        f"plants {plants.__version__} ({server.implementation()} server, Gunicorn {version('gunicorn')}, "
         f"Falcon {version('falcon')}, Python {sys.version.partition(' ')[0]})\n"
     )
 

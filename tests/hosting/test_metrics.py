@@ -115,7 +115,9 @@ def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) ->
         }
         assert value(port, "plants_created_total") == 60
         assert value(port, "plants_store_failures_total") == 0
-        assert scrape(port)["plants_build_info"] == [({"version": plants.__version__, "server": server.form()}, 1)]
+        assert scrape(port)["plants_build_info"] == [
+            ({"version": plants.__version__, "server": server.implementation()}, 1)
+        ]
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -9,8 +9,8 @@ import pytest
 from plants.server.listener import Listener
 from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Limits, Request, SizedBody, check_growing_head
 
-LIMITS = Limits(line=60, field=50, fields=4, body=1000)
-LARGE = Limits(line=8190, field=8190, fields=100, body=1000)
+LIMITS = Limits(line_bytes=60, field_bytes=50, max_fields=4, body_bytes=1000)
+LARGE = Limits(line_bytes=8190, field_bytes=8190, max_fields=100, body_bytes=1000)
 HOST = b"Host: a\r\n"
 
 
@@ -61,11 +61,11 @@ def head_of(size: int) -> bytes:
 
 
 HEADS = {
-    "line": (head_with_line_of, LIMITS.line, LIMITS, 414),
-    "line-after-an-empty-one": (head_after_an_empty_line, LIMITS.line, LIMITS, 414),
-    "field": (head_with_field_of, LIMITS.field, LIMITS, 431),
-    "last-field": (head_with_last_field_of, LIMITS.field, LIMITS, 431),
-    "fields": (head_with_fields, LIMITS.fields, LIMITS, 431),
+    "line": (head_with_line_of, LIMITS.line_bytes, LIMITS, 414),
+    "line-after-an-empty-one": (head_after_an_empty_line, LIMITS.line_bytes, LIMITS, 414),
+    "field": (head_with_field_of, LIMITS.field_bytes, LIMITS, 431),
+    "last-field": (head_with_last_field_of, LIMITS.field_bytes, LIMITS, 431),
+    "fields": (head_with_fields, LIMITS.max_fields, LIMITS, 431),
     "head": (head_of, HEAD_BYTES, LARGE, 431),
 }
 
@@ -227,8 +227,8 @@ def test_framing_is_limited_to_1_kib_and_2_bytes_per_byte() -> None:
 
 
 TRAILERS = {
-    "trailer": (lambda size: b"X-A: ".ljust(size, b"a") + b"\r\n", LIMITS.field, LIMITS),
-    "trailers": (lambda count: b"X-A: a\r\n" * count, LIMITS.fields, LIMITS),
+    "trailer": (lambda size: b"X-A: ".ljust(size, b"a") + b"\r\n", LIMITS.field_bytes, LIMITS),
+    "trailers": (lambda count: b"X-A: a\r\n" * count, LIMITS.max_fields, LIMITS),
 }
 
 

@@ -49,7 +49,7 @@ def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> Client
     sent = client.step()
     while sent:
         assert receive(tls, sent, step) == b""
-        received = tls.pending()
+        received = tls.data_to_send()
         client.server_hello = client.server_hello or received
         sent = client.step(received)
     assert tls.established
@@ -79,7 +79,7 @@ def test_data_arrive_in_both_directions(tls: TLS, version: ssl.TLSVersion, step:
     client = connect(tls, trusting(version), step)
     assert receive(tls, client.encrypt(b"request"), step) == b"request"
     tls.send(b"response")
-    assert client.decrypt(tls.pending()) == b"response"
+    assert client.decrypt(tls.data_to_send()) == b"response"
 
 
 @VERSIONS
@@ -90,7 +90,7 @@ def test_large_records_are_received_and_sent(tls: TLS, version: ssl.TLSVersion) 
     assert ciphertext[3:5] > b"\x40\x00"  # A record with its framing is larger than one step.
     assert receive(tls, ciphertext) == data
     tls.send(memoryview(data))
-    assert client.decrypt(tls.pending()) == data
+    assert client.decrypt(tls.data_to_send()) == data
 
 
 @VERSIONS
@@ -102,7 +102,7 @@ def test_many_records_in_one_step_are_all_returned(tls: TLS, version: ssl.TLSVer
 def test_data_sent_with_the_end_of_the_handshake_are_returned(tls: TLS) -> None:
     client = Client(trusting(TLS13))
     tls.receive(client.step())
-    finished = client.step(tls.pending())
+    finished = client.step(tls.data_to_send())
     assert tls.receive(finished + client.encrypt(b"request")) == b"request"
 
 
@@ -139,7 +139,7 @@ def test_tls_1_1_is_refused_with_an_alert(tls: TLS) -> None:
     hello[9:11] = b"\x03\x02"
     with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
         tls.receive(bytes(hello))
-    assert tls.pending()[:1] == b"\x15"
+    assert tls.data_to_send()[:1] == b"\x15"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_required_client_certificate_is_verified(
     tls = TLS(context)
     with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
         connect(tls, trusting(version))
-    assert tls.pending()
+    assert tls.data_to_send()
 
 
 # Floods
@@ -180,7 +180,7 @@ def test_a_flood_of_key_updates_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.key_update() for _ in range(3 * MAX_OVERHEAD_BYTES // 27))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.pending()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One KeyUpdate for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One KeyUpdate for each.
 
 
 def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.client_hello() for _ in range(3 * MAX_OVERHEAD_BYTES // 33))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.pending()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One alert for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One alert for each.
 
 
 def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_padded_records_do_not_close_a_connection(tls: TLS, tmp_path: Path) -> N
 def test_renegotiation_is_refused_and_data_go_on(tls: TLS, tmp_path: Path) -> None:
     records = records12(tls, tmp_path)
     assert tls.receive(records.client_hello()) == b""
-    assert tls.pending()[:1] == b"\x15"
+    assert tls.data_to_send()[:1] == b"\x15"
     assert tls.receive(records.data(b"request")) == b"request"
 
 
@@ -243,7 +243,7 @@ def test_close_notify_of_the_client_follows_its_data(tls: TLS, version: ssl.TLSV
     assert tls.receive(b"ignored") == b""
     tls.send(b"response")
     tls.close()
-    client.incoming.write(tls.pending())
+    client.incoming.write(tls.data_to_send())
 
 
 @VERSIONS
@@ -252,7 +252,7 @@ def test_close_sends_close_notify_without_waiting(tls: TLS, version: ssl.TLSVers
     tls.receive(client.encrypt(b"request")[:-1])
     tls.send(b"response")
     tls.close()
-    ciphertext = tls.pending()
+    ciphertext = tls.data_to_send()
     assert client.decrypt(ciphertext) == b"response"
     assert client.ssl.read(10) == b""
     tls.close()
@@ -261,14 +261,14 @@ def test_close_sends_close_notify_without_waiting(tls: TLS, version: ssl.TLSVers
 def test_close_reads_no_flood(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
     tls.receive(b"".join(records.key_update() for _ in range(100)))
-    tls.pending()
+    tls.data_to_send()
     tls.close()
-    assert len(tls.pending()) == 24
+    assert len(tls.data_to_send()) == 24
 
 
 def test_close_before_the_handshake_sends_nothing(tls: TLS) -> None:
     tls.close()
-    assert tls.pending() == b""
+    assert tls.data_to_send() == b""
 
 
 @VERSIONS
@@ -278,7 +278,7 @@ def test_a_forged_record_fails(tls: TLS, version: ssl.TLSVersion) -> None:
     ciphertext[-1] ^= 1
     with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
         tls.receive(bytes(ciphertext))
-    assert tls.pending()
+    assert tls.data_to_send()
 
 
 # In the event loop
