@@ -197,6 +197,35 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
         client.close()
 
 
+class Identifying(Service):
+    """Counts how often it identifies a request."""
+
+    def identify(self, request: Request) -> None:
+        request.extra_headers += b"X-Request-ID: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (GET, b"200"),
+        (b"malformed\r\n\r\n", b"400"),
+        (b"GET /unfinished", b"408"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", b"408"),
+    ],
+)
+def test_the_service_identifies_each_request_once(data: bytes, status: bytes) -> None:
+    driver = Driver(service=Identifying())
+    client, connection = driver.connect()
+    with client:
+        client.sendall(data)
+        driver.run_once()
+        if connection.state == RECEIVING:
+            driver.step(connection, connection.expire)
+        response = client.recv(1000)
+        assert (response[9:12], response.count(b"X-Request-ID: 1\r\n")) == (status, 1)
+    driver.end()
+
+
 class ShortOfDescriptors(socket.socket):
     """A listening socket of a system without free descriptors; then of one whose first client has gone."""
 
