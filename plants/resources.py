@@ -18,7 +18,7 @@ class PlantCollection:
 
     def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
         if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
-            raise ValueError("max_body_bytes is not an integer above 0")
+            raise ValueError(f"max_body_bytes is not an integer from 1 to {sys.maxsize - 1}")
         self._store = store
         self._submit = store.submit if isinstance(store, GroupCommitStore) else None
         self._max_body_bytes = max_body_bytes

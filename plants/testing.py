@@ -25,7 +25,7 @@ from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
 from plants.app import create_app_with
-from plants.errors import HEADERS, error_body
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.probes import probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
@@ -33,7 +33,7 @@ from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
 _FAILURES = {"reset", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
-_HEADERS_BY_STATUS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+_HEADERS_BY_STATUS = dict.fromkeys((429, 503), {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 class _Strict:
