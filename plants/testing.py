@@ -33,7 +33,7 @@ from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
 _FAILURES = {"reset", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
-_HEADERS_BY_STATUS = dict.fromkeys((429, 503), {"Retry-After": str(RETRY_AFTER_SECONDS)})
+_HEADERS_BY_STATUS = {status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)}
 
 
 class _Strict:

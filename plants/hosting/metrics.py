@@ -62,7 +62,7 @@ class Metrics:
     the number of files does not grow.
     """
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int | str) -> None:
         from prometheus_client import Gauge, Histogram, values
 
         values.ValueClass = values.MultiProcessValue(lambda: slot)
