@@ -172,6 +172,14 @@ def test_a_sized_body_ends_at_its_length_however_it_is_cut() -> None:
         assert (body.complete, body.content, body.size, rest) == (True, b"content", 7, b" and the next request")
 
 
+def test_a_body_that_arrives_in_pieces_has_one_buffer() -> None:
+    body = SizedBody(9)
+    body.feed(b"abc")
+    content = body.content
+    body.feed(b"def")
+    assert body.content is content
+
+
 CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B: c\r\n\r\n'
 
 
@@ -190,6 +198,7 @@ def test_a_chunked_body_is_incomplete_until_its_last_byte() -> None:
         body = ChunkedBody(LIMITS)
         feed(body, CHUNKS[:end])
         assert not body.complete
+    assert feed(ChunkedBody(LIMITS), CHUNKS + b"\n") == b"\n"
 
 
 def test_one_step_parses_64_chunks() -> None:

@@ -142,6 +142,7 @@ HOSTILE = {
     "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-quoted": (with_fields(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-vertical-tab": (with_fields(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-no-break-space": (with_fields(b"Transfer-Encoding: \xa0chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-nul": (with_fields(CHUNKED + b"\0", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-obs-fold": (with_fields(b"Transfer-Encoding:", b" chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-bare-lf": (with_fields(b"X-A: b\nTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
