@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.measure import TOKEN, Load, load, median, median_ratio, taken
-from tests.support.servers import COMMANDS, serving
+from tests.support.servers import COMMANDS, running_server
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     env = os.environ | {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": "memory:"}
     found: dict[tuple[str, int], list[Load]] = defaultdict(list)
     for _, name in itertools.product(range(args.rounds), servers):
-        with serving(servers[name], env) as port:
+        with running_server(servers[name], env) as port:
             first_ids = itertools.count(10**9, 10**7)
             load(port, 16, 1, next(first_ids))  # Everything has been called once.
             for count in args.connections:

@@ -28,7 +28,7 @@ from typing import Self
 
 from plants import Plant, open_store
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import Crowd, Service, Verdict, report, reset_on_close, serving
+from tests.audits.clients import Crowd, Service, Verdict, report, reset_on_close, running_service
 from tests.audits.deployment import read_plant
 from tests.contract import TOKEN
 from tests.support.hosted import SERVE
@@ -231,7 +231,7 @@ def _again_and_again(load: Load, change: Callable[[int], object], seconds: float
 
 def hup(store: str, workers: int, creates: int) -> Verdict:
     """The configuration is read again, and the workers are new ones, again and again."""
-    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             # A worker that is told to stop before it has set up its signals would be killed.
             number = _again_and_again(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
@@ -248,7 +248,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
     with _place(store) as (database, environ):
         while acknowledged < creates and starts < 100:
             starts += 1
-            with serving(store, workers, environ=environ) as service:
+            with running_service(store, workers, environ=environ) as service:
                 with Load(service, creates, ends=True) as load, _resets(service):
                     comes_true(lambda: len(load.acknowledged) >= each or load.is_over())
                     began = time.monotonic()
@@ -269,7 +269,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
 
 def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
     """Stop the service while requests arrive and others wait for the database; each must get its response."""
-    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         bodies = [plant(new_id()) for _ in range(16)]
         requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
         with Crowd(service, 8) as late, Crowd(service, 8) as waiting, contextlib.ExitStack() as locked:
@@ -299,8 +299,8 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
         return Verdict(True, "not for a dictionary, which the two would not share")
     with (
         _place(store) as (database, environ),
-        serving(store, workers, environ=environ) as first,
-        serving(store, workers, environ=environ) as second,
+        running_service(store, workers, environ=environ) as first,
+        running_service(store, workers, environ=environ) as second,
     ):
         with Load(first, creates, pause=0.005, keeps=False) as load:
             comes_true(lambda: len(load.acknowledged) >= creates // 2)
@@ -344,7 +344,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
         return Verdict(True, "not for a dictionary, which the two would not share")
     with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
-        with serving(store, workers, f"--pid={pid_file}", environ=environ) as service:
+        with running_service(store, workers, f"--pid={pid_file}", environ=environ) as service:
             masters = [service.master]
             faults: list[str] = []
 
@@ -381,7 +381,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
         # No test does the same, so its coverage is measured.
-        with serving(store, workers, *options, token="", command=SERVE, environ=environ) as service:
+        with running_service(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")
             if not comes_true(lambda: new_file.exists() and new_file.read_text().strip()):
@@ -403,7 +403,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
     if store == "memory":
         return Verdict(True, "not for a dictionary, which is one worker's")
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
-    with _place(store) as (database, environ), serving(store, workers, environ=environ) as service:
+    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             number = _again_and_again(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7)
         verdict = load.verdict(*service.new_trouble()[:1], database=database)
@@ -432,7 +432,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             if any(gone.create(new_id()).error != 40101 for _ in range(4)):
                 faults.append("a token that is gone is accepted after 2 s")
 
-        with serving(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
+        with running_service(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
             with Load(service, creates, pause=0.01) as load:
                 number = _again_and_again(load, change, 0.1)
             verdict = load.verdict(*faults[:1], *service.new_trouble()[:1], database=database)

@@ -280,7 +280,7 @@ def sampled(measure: Callable[[], int], seconds: float) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def serving(
+def running_service(
     store: str = "memory",
     workers: int = 1,
     *options: str,
@@ -326,7 +326,7 @@ def service_of(options: argparse.Namespace) -> Iterator[Service]:
         yield Service(host, int(port), options.token, options.master)
     else:
         timeout = str(options.request_timeout)
-        with serving(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:
+        with running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:
             yield service
 
 

@@ -39,13 +39,13 @@ from tests.audits.clients import (
     Verdict,
     report,
     reset_on_close,
+    running_service,
     sampled,
     service_of,
-    serving,
     take_service_options,
 )
 from tests.support.process import PATIENCE_SECONDS, comes_true
-from tests.support.tls_client import Client, Records12, Records13, make_certificate, trusting
+from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
 TINY_CHUNK = b"1\r\nx\r\n"
 # How many bodies of the largest size a worker may hold, and what it may need beside them.
@@ -325,13 +325,13 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
             enough and not responses["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(responses)}"
         )
 
-    with serving(store, workers, descriptors=files, environ={"PLANTS_REQUEST_TIMEOUT": "10"}) as service:
+    with running_service(store, workers, descriptors=files, environ={"PLANTS_REQUEST_TIMEOUT": "10"}) as service:
         return unharmed(service, check)
 
 
 def no_descriptor_left(store: str, workers: int) -> Verdict:
     """A worker has no descriptor for a connection that comes; then there are some again; then none, and it stops."""
-    with serving(store, workers) as service:
+    with running_service(store, workers) as service:
 
         def files(worker: int) -> list[str]:
             return [os.path.realpath(file) for file in Path(f"/proc/{worker}/fd").iterdir()]
@@ -427,19 +427,19 @@ def serving_tls(
     with tempfile.TemporaryDirectory() as folder:
         certificate = make_certificate(Path(folder))
         options = (*options, f"--keyfile={certificate}", f"--certfile={certificate}")
-        with serving(store, workers, *options, scheme="https", environ=environ) as service:
+        with running_service(store, workers, *options, scheme="https", environ=environ) as service:
             yield service
 
 
 @contextlib.contextmanager
-def tls_client(service: Service, version: ssl.TLSVersion) -> Iterator[tuple[socket.socket, Client, Path]]:
+def tls_client(service: Service, version: ssl.TLSVersion) -> Iterator[tuple[socket.socket, TLSClient, Path]]:
     """Complete a handshake; yield the socket, the client and its key log."""
     with tempfile.TemporaryDirectory() as folder, service.connect() as sock:
         keylog = Path(folder, "keys")
         context = trusting(version)
         context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
         context.keylog_filename = str(keylog)
-        client = Client(context)
+        client = TLSClient(context)
         sent = client.step()
         while sent:
             sock.sendall(sent)
@@ -489,7 +489,7 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
         verdict = bystander.verdict(PATIENCE_SECONDS)
         return Verdict(answered >= 0.95, f"{answered:.1%} answered, {renewed:,} connections renewed, {verdict.seen}")
 
-    with serving(store, workers, f"--worker-connections={clients}", descriptors=clients + 200) as service:
+    with running_service(store, workers, f"--worker-connections={clients}", descriptors=clients + 200) as service:
         return unharmed(service, check)
 
 
@@ -526,7 +526,7 @@ def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, 
         seen = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in all at most, {dict(statuses)}"
         return Verdict(max(peaks) <= most and not statuses["nothing"], seen)
 
-    with serving(store, workers) as service:
+    with running_service(store, workers) as service:
         return unharmed(service, check)
 
 

@@ -24,7 +24,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg
-from tests.support.process import PATIENCE_SECONDS, children, comes_true, free_port
+from tests.support.process import PATIENCE_SECONDS, children, free_port, wait_until
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -252,8 +252,8 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         file.unlink()
         # A plant that was just stored answers a probe for half a second.
-        result = comes_true(lambda: (found := call("check", PORT=str(service.port))).returncode and found)
-        assert result
+        wait_until(lambda: call("check", PORT=str(service.port)).returncode)
+        result = call("check", PORT=str(service.port))
         line = the_line(result)
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
 

@@ -17,7 +17,7 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_root
-from tests.support.process import Process, children, comes_true, free_port, wait_for_workers, wait_until
+from tests.support.process import Process, children, free_port, wait_for_workers, wait_until
 
 
 @pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
@@ -152,10 +152,10 @@ def test_a_signal_to_a_worker_that_has_not_started_is_not_lost(tmp_path: Path) -
     with serving("--config", str(conf), "--graceful-timeout=300", PLANTS_STORE=store) as service:
         [first] = children(service.process.pid)
         service.process.send_signal(signal.SIGTTIN)
-        [late] = comes_true(lambda: {*children(service.process.pid)} - {first})
+        [late] = wait_until(lambda: {*children(service.process.pid)} - {first})
         service.process.terminate()
         service.wait_for("Handling signal: term")
-        comes_true(lambda: first not in children(service.process.pid))
+        wait_until(lambda: first not in children(service.process.pid))
         pipe.write_bytes(b"")
         assert service.ended() == 0
     assert not Path(f"/proc/{late}").exists()

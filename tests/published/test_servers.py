@@ -15,7 +15,7 @@ from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, HostContract, Send, new_plant
 from tests.support.hosted import environment, send_to
-from tests.support.servers import COMMANDS, serving
+from tests.support.servers import COMMANDS, running_server
 
 
 class Running(NamedTuple):
@@ -31,7 +31,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-        with serving(COMMANDS[request.cls.server], env) as port, closing(SQLiteStore(str(file))) as store:
+        with running_server(COMMANDS[request.cls.server], env) as port, closing(SQLiteStore(str(file))) as store:
             yield Running(port, store, file)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from plants.server.connection import STOPPING_SECONDS
 from tests.support.process import resident_bytes, wait_for_workers, wait_until
-from tests.support.worker_server import Server, serving
+from tests.support.worker_server import Server, running_worker
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -28,7 +28,7 @@ def get(target: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="1") as server:
+    with running_worker(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="1") as server:
         yield server
 
 
@@ -94,14 +94,14 @@ def _connections(server: Server) -> int:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_many_requests_are_answered_together(tmp_path: Path) -> None:
-    with serving(tmp_path, "--threads=2") as server:
+    with running_worker(tmp_path, "--threads=2") as server:
         clients = [server.client().send(GET) for _ in range(50)]
         assert [client.response().status for client in clients] == [200] * 50
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
-    with serving(tmp_path, "--worker-connections=2", "--threads=2") as server:
+    with running_worker(tmp_path, "--worker-connections=2", "--threads=2") as server:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
         wait_until(lambda: server.notes().count("waiting") == 2)
         for surplus in [server.client() for _ in range(20)]:
@@ -117,7 +117,7 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
     def unfinished(length: int) -> bytes:
         return b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length + (length - 1) * b"x"
 
-    with serving(tmp_path, PLANTS_MAX_BODY_BYTES="100000") as server:
+    with running_worker(tmp_path, PLANTS_MAX_BODY_BYTES="100000") as server:
         small = server.client().send(unfinished(50))
         large = [server.client().send(unfinished(100_000)) for _ in range(64)]
         assert server.get().status == 200
@@ -136,7 +136,7 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
-    with serving(tmp_path, "--worker-connections=1") as server:
+    with running_worker(tmp_path, "--worker-connections=1") as server:
         silent = server.client()
         for client in [server.client() for _ in range(20)]:
             assert server.get().status == 200
@@ -145,7 +145,7 @@ def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
 
 
 def test_a_body_that_is_too_large_is_read_on_for_the_response(tmp_path: Path) -> None:
-    with serving(tmp_path) as server, server.client() as client:
+    with running_worker(tmp_path) as server, server.client() as client:
         client.send(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n")
         for _ in range(30):
             time.sleep(0.1)  # Longer in all than the server waits for a client that sends nothing.
@@ -156,14 +156,14 @@ def test_a_body_that_is_too_large_is_read_on_for_the_response(tmp_path: Path) ->
 
 def test_0_lifts_gunicorns_limits_on_the_head_to_their_maximum(tmp_path: Path) -> None:
     options = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0"]
-    with serving(tmp_path, *options) as server, server.client() as client:
+    with running_worker(tmp_path, *options) as server, server.client() as client:
         headers = b"".join(b"X-%d: a\r\n" % number for number in range(3000))
         client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%bX-A: %b\r\n\r\n" % (b"q" * 8000, headers, b"a" * 8000))
         assert client.response().status == 200
 
 
 def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
-    with serving(tmp_path, "--keep-alive=0") as server:
+    with running_worker(tmp_path, "--keep-alive=0") as server:
         (response,) = server.client().send(GET).responses()
         assert response.headers["connection"] == "close"
 
@@ -173,7 +173,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        with serving(tmp_path, "--worker-connections=400") as server:
+        with running_worker(tmp_path, "--worker-connections=400") as server:
             assert server.get().status == 200
             limits = Path(f"/proc/{_worker_pid(server)}/limits").read_text()
             assert re.search(r"Max open files +500 ", limits)
@@ -186,7 +186,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
 def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, threads: int) -> None:
-    with serving(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
+    with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
         idle, unused, begun, pipelined = (server.client() for _ in range(4))
         assert idle.send(GET).response().status == 200
         begun.send(POST[:-1])
@@ -204,7 +204,7 @@ def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, t
 
 @pytest.mark.usefixtures("unmeasured")
 def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
-    with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
+    with running_worker(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
         assert idle.response().status == 200
         client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
@@ -223,7 +223,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
-    with serving(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
+    with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: "waiting" in server.notes())
         server.signal(signal.SIGTERM)
@@ -235,7 +235,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, "--threads=2", "--keep-alive=60") as server:
+    with running_worker(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
         assert idle.response().status == 200
         half = server.client().send(GET[:-2])
@@ -249,7 +249,7 @@ def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, n
 
 
 def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
-    with serving(tmp_path, "--threads=2") as server:
+    with running_worker(tmp_path, "--threads=2") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: "waiting" in server.notes())
         server.signal(signal.SIGINT)
@@ -260,7 +260,7 @@ def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
 
 
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with running_worker(tmp_path) as server:
         pid = _worker_pid(server)
         assert server.get().status == 200
         server.signal(signal.SIGKILL)
@@ -271,7 +271,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
 @pytest.mark.usefixtures("unmeasured")
 def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
-    with serving(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
+    with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
         over = threading.Event()
 
         def load(name: int) -> set[str]:
@@ -310,7 +310,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
 
 
 def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
+    with running_worker(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
         client = server.client()
         assert "connection" not in client.send(GET).response().headers
         assert client.send(GET).response().headers["connection"] == "close"
@@ -321,7 +321,7 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
-    with serving(tmp_path, f"--pid={tmp_path}/pid") as server:
+    with running_worker(tmp_path, f"--pid={tmp_path}/pid") as server:
         assert server.get().status == 200
         server.signal(signal.SIGUSR2)
         server.wait_for("Booting worker", times=2)
@@ -336,7 +336,7 @@ def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
     log = tmp_path / "access"
-    with serving(tmp_path, f"--access-logfile={log}") as server:
+    with running_worker(tmp_path, f"--access-logfile={log}") as server:
         assert server.get("/one").status == 200
         wait_until(lambda: "/one" in log.read_text())
         log.rename(tmp_path / "old")
@@ -351,7 +351,7 @@ def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
 def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:
     log = tmp_path / "access"
     form = '--access-logformat=%(h)s "%(r)s" %(s)s %(B)s %({x-a}i)s %({content-type}o)s'
-    with serving(tmp_path, f"--access-logfile={log}", form) as server:
+    with running_worker(tmp_path, f"--access-logfile={log}", form) as server:
         client = server.client().send(b"GET /late?q HTTP/1.1\r\nHost: a\r\nX-A: b\r\n\r\n")
         assert client.response().body == b"late"
         client.send(b"GET /late HTTP/1.1\r\nHost: a\r\nX-A: b\r\nConnection: close\r\n\r\n").response()
@@ -367,7 +367,7 @@ def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:
 def test_a_setting_that_is_not_used_is_warned_of(tmp_path: Path) -> None:
     configuration = tmp_path / "settings.py"
     configuration.write_text("proxy_protocol = True\ndef pre_request(worker, req):\n    raise RuntimeError\n")
-    with serving(tmp_path, f"--config={configuration}") as server:
+    with running_worker(tmp_path, f"--config={configuration}") as server:
         server.wait_for(r"\[WARNING\] this worker does not use the setting pre_request")
         server.wait_for(r"\[WARNING\] this worker does not use the setting proxy_protocol")
         assert server.get().status == 200

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from tests.audits import changes, hostile
-from tests.audits.clients import MIB, Bystander, Service, Verdict, serving
+from tests.audits.clients import MIB, Bystander, Service, Verdict, running_service
 
 # The audit measures the slowest response; here it only must not wait for an attack.
 PATIENT_SECONDS = 20
@@ -49,7 +49,7 @@ STORES = [pytest.param(("memory", 1), id="memory"), pytest.param(("sqlite", 2), 
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     store, workers = request.param
     environ = {"PLANTS_REQUEST_TIMEOUT": "2", "PLANTS_MAX_BODY_BYTES": str(LARGEST_BODY)}
-    with serving(store, workers, environ=environ) as service:
+    with running_service(store, workers, environ=environ) as service:
         yield service
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.worker_server import Server, serving
+from tests.support.worker_server import Server, running_worker
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
 POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
@@ -179,7 +179,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), PLANTS_REQUEST_TIMEOUT="20") as server:
+    with running_worker(tmp_path_factory.mktemp("server"), PLANTS_REQUEST_TIMEOUT="20") as server:
         yield server
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, WRITING, Connection
 from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restrict
-from tests.server.test_loop import Driver
-from tests.support.tls_client import Client, Records12, Records13, make_certificate, trusting
-from tests.support.worker_server import serving
+from tests.support.loop_driver import Driver
+from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
+from tests.support.worker_server import running_worker
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 VERSIONS = pytest.mark.parametrize("version", [TLS12, TLS13], ids=["1.2", "1.3"])
@@ -43,9 +43,9 @@ def receive(tls: TLS, ciphertext: bytes, step: int = READ_BYTES) -> bytes:
     return b"".join(tls.receive(ciphertext[start : start + step]) for start in range(0, len(ciphertext), step))
 
 
-def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> Client:
+def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> TLSClient:
     """Complete a handshake."""
-    client = Client(context)
+    client = TLSClient(context)
     sent = client.step()
     while sent:
         assert receive(tls, sent, step) == b""
@@ -100,7 +100,7 @@ def test_many_records_in_one_step_are_all_returned(tls: TLS, version: ssl.TLSVer
 
 
 def test_data_sent_with_the_end_of_the_handshake_are_returned(tls: TLS) -> None:
-    client = Client(trusting(TLS13))
+    client = TLSClient(trusting(TLS13))
     tls.receive(client.step())
     finished = client.step(tls.data_to_send())
     assert tls.receive(finished + client.encrypt(b"request")) == b"request"
@@ -135,7 +135,7 @@ def test_what_is_not_tls_fails_the_handshake(tls: TLS, data: bytes) -> None:
 
 def test_tls_1_1_is_refused_with_an_alert(tls: TLS) -> None:
     context = trusting(TLS12)
-    hello = bytearray(Client(context).step())
+    hello = bytearray(TLSClient(context).step())
     hello[9:11] = b"\x03\x02"
     with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
         tls.receive(bytes(hello))
@@ -308,7 +308,7 @@ class Peer:
         self.driver = driver
         self.sock, self.connection = driver.connect()
         self.sock.setblocking(False)
-        self.client = Client(context)
+        self.client = TLSClient(context)
         sent = self.client.step()
         while sent:
             received = self.exchange(sent)
@@ -389,7 +389,7 @@ def test_http_without_tls_is_closed(driver: Driver) -> None:
 def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
     client, _ = driver.connect()
     with client:
-        client.sendall(Client(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
+        client.sendall(TLSClient(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
         driver.run_once()
         assert client.recv(1000)[:1] == b"\x15"
         assert client.recv(1000) == b""
@@ -398,7 +398,7 @@ def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
 def test_a_handshake_that_takes_too_long_is_closed(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
-        client.sendall(Client(trusting()).step()[:-1])
+        client.sendall(TLSClient(trusting()).step()[:-1])
         driver.run_once()
         assert connection.state == OPEN
         driver.step(connection, connection.expire)
@@ -529,7 +529,7 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
         "    return context\n"
     )
     options = [f"--certfile={certificate}", f"--keyfile={certificate}", f"--ca-certs={certificate}", "--cert-reqs=2"]
-    with serving(tmp_path, *options, f"--config={configuration}") as server:
+    with running_worker(tmp_path, *options, f"--config={configuration}") as server:
 
         def get(context: ssl.SSLContext) -> bytes:
             with context.wrap_socket(server.client().sock) as sock:

@@ -12,14 +12,14 @@ import pytest
 from tests.contract import Response
 from tests.support.process import wait_until
 from tests.support.tls_client import make_certificate
-from tests.support.worker_server import Client, Server, serving
+from tests.support.worker_server import Client, Server, running_worker
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
 
 
 @pytest.fixture(scope="module", params=["1", "3"], ids=["in-the-event-loop", "in-threads"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), f"--threads={request.param}") as server:
+    with running_worker(tmp_path_factory.mktemp("server"), f"--threads={request.param}") as server:
         yield server
 
 
@@ -76,7 +76,7 @@ def test_the_environ_is_honest(server: Server, client: Client) -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) -> None:
     for threads in (1, 2):
-        with serving(tmp_path, f"--threads={threads}") as server:
+        with running_worker(tmp_path, f"--threads={threads}") as server:
             assert environ_of(server.get())["wsgi.multithread"] is (threads > 1)
 
 
@@ -337,7 +337,7 @@ def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server,
 
 
 def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) -> None:
-    with serving(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
+    with running_worker(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
         response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
         assert (response.status, response.headers["content-type"]) == (400, "text/plain")
         assert response.body == b"A request must have exactly one valid Host field.\n"
@@ -367,7 +367,7 @@ def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client:
 
 
 def test_a_unix_socket_has_no_addresses_to_tell(tmp_path: Path) -> None:
-    with serving(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
+    with running_worker(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
         environ = environ_of(client.send(request()).response())
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
 
@@ -380,7 +380,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path) -> None:
     context = ssl.create_default_context(cafile=str(certificate))
     context.check_hostname = False
-    with serving(tmp_path, f"--certfile={certificate}", f"--keyfile={certificate}") as server:
+    with running_worker(tmp_path, f"--certfile={certificate}", f"--keyfile={certificate}") as server:
         plain = server.client().sock
         with Client(context.wrap_socket(plain, server_hostname="127.0.0.1")) as client:
             assert environ_of(client.send(post(b"/echo", b"x" * 900)).response())["wsgi.url_scheme"] == "https"
@@ -390,7 +390,7 @@ def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path
 
 def test_a_stalled_tls_handshake_ends_at_the_request_timeout(tmp_path: Path, certificate: Path) -> None:
     tls = (f"--certfile={certificate}", f"--keyfile={certificate}", "--worker-connections=2")
-    with serving(tmp_path, *tls, PLANTS_REQUEST_TIMEOUT="0.5") as server:
+    with running_worker(tmp_path, *tls, PLANTS_REQUEST_TIMEOUT="0.5") as server:
         stalled = [server.client() for _ in range(2)]
         surplus = server.client()
         assert surplus.is_closed()

@@ -74,7 +74,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
-    """Wait until a condition holds, at most so long; return its last value."""
+    """Wait, in an audit, until a condition holds or the time is over; return its last value."""
     give_up = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < give_up:
         time.sleep(0.002)

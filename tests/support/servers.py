@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 @contextmanager
-def serving(command: str, env: dict[str, str]) -> Iterator[int]:
+def running_server(command: str, env: dict[str, str]) -> Iterator[int]:
     """Run a server on a free port, and return the port once it is ready."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))

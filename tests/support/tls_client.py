@@ -46,7 +46,7 @@ def trusting(version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext
     return context
 
 
-class Client:
+class TLSClient:
     """A client's end of a TLS connection, in memory."""
 
     def __init__(self, context: ssl.SSLContext) -> None:

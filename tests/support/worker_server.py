@@ -126,7 +126,7 @@ class Server(Process):
 
 
 @contextmanager
-def serving(
+def running_worker(
     folder: Path, *options: str, workers: int = 1, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
 ) -> Iterator[Server]:
     """Run Gunicorn with the worker, on a free port, with the application of these tests."""
