@@ -15,10 +15,11 @@ from plants.server.request import HTTPError, Request
 from plants.server.response import Call, Response
 from plants.server.service import Service
 
-_GATHER_SECONDS: Final = 0.005  # A request waits no longer than this for others to join its batch.
+# The tests change these, so they are not Final: a compiled constant cannot be changed.
+_GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 # A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
-_MAX_BATCH_BYTES: Final = 262_144
-_MAX_CALL_SECONDS: Final = 0.3  # per batch; the requests that are left after that go into the next one
+_MAX_BATCH_BYTES = 262_144
+_MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left after that go into the next one
 
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response]
