@@ -260,7 +260,7 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "302."),
         (b"HTTP/1.1 2000 OK\r\n\r\n", "this is not an HTTP server."),

@@ -39,7 +39,7 @@ class Driver:
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
             limits=Limits(8190, 8190, 100, 1000),
-            timeouts=Timeouts(request=10, response=30, keepalive=2),
+            timeouts=Timeouts(request=60, response=60, keepalive=2),
             base_environ={"wsgi.errors": ErrorLog(LOG.error), "wsgi.multiprocess": False},
             tls=tls,
             max_connections=max_connections,
