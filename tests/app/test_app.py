@@ -120,6 +120,16 @@ def test_a_store_that_returns_a_coroutine_is_a_500(caplog: pytest.LogCaptureFixt
     store.added.close()  # Python warns of a coroutine that was never awaited.
 
 
+def test_the_return_value_of_add_is_ignored() -> None:
+    class Returning(MemoryStore):
+        def add(self, plant: Plant) -> Any:
+            super().add(plant)
+            return plant
+
+    app = plants.create_app(Returning(), tokens=[TOKEN])
+    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).plant == {"name": "Fern"}
+
+
 @pytest.mark.parametrize(
     ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
 )
