@@ -8,7 +8,6 @@ no accepted request went without its response, nobody waited long, and every pla
 change is a line; the exit status is 0 if all of them hold.
 """
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -28,8 +27,9 @@ from typing import Self
 
 from plants import Plant, open_store
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import Crowd, Service, Verdict, report, reset_on_close, running_service
+from tests.audits.clients import Crowd, Service, reset_on_close, running_service
 from tests.audits.deployment import read_plant
+from tests.audits.report import Verdict, audit_parser, report
 from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
@@ -452,7 +452,7 @@ CHANGES: tuple[Callable[[str, int, int], Verdict], ...] = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--store", default="sqlite", choices=["memory", "sqlite"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--creates", type=int, default=20_000, help="acknowledged ones for each change (%(default)s)")

@@ -10,7 +10,6 @@ ends it. A plain PostgreSQL server can be audited in the same way. The exit stat
 stored, no id was given to two plants, and every other plant is there whole or not at all.
 """
 
-import argparse
 import random
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import starmap
 
 import psycopg
 
@@ -28,7 +28,8 @@ from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
 from tests.audits.bystander import Response
 from tests.audits.deployment import Client, Service, read_plant
-from tests.audits.kills import Load, audit, report
+from tests.audits.kills import Load, audit, audit_load
+from tests.audits.report import audit_parser, report_findings
 
 CLIENTS_PER_SERVICE = 16
 
@@ -95,14 +96,12 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:
             findings["! ids of two plants"] = twice
-        for finding, number in sorted(findings.items()):
-            print(f"{number:9,} {finding}")
-        statuses = [report(url, load) for url, load in zip(urls, loads, strict=True)]
-    return int(any(statuses) or any(finding.startswith("!") for finding in findings))
+        holds = [report_findings(findings), *starmap(audit_load, zip(urls, loads, strict=True))]
+    return int(not all(holds))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--url", action="append", required=True, help="a node; clients use all of them at once")
     parser.add_argument("--disaster", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
     parser.add_argument("--seconds", type=float, default=20, help="load before, during and after each disaster")

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import ClassVar, Self, cast
 
 from tests.audits.bystander import Response, exchange, http_client, new_id, plant
+from tests.audits.report import Verdict
 from tests.contract import TOKEN
 from tests.support import hosted
 from tests.support.process import (
@@ -36,13 +37,6 @@ HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 # What must not be in the log of a service that its clients only hurt by being clients.
 _TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
-
-
-class Verdict(NamedTuple):
-    """The result of a check."""
-
-    holds: bool
-    seen: str
 
 
 class Service:
@@ -307,17 +301,6 @@ def running_service(
             yield service
 
 
-def take_service_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address", default="", help="HOST:PORT of a service; by default one is started for each check"
-    )
-    parser.add_argument("--token", default="", help="a valid token, with --address")
-    parser.add_argument("--master", type=int, default=0, help="the process id of its master, to see memory and files")
-    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="of a service that is started")
-    parser.add_argument("--workers", type=int, default=1, help="of a service that is started")
-    parser.add_argument("--request-timeout", type=float, default=5, help="of the service, in seconds (%(default)s)")
-
-
 @contextlib.contextmanager
 def service_of(options: argparse.Namespace) -> Iterator[Service]:
     """Return the service that the options name, or start one."""
@@ -328,8 +311,3 @@ def service_of(options: argparse.Namespace) -> Iterator[Service]:
         timeout = str(options.request_timeout)
         with running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:
             yield service
-
-
-def report(name: str, verdict: Verdict) -> bool:
-    print(f"{'ok  ' if verdict.holds else 'FAIL'}  {name}: {verdict.seen}", flush=True)
-    return verdict.holds

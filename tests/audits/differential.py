@@ -9,7 +9,6 @@ server accepts nothing that another refuses, and understands no other number of 
 but for what ``EXPLAINED`` gives a reason for; and if it understands the same when the bytes come in pieces.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.audits.odd_requests import Case, cases
+from tests.audits.report import Verdict, audit_parser, report
 from tests.support.hosted import CHECKOUT
 
 PEERS = Path(__file__).with_name("peers")
@@ -185,7 +185,7 @@ def explanation(peer: str, what: str, data: bytes) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--cases", type=int, default=4000, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="other requests with another number (%(default)s)")
     parser.add_argument("--worker-class", default="plants.server.worker.Worker", help="of this server (%(default)s)")
@@ -221,14 +221,14 @@ def main() -> int:
                         text = f"{case.data[:300]!r} ({case.name})\n      ours: {mine}\n      {peer.name}: {other}"
                         found.setdefault((peer.name, re.sub(r"'[^']*'|\d+$", "", what)), []).append(text)
     for (name, what), texts in found.items():
-        print(f"FAIL  {len(texts)} x ours against {name}: {what}")
+        report(f"{len(texts)} x ours against {name}", Verdict(False, what))
         for text in texts[: options.show]:
             print(f"   {text}")
     for reason, number in explained.most_common():
         print(f"      {number} x {reason}")
     total = sum(map(len, found.values()))
-    print(f"{'FAIL' if total else 'ok  '}  {options.cases:,} requests, {accepted:,} accepted, {total:,} not explained")
-    return int(bool(total))
+    seen = f"{options.cases:,} requests, {accepted:,} accepted, {total:,} differences not explained"
+    return int(not report("all servers", Verdict(not total, seen)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Each check is a line; the exit status is 0 if all of them hold. With ``--address
 settings of their own are left out, and without ``--master`` memory, files and processes are not seen.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -36,14 +35,12 @@ from tests.audits.clients import (
     Bystander,
     Crowd,
     Service,
-    Verdict,
-    report,
     reset_on_close,
     running_service,
     sampled,
     service_of,
-    take_service_options,
 )
+from tests.audits.report import Verdict, add_service_options, audit_parser, report
 from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
@@ -620,8 +617,8 @@ OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    take_service_options(parser)
+    parser = audit_parser(__doc__)
+    add_service_options(parser)
     parser.add_argument("--limit", type=float, default=0.1, help="for the slowest answer, in seconds (%(default)s)")
     parser.add_argument("--flood-limit", type=float, default=1, help="the same while there is much to do (%(default)s)")
     parser.add_argument("--only", action="append", default=[], help="the name of a check; may be given several times")

@@ -32,6 +32,7 @@ from typing import Self
 from plants import Plant, PlantStore, open_store
 from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service, read_plant
+from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import kill, start
 
@@ -108,14 +109,11 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     return "not acknowledged, there whole" if stored in unknown else "! not acknowledged, there changed"
 
 
-def report(store_url: str, load: Load) -> int:
-    """Audit all that was written and print what was found; give an exit status."""
+def audit_load(store_url: str, load: Load) -> bool:
+    """Audit all plants that were created, print the findings, and return whether none is a failure."""
     journal = (attempts for part in load.journal for attempts in part.values() if attempts)
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
-        findings = Counter(threads.map(lambda attempts: audit(store, attempts), journal))
-    for finding, number in sorted(findings.items()):
-        print(f"{number:9,} {finding}")
-    return int(any(finding.startswith("!") for finding in findings))
+        return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))
 
 
 def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -160,11 +158,11 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
     finally:
         service.kill()
     print(f"{time.monotonic() - started:.0f} s; killed: {', '.join(f'{n} x {name}' for name, n in kills.items())}")
-    return report(store_url, load)
+    return int(not audit_load(store_url, load))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--store", default="sqlite", help="sqlite or postgresql, made for the audit; or a store's URL")
     parser.add_argument("--kills", type=int, default=50, help="at least so many (%(default)s)")
     parser.add_argument("--plants", type=int, default=100_000, help="at least so many acknowledged (%(default)s)")

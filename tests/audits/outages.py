@@ -5,7 +5,6 @@ python -m tests.audits.outages fail-over   a primary is killed under load, its s
 python -m tests.audits.outages race        64 clients add the same plants over two worker processes
 """
 
-import argparse
 import contextlib
 import itertools
 import tempfile
@@ -20,7 +19,8 @@ from pathlib import Path
 from plants import Plant, open_store
 from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, Client, Service, read_plant
-from tests.audits.kills import Load, report
+from tests.audits.kills import Load, audit_load
+from tests.audits.report import audit_parser
 from tests.support.postgres_server import PostgresServer
 
 
@@ -79,7 +79,7 @@ def outage(server: PostgresServer, seconds: float) -> None:
     first = min(response.ended for response in responses if response.status == 200 and response.began > returned)
     last = max(response.ended for response in refused)
     print(f"after the return: first 200 {first - returned:.2f} s, last 503 {last - returned:.2f} s")
-    report(server.url, load)
+    audit_load(server.url, load)
 
 
 def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
@@ -103,7 +103,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> None:
     first = min(ended for ended in kept if ended > promoted)
     print(f"promoted {promoted - killed:.2f} s after the kill; first 200 {first - promoted:.2f} s after that")
     print(f"longest gap between two 200: {gap:.2f} s")
-    report(url, load)
+    audit_load(url, load)
 
 
 def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
@@ -127,7 +127,7 @@ def race(store_url: str, clients: int = 64, plants: int = 1000) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("scenario", choices=["outage", "fail-over", "race"])
     parser.add_argument("--seconds", type=float, default=20, help="how long the outage is")
     options = parser.parse_args()

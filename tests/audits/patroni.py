@@ -6,7 +6,6 @@ Three nodes in strict synchronous mode and one etcd, on loopback, and the packag
 Needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is tests.audits.kills' own.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -23,8 +22,9 @@ from typing import Any
 import psycopg
 
 from tests.audits.deployment import Service
-from tests.audits.kills import Load, report
+from tests.audits.kills import Load, audit_load
 from tests.audits.outages import running, statuses
+from tests.audits.report import audit_parser
 from tests.support.postgres_server import USER
 from tests.support.process import children, comes_true, free_port, kill, start
 
@@ -153,11 +153,11 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
     acknowledged = {plant.id for plant, response in journal if response.status == 200}
     lost, twice = len(acknowledged.difference(ids)), len(ids) - len(set(ids))
     print(f"acknowledged: {len(acknowledged):,}, lost: {lost}, twice on the primary: {twice}")
-    return report(url, load) or int(lost + twice > 0)
+    return int(not audit_load(url, load) or lost + twice > 0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--ttl", type=int, default=30, help="of the leader's key, in seconds; Patroni's (%(default)s)")
     parser.add_argument("--kills", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--clients", type=int, default=4, help="(%(default)s)")

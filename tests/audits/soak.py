@@ -7,7 +7,6 @@ The exit status is 0 if each good request had the right response, each acknowled
 files and connections are back where they were, and each line of the log is one that is known here, with its reason.
 """
 
-import argparse
 import contextlib
 import random
 import re
@@ -19,20 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import (
-    CHUNKED,
-    HEAD,
-    MIB,
-    Bystander,
-    Service,
-    Verdict,
-    report,
-    reset_on_close,
-    sampled,
-    service_of,
-    take_service_options,
-)
+from tests.audits.clients import CHUNKED, HEAD, MIB, Bystander, Service, reset_on_close, sampled, service_of
 from tests.audits.hostile import MALFORMED_TRAILERS, STORE_FILES, chunked_create
+from tests.audits.report import Verdict, add_service_options, audit_parser, report
 from tests.support.process import comes_true
 
 # No broken client stays longer than this.
@@ -274,8 +262,8 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    take_service_options(parser)
+    parser = audit_parser(__doc__)
+    add_service_options(parser)
     parser.add_argument("--seconds", type=float, default=600, help="(%(default)s)")
     parser.add_argument("--broken", type=float, default=30, help="broken clients a second (%(default)s)")
     parser.add_argument("--good", type=int, default=3, help="good clients (%(default)s)")

@@ -9,7 +9,6 @@ makes it wait. A stall holds if each client was answered within 5 s, no acknowle
 answered within 0.1 s, the machine's part left out. To fill a disk, a small one is mounted, which needs root.
 """
 
-import argparse
 import contextlib
 import heapq
 import itertools
@@ -35,9 +34,9 @@ from urllib.parse import urlsplit
 
 from plants import open_store
 from tests.audits.bystander import plant
-from tests.audits.clients import Verdict, report
 from tests.audits.deployment import TOKEN, Client, Service, read_plant
 from tests.audits.outages import running
+from tests.audits.report import Verdict, audit_parser, report
 from tests.support.postgres_server import PostgresServer
 
 ANSWER_SECONDS = 5.0  # what the service promises
@@ -243,7 +242,7 @@ STALLS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = audit_parser(__doc__)
     parser.add_argument("--only", choices=STALLS, action="append")
     parser.add_argument("--seconds", type=float, default=10, help="how long each lasts (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="(%(default)s)")

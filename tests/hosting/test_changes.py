@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.audits import changes
-from tests.audits.clients import Verdict
+from tests.audits.report import Verdict
 
 CHANGES = [
     changes.token_rotation,

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from tests.audits import changes, hostile
-from tests.audits.clients import MIB, Bystander, Service, Verdict, running_service
+from tests.audits.clients import MIB, Bystander, Service, running_service
+from tests.audits.report import Verdict
 
 # The audit measures the slowest response; here it only must not wait for an attack.
 PATIENT_SECONDS = 20
