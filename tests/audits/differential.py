@@ -1,12 +1,12 @@
-"""Send thousands of strange requests to this server and to others, and tell where it takes what they refuse.
+"""Send thousands of odd requests to this server and to others, and print where it accepts what they reject.
 
     python -m tests.audits.differential
     python -m tests.audits.differential --cases 20000 --seed 7
 
-The others are Gunicorn's threaded worker, Node and Go (both must be installed). Behind each request comes a plain one:
-a server that understood another end of the first responses it differently, or not at all. The exit status is 0 if this
-server accepts nothing that another refuses, and understands no other number of requests and no other body than they,
-but for what ``EXPLAINED`` gives a reason for; and if it understands the same when the bytes come in pieces.
+The others are Gunicorn's threaded worker, Node and Go (both must be installed). A plain request follows each one; if
+a server sees another end of the odd request, its response to the plain one differs or is missing. The exit status is 0
+if this server accepts nothing that another rejects, sees the same number of requests with the same bodies, except where
+``EXPLAINED`` has a reason, and parses the same in one packet and in several.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ from tests.audits.report import Verdict, audit_parser, report
 from tests.support.hosted import CHECKOUT
 
 PEERS = Path(__file__).with_name("peers")
-# A server that has not answered after so long waits for more.
+# A server without a response after this time waits for more.
 QUIET_SECONDS = 0.6
-# On a busy machine it may only be slow, so it is asked once more.
+# On a busy machine it may only be slow, so the request is sent again.
 PATIENT_SECONDS = 10.0
-# Those of the requests here that Node knows.
+# The methods of these requests that Node knows.
 NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
 class Understood(NamedTuple):
-    """What a server made of a connection's bytes: an echo for each request that it accepted, then how it ended."""
+    """How a server parsed the bytes of a connection: an echo for each accepted request, then the end."""
 
     echoes: tuple[tuple[str, str, str], ...]
     end: str  # the status of a refusal, "closed" or "waits"
@@ -56,7 +56,7 @@ class Peer(NamedTuple):
     port: int
 
     def understand(self, data: bytes, *cuts: int, quiet: float = QUIET_SECONDS) -> Understood:
-        """Send this, cut into pieces, and a plain request behind it, and read what the server makes of both."""
+        """Send data in pieces, followed by a plain request, and return how the server parsed both."""
         whole = data + SENTINEL
         pieces = [whole[start:end] for start, end in pairwise([0, *sorted(cuts), len(whole)])]
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
@@ -105,7 +105,7 @@ def _read(heard: bytes, end: str) -> Understood:
 
 @contextlib.contextmanager
 def running(name: str, command: list[str], port_pattern: str, *, log: Path) -> Iterator[Peer]:
-    """Run a server that says on which port it listens."""
+    """Run a server that prints the port it listens at."""
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=CHECKOUT) as process:
         try:
             give_up = time.monotonic() + 60
@@ -120,7 +120,7 @@ def running(name: str, command: list[str], port_pattern: str, *, log: Path) -> I
 
 @contextlib.contextmanager
 def peers(worker_class: str) -> Iterator[list[Peer]]:
-    """Run the four of them, this server first."""
+    """Run the four servers, this one first."""
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind=127.0.0.1:0", "--no-control-socket", "--log-level=info"]
     gunicorn += ["tests.audits.peers.echo:app"]
     listening = r"Listening at: http://127\.0\.0\.1:(\d+)"
@@ -142,7 +142,7 @@ def peers(worker_class: str) -> Iterator[list[Peer]]:
 
 
 def difference(ours: Understood, other: Understood) -> str:
-    """Say where this server accepts what another does not, or understands another thing; else nothing."""
+    """Describe what this server accepts and another rejects, or parses differently; return "" if nothing."""
     for number, echo in enumerate(ours.echoes):
         if number >= len(other.echoes):
             return f"takes request {number + 1}, for which it has {other.end}"

@@ -1,4 +1,4 @@
-"""Attack a service over sockets, as anyone without a token can, and tell what it does to everybody else.
+"""Attack a service over sockets, as a client without a token can, and measure the effect on other clients.
 
     python -m tests.audits.hostile
     python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
@@ -63,7 +63,7 @@ MALFORMED_TRAILERS = {
 
 
 def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
-    """Run a check; the service must also go on with the same processes, without trouble in its log."""
+    """Run a check; the service must keep its processes and log no errors."""
     workers = service.workers()
     service.new_trouble()
     verdict = check(service)
@@ -81,7 +81,7 @@ def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
 
 
 def half_heads(service: Service, clients: int = 1500) -> Verdict:
-    """Many connections with half a head are closed by their clients as soon as the first has its 408."""
+    """Send half a head on many connections, and close them all when the first one receives its 408."""
     seen: Counter[str] = Counter()
     for reset in (False, True):
         with Crowd(service, clients) as crowd:
@@ -96,7 +96,7 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
 
 
 def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
-    """Clients connect and reset, as some health checks do, with nothing, a part of a request or all of it sent."""
+    """Reset connections, as some health checks do, after nothing, a part of a request or all of it was sent."""
     sent = [
         b"",
         HEAD,
@@ -119,7 +119,7 @@ def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0
 
 
 def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
-    """Many clients send a body in chunks of one byte, whose framing costs more than what it carries."""
+    """Send bodies from many clients in chunks of one byte, whose framing costs more than their content."""
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         sent = crowd.send(HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * (size // len(TINY_CHUNK)))
         crowd.hear(2)
@@ -128,7 +128,7 @@ def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, lim
 
 
 def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
-    """Many clients send three bytes at a time."""
+    """Send three bytes at a time from many clients."""
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send(HEAD + CHUNKED + b"\r\n")
         for _ in range(rounds):
@@ -138,7 +138,7 @@ def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: in
 
 
 def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
-    """Many clients send a head that is as large as a hundred fields of 8,000 bytes."""
+    """Send heads from many clients, each as large as a hundred headers of 8,000 bytes."""
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send((HEAD + fields)[: size - 4] + b"\r\n\r\n")
@@ -147,7 +147,7 @@ def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit
 
 
 def endless_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
-    """Many clients send fields, or one line, without an end."""
+    """Send endless headers, or an endless line, from many clients."""
     forms = [HEAD + b"X-A: a\r\n" * (size // 8), b"GET /" + b"a" * size, HEAD + b"X-A: " + b"a" * size, b"\r\n" * size]
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send_each(lambda number: forms[number % len(forms)])
@@ -156,7 +156,7 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
 
 
 def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """As many bodies as a worker holds stop before their last byte, and a small one too, while others create."""
+    """Stall as many bodies as a worker buffers, and a small one, before their last byte, beside a good client."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
@@ -169,7 +169,7 @@ def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB,
 
 
 def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
-    """Each of many uploads is answered with 401, and then one byte more is sent on its connection."""
+    """Send one more byte on each of many connections after the 401 for its upload."""
     before = service.memory()
     upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
     statuses: Counter[str] = Counter()
@@ -188,7 +188,7 @@ def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
 
 
 def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
-    """Each of many uploads is broken off before its last byte, a few at a time."""
+    """Abort many uploads before their last byte, a few at a time."""
     before = service.memory()
     for start in range(0, uploads, 8):
         with Crowd(service, min(8, uploads - start)) as crowd:
@@ -202,7 +202,7 @@ def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
 def held_bytes(
     service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
-    """Many clients stall with as much of a head, of a body, of chunks or of trailers as they may; others create."""
+    """Stall many clients with the largest allowed part of a head, a body, chunks or trailers, beside a good one."""
     head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
     forms = [
         head,
@@ -223,7 +223,7 @@ def held_bytes(
 
 
 def connect(service: Service) -> Verdict:
-    """Nothing behind a CONNECT is read, however its target looks and however the bytes are cut."""
+    """Send requests behind a CONNECT, with any target and in any packets; the service must not read them."""
     served = []
     for head in (b"CONNECT a:443 HTTP/1.1\r\n", b"CONNECT /livez HTTP/1.1\r\n", b"CONNECT http://a/ HTTP/1.1\r\n"):
         for fields in (b"", b"Content-Length: 0\r\n", b"Connection: keep-alive\r\n", CHUNKED):
@@ -242,7 +242,7 @@ def connect(service: Service) -> Verdict:
 
 
 def malformed_trailers(service: Service) -> Verdict:
-    """A trailer that is no field is refused, and nothing is created."""
+    """Send malformed trailers; the service must reject each, and create nothing."""
     taken = []
     for name, trailer in MALFORMED_TRAILERS.items():
         plant_id = new_id()
@@ -257,7 +257,7 @@ def malformed_trailers(service: Service) -> Verdict:
 
 
 def large_framing(service: Service, size: int = 8500) -> Verdict:
-    """An extension or a trailer that is too large is refused in one packet as it is in many; a small one never is."""
+    """Send large chunk extensions and trailers; the service must reject them in one packet and in many."""
     faults = []
     for length, is_good in ((size, False), (100, True)):
         for where, filler in (("extension", b";a=" + b"a" * length), ("trailers", b"X-A: " + b"a" * length + b"\r\n")):
@@ -271,7 +271,7 @@ def large_framing(service: Service, size: int = 8500) -> Verdict:
 
 
 def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
-    """Clients stall before, in the head, in the body, in tiny chunks, and while they should read; then they go."""
+    """Stall clients before and in a head, in a body, in tiny chunks, and instead of reading; then disconnect them."""
     forms = [
         b"",
         HEAD,
@@ -306,7 +306,7 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
 
 
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
-    """More connections come than there are descriptors: each is served, told 503, or closed."""
+    """Open more connections than descriptors: the service must serve each, send it 503, or close it."""
 
     def check(service: Service) -> Verdict:
         with Crowd(service, clients) as silent:
@@ -327,7 +327,7 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
 
 
 def no_descriptor_left(store: str, workers: int) -> Verdict:
-    """A worker has no descriptor for a connection that comes; then there are some again; then none, and it stops."""
+    """Take all descriptors from the workers, return some, take all again, and stop the service."""
     with running_service(store, workers) as service:
 
         def files(worker: int) -> list[str]:
@@ -360,7 +360,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
 
 
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
-    """Handshakes that stall count as connections."""
+    """Stall TLS handshakes, which must count as connections."""
 
     def check(service: Service) -> Verdict:
         before = service.descriptors()
@@ -381,7 +381,7 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
 
 
 def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
-    """A client of TLS 1.3 sends KeyUpdates as fast as it can, and reconnects when it is cut off; others create."""
+    """Flood the service with KeyUpdates of TLS 1.3, reconnecting when it closes the connection."""
 
     def flood(service: Service) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_3) as (sock, client, keylog):
@@ -392,7 +392,7 @@ def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2)
 
 
 def renegotiations(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
-    """A client of TLS 1.2 begins to renegotiate all the time, and reconnects when it is cut off; others create."""
+    """Flood the service with renegotiations of TLS 1.2, reconnecting when it closes the connection."""
 
     def flood(service: Service) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_2) as (sock, client, keylog):
@@ -460,7 +460,7 @@ def _send_until_closed(sock: socket.socket, make: Callable[[], bytes], seconds: 
 
 
 def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float = 10, first: bytes = b"") -> Verdict:
-    """An attacker has all connections that there may be, sends a byte at most, and renews those that are closed."""
+    """Occupy all connections, send one byte at most on each, and replace those that the service closes."""
 
     def check(service: Service) -> Verdict:
         renewed = 0
@@ -491,7 +491,7 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
 
 
 def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, most: int = 256 * MIB) -> Verdict:
-    """Token holders create plants of the largest size at once, and some of them read their responses slowly."""
+    """Create plants of the largest size at once, and read some of the responses slowly."""
 
     plant_id = 1 if store == "memory" else None  # What a dictionary stores would count, too.
 
@@ -528,12 +528,12 @@ def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, 
 
 
 def clients_that_send_a_byte(store: str, workers: int) -> Verdict:
-    """The same, with the first byte of a request."""
+    """Run `silent_clients` with the first byte of a request."""
     return silent_clients(store, workers, first=b"P")
 
 
 def more_large_creates(store: str, workers: int) -> Verdict:
-    """The same from more clients than a worker holds bodies."""
+    """Run `large_creates` with more clients than a worker buffers bodies."""
     return large_creates(store, workers, clients=200)
 
 
@@ -546,7 +546,7 @@ def _large_create(service: Service, plant_id: int, number: int) -> bytes:
 
 
 def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
-    """The service stops while good clients create, and checks connect and reset."""
+    """Stop the service while good clients create, and health checks connect and reset."""
     return changes.term(store, workers, creates, each)
 
 
@@ -554,7 +554,7 @@ def resets_under_term(store: str, workers: int, creates: int = 2000, each: int =
 
 
 def talk(service: Service, *pieces: bytes) -> bytes:
-    """Send these, each as a packet; give all that comes back until nothing has come for a while."""
+    """Send each piece as a packet; return the bytes received until the service is silent for a while."""
     heard = b""
     with service.connect() as sock:
         for number, piece in enumerate(pieces):

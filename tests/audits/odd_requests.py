@@ -240,7 +240,7 @@ MUTATIONS: tuple[Callable[[Request], None], ...] = (
 
 
 def cases(number: int, seed: int) -> Iterator[Case]:
-    """Return so many requests that differ, most of them with one fault, some with more or with a byte changed."""
+    """Return different requests, most of them with one fault, some with several or with a changed byte."""
     pick = random.Random(seed)
     seen: set[bytes] = set()
     while len(seen) < number:

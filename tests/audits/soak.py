@@ -1,10 +1,10 @@
-"""Let a service stand many broken clients for a while, with good ones beside them.
+"""Run many broken clients against a service for a while, beside good ones.
 
     python -m tests.audits.soak
     python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
 
 The exit status is 0 if each good request had the right response, each acknowledged plant is still stored, memory,
-files and connections are back where they were, and each line of the log is one that is known here, with its reason.
+descriptors and connections are what they were before, and each line of the log matches ``EXPLAINED``.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ Broken = Callable[[Service, socket.socket], None]
 
 
 def _sending(*data: bytes) -> Broken:
-    """Return a client that sends these, a moment apart, reads a little, and goes."""
+    """Return a client that sends the pieces a moment apart, reads a little, and disconnects."""
 
     def send(_service: Service, sock: socket.socket) -> None:
         for piece in data:
@@ -52,7 +52,7 @@ def _sending(*data: bytes) -> Broken:
 
 
 def _stalling(*data: bytes) -> Broken:
-    """Return a client that sends these, and no more, and stays for a while."""
+    """Return a client that sends the pieces, then stays silent for a while."""
 
     def stall(_service: Service, sock: socket.socket) -> None:
         sock.sendall(b"".join(data))
@@ -191,7 +191,7 @@ BROKEN: tuple[Broken, ...] = (
 
 
 class Breakers:
-    """So many broken clients a second, each of a random kind, which go in a random way."""
+    """A number of broken clients per second, of random kinds, which disconnect in random ways."""
 
     def __init__(self, service: Service, a_second: float) -> None:
         self.number = 0
