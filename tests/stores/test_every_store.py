@@ -153,6 +153,15 @@ class StoreContract(StoreSuite):
             *["in use"] * 100,
         ]
 
+    def test_a_batch_ends_at_two_million_characters(self, batch_store: BatchStore) -> None:
+        plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
+        first, second, third = map(batch_store.submit, plants)
+        first.result()
+        assert [batch_store.get(plant_id) for plant_id in (1, 2, 3)] == [*plants[:2], None]
+        second.result()
+        third.result()
+        assert batch_store.get(3) == plants[2]
+
     def test_an_add_commits_what_was_submitted_before_it(self, batch_store: BatchStore) -> None:
         pending = batch_store.submit(Plant(1, "fern"))
         batch_store.add(Plant(2, "fern"))
