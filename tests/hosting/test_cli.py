@@ -573,9 +573,18 @@ def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None
     )
 
 
-def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    result = run("sh", "-c", 'rmdir "$0" && exec "$@"', str(tmp_path), *SCRIPT, "serve", cwd=tmp_path)
-    assert the_line(result) == "the working directory cannot be used: No such file or directory."
+def test_a_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    monkeypatch.setattr(sys, "argv", ["plants", "serve"])
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(
+            SystemExit, match=r"^plants: the working directory cannot be used: No such file or directory\.$"
+        ):
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,16 @@ def test_an_iteration_accepts_a_limited_number_of_connections() -> None:
     driver.end()
 
 
+def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) -> None:
+    clients = [driver.connect() for _ in range(200)]
+    for _, connection in clients:
+        connection.deadline = 0.0
+    driver.run_once()
+    driver.run_until(lambda: all(connection.state == CLOSED for _, connection in clients))
+    for client, _ in clients:
+        client.close()
+
+
 def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCaptureFixture) -> None:
     listener = ShortOfDescriptors(fileno=socket.create_server(("127.0.0.1", 0)).detach())
     driver = Driver(listener)

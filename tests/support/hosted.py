@@ -57,10 +57,9 @@ class Service(Process):
         lines = [line for line in (*self.lines, *self.access) if line != END]
         assert not [line for line in lines if NEVER_LOGGED.search(line)]
         # Before it has a log, a service that cannot be started says in a line why.
-        for line in lines if self.is_json else ():
-            if not line.startswith("plants: "):
-                assert {"ts", "level", "logger"} < json.loads(line).keys()
-                assert line.startswith('{"ts":"')  # No line has a space after a colon.
+        for line in [line for line in lines if not line.startswith("plants: ")] if self.is_json else ():
+            assert {"ts", "level", "logger"} < json.loads(line).keys()
+            assert line.startswith('{"ts":"')  # No line has a space after a colon.
 
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         return send_to(self.port, body, method=method, path=path, headers=headers)
