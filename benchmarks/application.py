@@ -18,7 +18,7 @@ from typing import Any
 import falcon
 
 import plants
-from benchmarks.measure import taken
+from benchmarks.measure import measured_with
 from plants.auth import BearerAuth
 from plants.framework import json_app
 from plants.media import read_json
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--creates", type=int, default=5_000)
     args = parser.parse_args()
     rounds = [{name: microseconds(step(), args.creates) for name, step in STEPS.items()} for _ in range(args.rounds)]
-    print(f"{taken()}; medians of {args.rounds} rounds of {args.creates} creates\n")
+    print(f"{measured_with()}; medians of {args.rounds} rounds of {args.creates} creates\n")
     print("| up to this step | us | more |\n|---|---|---|")
     before = 0.0
     for name in STEPS:

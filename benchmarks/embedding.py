@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 
-from benchmarks.measure import taken
+from benchmarks.measure import measured_with
 
 PRELUDE = "import time; {before}; began = time.perf_counter(); {timed}; print(time.perf_counter() - began)"
 ROWS = {
@@ -19,7 +19,7 @@ ROWS = {
     "create_app, all else imported": ("from plants import create_app", "create_app(tokens=['a'])"),
     "import falcon, marshmallow, create_app on top": ("import falcon, marshmallow", "from plants import create_app"),
     "the pytest plugin, in a session": ("import pytest, _pytest.fixtures", "import plants.pytest_plugin"),
-    "plants_server, to its first answer": (
+    "plants_server, with its first response and its shutdown": (
         "import pytest, plants.pytest_plugin, http.client",
         (
             "from plants.testing import serve; context = serve(); server = context.__enter__();"
@@ -40,7 +40,7 @@ def main() -> None:
             code = PRELUDE.format(before=before, timed=timed)
             output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
             seconds[row].append(float(output))
-    print(f"{taken()}; medians of {args.rounds} rounds\n\n| what | ms |\n|---|---|")
+    print(f"{measured_with()}; medians of {args.rounds} rounds\n\n| what | ms |\n|---|---|")
     for row, values in seconds.items():
         print(f"| {row} | {statistics.median(values) * 1e3:.1f} |")
 

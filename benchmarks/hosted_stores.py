@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from benchmarks.measure import TOKEN, Load, load, median, median_ratio, taken
+from benchmarks.measure import TOKEN, Load, load, measured_with, median, median_ratio
 from tests.audits.deployment import Service
 from tests.support.postgres_server import PostgresServer
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--connections", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--workers", type=int, default=1, help="of the stores that keep (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="for SQLite and PostgreSQL (default: %(default)s)")
     parser.add_argument("--serve", default="", help="options for Gunicorn")
     args = parser.parse_args()
     first_ids = itertools.count(10**9, 2 * 10**7)
@@ -66,7 +66,7 @@ def main() -> None:
             services[store].start()
         for _, count, store in itertools.product(range(args.rounds), args.connections, urls):
             found[store, count].append(measure(services[store], count, args.seconds, next(first_ids)))
-    print(f"{taken()}; medians of {args.rounds} rounds; CPU in microseconds a create\n")
+    print(f"{measured_with()}; medians of {args.rounds} rounds; CPU in microseconds a create\n")
     print(
         "| connections | store | creates/s | times memory's | p99 ms | CPU | beyond memory | failures |\n"
         + "|---" * 8

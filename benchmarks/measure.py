@@ -65,7 +65,7 @@ def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:
     return statistics.median(one.rate / other.rate for one, other in zip(loads, to, strict=True))
 
 
-def taken() -> str:
+def measured_with() -> str:
     """Return a line with the date, the commit, the machine and the Python version."""
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip()
     cpuinfo = Path("/proc/cpuinfo").read_text()

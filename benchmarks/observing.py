@@ -3,7 +3,7 @@
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
 The output is the median of all rounds; the requests differ in their ids and times. Then the service is loaded over 16
-connections without both, with each, and with both. This needs wrk on the PATH.
+connections with neither, with each, and with both, which needs wrk on the PATH.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""How fast each WSGI server serves the hosted application, in one process with the dictionary store.
+"""Measure how fast each WSGI server serves the hosted application, in one process with the dictionary store.
 
     python -m benchmarks.servers [--rounds 3] [--seconds 3] [--connections 16] [--equal-heads]
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Granian, 1 thread" --compiled OTHER_VENV/bin
 
-Each round starts every server afresh. Printed are the medians of the rounds; a ratio is to the first server, the median
-of the rounds' own ratios.
+Each round starts every server afresh. The output is the medians of all rounds; a ratio is to the first server, the
+median of the ratios of each round.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.measure import TOKEN, Load, load, median, median_ratio, taken
+from benchmarks.measure import TOKEN, Load, load, measured_with, median, median_ratio
 from tests.support.servers import COMMANDS, running_server
 
 
@@ -39,11 +39,11 @@ def main() -> None:
     for _, name in itertools.product(range(args.rounds), servers):
         with running_server(servers[name], env) as port:
             first_ids = itertools.count(10**9, 10**7)
-            load(port, 16, 1, next(first_ids))  # Everything has been called once.
+            load(port, 16, 1, next(first_ids))  # Warm up.
             for count in args.connections:
                 figures = load(port, count, args.seconds, next(first_ids), equal_heads=args.equal_heads)
                 found[name, count].append(figures)
-    print(f"{taken()}; {'equal' if args.equal_heads else 'differing'} heads; medians of {args.rounds} rounds\n")
+    print(f"{measured_with()}; {'equal' if args.equal_heads else 'differing'} heads; medians of {args.rounds} rounds\n")
     print("| connections | server | creates/s | ratio | p99 ms | failures |\n|---|---|---|---|---|---|")
     for count, name in itertools.product(args.connections, servers):
         loads = found[name, count]

@@ -1,4 +1,4 @@
-"""Measure each store without HTTP: its speed, its memory per plant, and its slowest add.
+"""Measure each store without HTTP: its speed, its memory per plant, and the most CPU time of one add.
 
 python -m benchmarks.stores speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
 python -m benchmarks.stores million     one million plants with distinct short names into each store
@@ -87,11 +87,11 @@ def million(plants: int) -> None:
                 tenths.append(time.perf_counter() - began)
             grown = (resident() - before) / plants
             print(f"{name:10}", *(f"{seconds:.2f}" for seconds in tenths), f"{tenths[0] / tenths[-1]:.2f}")
-            print(f"{name:10} {grown:.0f} bytes of this process's memory a plant; longest add {longest * 1e3:.1f} ms")
+            print(f"{name:10} {grown:.0f} bytes a plant in this process; most CPU of an add {longest * 1e3:.1f} ms")
 
 
 def add_all(store: PlantStore, threads: int, ids: range) -> float:
-    """Return the CPU seconds of the slowest add, because its wall time would include other processes."""
+    """Return the most CPU time of one add in its thread, in seconds; its wall time would include other processes."""
 
     def add(first: int) -> float:
         longest = 0.0

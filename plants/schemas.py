@@ -121,7 +121,7 @@ class FastSchema(Schema):
 
 
 def _match_of(validate: Any) -> Callable[[Any], Any]:
-    """Return what the fast path calls instead of the validator: if it returns None, marshmallow validates again."""
+    """Return a function for the fast path: if it returns None or raises, marshmallow validates the value again."""
     return validate.regex.match if type(validate) is Regexp else validate
 
 

@@ -14,7 +14,7 @@ from tests.support.postgres_server import server_directory as open_directory
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure no coverage of the processes that a test starts: it costs half of a start, and others cover the same."""
+    """Do not measure processes that a test starts: coverage doubles their start, and other tests cover their code."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 

@@ -1,4 +1,4 @@
-"""What every host of the application must do: the contract as one suite, and its bad inputs as tables with ids.
+"""The contract of the application in every host: one suite, and tables of bad inputs with ids.
 
 A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
 every row. `HostContract` runs those that a server or a framework can change: paths, methods, headers, framing and the
@@ -90,7 +90,7 @@ def with_id(literal: str) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """A NewPlant with a further member, in which so many arrays are inside each other."""
+    """Return a NewPlant with one more member: ``depth`` nested arrays."""
     return new_plant()[:-1] + b', "x": ' + b"[" * depth + b"]" * depth + b"}"
 
 

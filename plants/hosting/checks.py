@@ -72,7 +72,7 @@ def _bind(address: Any) -> None:
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
-                # Gunicorn would replace the socket of another service, which removes the new one at its end.
+                # Gunicorn would replace another service's socket; that service then removes the new one when it stops.
                 if client.connect_ex(path) in {0, errno.EAGAIN}:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

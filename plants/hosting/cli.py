@@ -1,4 +1,4 @@
-"""The command ``plants``. A command imports Gunicorn and the environment only when it runs."""
+"""The command ``plants``. A subcommand loads Gunicorn's configuration and the environment only if it needs them."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def _print(text: str, file: Any = None) -> None:
 
 def _serve() -> None:
     _check_environment()
-    # To reload, or to open the log again, makes no sense until Gunicorn takes these over; they would end the process.
+    # Gunicorn takes these signals over (reload, reopen the log). Until then, ignore them: they would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from plants.hosting.gunicorn_app import Serve
@@ -89,7 +89,7 @@ def _serve() -> None:
 
 
 def _check_environment() -> None:
-    # Gunicorn reads these two, and the working directory, when it is imported, and would end with a traceback.
+    # gunicorn.config reads these two, and the working directory, when it is imported, and would end with a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:

@@ -1,4 +1,4 @@
-"""The settings and the store of this process, from the environment, which importing this module reads."""
+"""The settings and the store of this process. Importing this module reads the environment."""
 
 import logging
 import os

@@ -82,7 +82,7 @@ class Serve(UserConfiguration):
                 super().reload()
             Arbiter(self)
             check(self.cfg)
-            # Gunicorn listens anew at all of them, and the old workers keep theirs until they end.
+            # If they change, Gunicorn binds all of them again, while the old workers still listen at the old ones.
             for address in self.addresses if self.addresses != before["addresses"] else ():
                 try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:

@@ -48,7 +48,7 @@ def _formatter() -> logging.Formatter:
 
 def _report(count: int) -> str:
     warning = {"levelname": "WARNING", "name": "plants.log", "process": os.getpid()}
-    warning["msg"] = f"lines of the log that were dropped because its reader had stalled: {count}"
+    warning["msg"] = f"log lines that were dropped because they could not be written: {count}"
     return _formatter().format(logging.makeLogRecord(warning)) + "\n"
 
 

@@ -117,7 +117,7 @@ class Exposition:
         from prometheus_client.core import CounterMetricFamily
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        # Both are in the histogram, and separate counters would cost each request a third more.
+        # Derive both counters from the histogram, because separate ones would make counting a third more expensive.
         created = failures = 0.0
         for metric in MultiProcessCollector(None).collect():
             yield metric

@@ -13,8 +13,8 @@ _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 class Output:
     """A descriptor for whole lines of the log, which other processes may share.
 
-    Writes wait for a stalled reader for a second in all, then lines are dropped. The next successful write begins with
-    ``report(count)``, a line with the number of dropped lines.
+    Writes wait for a stalled reader for a second, and later for 5 % of the time. If that is not enough, lines are
+    dropped, and the next successful write begins with ``report(count)``, a line with the number of dropped lines.
     """
 
     def __init__(self, descriptor: int, report: Callable[[int], str]) -> None:

@@ -108,7 +108,7 @@ class Worker(ServerWorker):
     cfg: Any
     log: Any
 
-    # Gunicorn's master sets it before it forks, unless the user's configuration has a hook of its own there.
+    # Gunicorn's master sets it in pre_fork, unless the user's configuration replaces that hook.
     metrics_slot = 0
 
     _metrics: Metrics | None = None

@@ -19,7 +19,7 @@ from plants.server.service import Service
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 # A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
 _MAX_BATCH_BYTES = 262_144
-_MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left after that go into the next one
+_MAX_CALL_SECONDS = 0.3  # per batch; requests that it did not reach join the next batch
 
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response]
@@ -86,7 +86,7 @@ class Calls:
         return bool(self.waiting and self._free_threads)
 
     def start_batches(self, now: float) -> None:
-        """Pass the waiting requests to free threads, once no more requests follow them closely."""
+        """Pass the waiting requests to free threads. While more arrive, wait up to ``_GATHER_SECONDS`` for them."""
         waiting = self.waiting
         # Drop requests that were rejected because they waited too long: the oldest come first.
         while waiting and not is_current(waiting[0]):
@@ -126,8 +126,8 @@ class Calls:
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
         """Return what is completed, and the requests that were not called.
 
-        All applications are called before the first response is read, so that an application that defers its work to
-        the iteration of its response can do it once for the whole batch, such as a commit.
+        All applications are called before the first response is read, so that an application can defer work, such as a
+        commit, to the iteration of its response and do it once for the whole batch.
         """
         until = time.monotonic() + _MAX_CALL_SECONDS
         calls = []

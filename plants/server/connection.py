@@ -45,8 +45,8 @@ class Shared:
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
-        # Connections that wait for their client, the longest inactive first: no request head, no part of a body
-        # received, no part of a response read.
+        # Connections that wait for their client, the longest inactive first. Activity is a complete head, a part of a
+        # body received, or a part of a response read.
         self.waiting: dict[Connection, None] = {}
         self.unfinished: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
@@ -160,7 +160,7 @@ class Connection:
             self.close()
 
     def stop(self, *, at_once: bool) -> None:
-        """Accept no new request; if ``at_once``, drop a request that has not arrived completely."""
+        """Wait at most STOPPING_SECONDS for a new request; if ``at_once``, drop one that has not arrived completely."""
         if at_once and self.state in (OPEN, RECEIVING, IDLE):
             self.close()
         elif self.state in (OPEN, IDLE) and not self._unfinished:
@@ -220,7 +220,7 @@ class Connection:
     def _flush_tls(self, tls: TLS) -> None:
         """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
 
-        Nothing more is received until the client has received it, so it stays small.
+        Nothing more is received until the socket has accepted it, so the pending output stays small.
         """
         if pending := tls.data_to_send():
             self._output = memoryview(pending)

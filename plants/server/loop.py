@@ -20,9 +20,9 @@ from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
 from plants.server.tls import TLS, restrict
 
-# Limits on the work per iteration, so that a burst of clients delays no others.
+# Limits on the work before other work gets its turn, so that a burst of clients delays no others.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-_MAX_STEPS_PER_STAGE: Final = 64  # After each stage up to this many connections are closed if too much memory is held.
+_MAX_STEPS_PER_STAGE: Final = 64  # events; then the loop calls the application and sheds at most as many connections
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
@@ -86,7 +86,7 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # A response may start with the first iteration of its body, when all calls of its batch have begun.
+            # The application may defer start_response to the first iteration of its body, after all calls of a batch.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
@@ -196,8 +196,8 @@ class Loop:
                 self.stop()
 
     def _call_in_loop(self) -> None:
-        # The stages run one after the other for all requests: the code of each stays in the processor's cache, and no
-        # client that a response wakes takes the processor away.
+        # Each phase (receive, call, respond) runs for all requests of a stage before the next one, because then its
+        # code stays in the processor's cache, and no client that a response wakes takes the processor away.
         self._dispatch()
         if not self._in_loop:
             return

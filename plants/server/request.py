@@ -30,7 +30,7 @@ _HOST: Final = re.compile(_AUTHORITY)
 _ABSOLUTE_FORM: Final = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
 _MAX_LENGTH_DIGITS: Final = 4000  # int() accepts no more than 4,300.
 _CODINGS: Final = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
-# RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it that ends the head or the last chunk.
+# RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it, which ends the head or the previous chunk.
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
@@ -58,7 +58,7 @@ class Limits:
 
 
 class Timeouts:
-    """Times in seconds: for a request to arrive, for its response, and between two requests of a connection."""
+    """Times in seconds: for a request to arrive or a response to be read, for the response, and between requests."""
 
     def __init__(self, request: float, response: float, keepalive: float) -> None:
         self.request = request
@@ -169,7 +169,7 @@ class Request:
     """A request, from its first byte to its response.
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so ``method`` and
-    ``path`` are what the client sent; both are empty until the head has been parsed. ``started`` is the time of the
+    ``path`` are what the client sent; each is empty until it has been parsed. ``started`` is the time of the
     first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
     """
 

@@ -67,7 +67,7 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Return if an ``add`` would succeed now. Callers share a result for up to half a second.
+        """Return if an ``add`` would succeed. The result may be up to half a second old, so that probes can share it.
 
         :raises StoreUnavailable: an ``add`` would fail.
         """

@@ -79,7 +79,7 @@ class BatchStore(GroupCommitStore):
     multiprocess = True
 
     def __init__(self, new_connections: Callable[[float, mmap.mmap], Connections], timeout: float) -> None:
-        # A byte that all processes share, one of those in plants.stores.connections.
+        # A byte that this process shares with its forks; plants.stores.connections names its values.
         self._shared_state = mmap.mmap(-1, 1)
         self._new_connections = partial(new_connections, timeout, self._shared_state)
         self._timeout = timeout

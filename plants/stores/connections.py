@@ -9,9 +9,9 @@ HOW_TO_RECOVER = (
     "it is not recreated, because ids already in use would become available; restore it, or restart to begin empty"
 )
 
-# The values of the byte that all processes of a store share; it is 0 until the store has its file or its table.
+# The values of a byte that a process shares with its forks; it is 0 until one of them has seen the file or the table.
 CREATED = 1
-LOG_LOST = 2  # SQLite's log was removed or replaced while connections were open.
+WAL_LOST = 2  # SQLite's write-ahead log was removed or replaced while connections were open.
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 

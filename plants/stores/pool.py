@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from plants.stores import StoreUnavailable
 
-_RECONNECT_SECONDS = 1.0  # between two attempts to open one more connection
+_RECONNECT_SECONDS = 1.0  # after a failed attempt, while another connection is open; if none is, connect at once
 
 
 class PoolConnection(Protocol):

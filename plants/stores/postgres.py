@@ -30,7 +30,7 @@ _DEFAULTS = (
 _TABLE = b"CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 _INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RETURNING id"
 # VALUES, because a distributed engine sends each row of it to the row's node; the rows of a SELECT go through one node.
-# A few sizes, because the server plans each statement once.
+# Only these sizes, so that the server plans few statements, each once.
 _INSERTS = {
     rows: _INSERT.format(
         "VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3)),
@@ -50,10 +50,10 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
-_LOCK_TIMEOUT_MS = 200  # for which a batch waits for another transaction that holds one of its ids
-_SHORT_LOCK_TIMEOUT_MS = 10  # while another transaction is known to hold some id
-_CONTENTION_SECONDS = 1.0  # after a lock timeout
-_CHECK_SECONDS = 0.1  # For this long after a check of the table, a row that was not inserted has an id in use.
+_LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of its ids.
+_SHORT_LOCK_TIMEOUT_MS = 10  # the same, after such a wait has timed out
+_CONTENTION_SECONDS = 1.0  # how long the short timeout then applies to other batches
+_CHECK_SECONDS = 0.1  # For this long after a check of the table, a row that was not inserted counts as an id in use.
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -97,14 +97,14 @@ class PostgresConnections(Connections):
     """The pooled connections of one process."""
 
     def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
-        self._conninfos = conninfos.copy()  # one per host, the one that worked last first
+        self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
         self._timeout = timeout
-        # Less than the caller's timeout, because a statement that the server cancels stores nothing.
+        # Less than the caller's timeout, so that the server cancels a slow statement, and stores nothing, in time.
         self._statement_timeout_ms = int(timeout * 750)
         self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)
         self._contended_until = 0.0
-        self._checked_at = 0.0  # the last check of the table that an id in use made necessary
+        self._checked_at = 0.0  # when a row that was not inserted last caused a check of the table
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert, collect), deadline)
@@ -237,7 +237,7 @@ class _Connection(psycopg.Connection[_Row]):
         return self.pgconn.transaction_status == TransactionStatus.IDLE
 
     def has_unread_input(self) -> bool:
-        # After a statement was sent, the end of the connection would leave the outcome unknown.
+        # Look before each use, because a connection that ends after a statement was sent leaves its outcome unknown.
         poll = select.poll()  # select() accepts no descriptor above 1023.
         poll.register(self, select.POLLIN)
         return bool(poll.poll(0))

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import CREATED, HOW_TO_RECOVER, LOG_LOST, Connections, Outcomes
+from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -36,13 +36,13 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-_LOG_WARNING_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
+_WAL_WARNING_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
-# The connections of this process to each file, and the files to which its parent had one when it forked.
+# The number of this process's open connections to each file, and the files that its parent had open when it forked.
 _open_connections: Counter[str] = Counter()
 _inherited_files: set[str] = set()
 
@@ -82,11 +82,11 @@ class SQLiteStore(BatchStore):
         return cls(os.fsdecode(unquote_to_bytes(path)))
 
 
-class _LogLost(StoreUnusable):
+class _WALLost(StoreUnusable):
     """SQLite's write-ahead log was removed or replaced, but not the file."""
 
     def __init__(self) -> None:
-        super().__init__("SQLite's log was removed or replaced: wait until every process has closed the file")
+        super().__init__("the write-ahead log (-wal) is gone or replaced: wait until every process has closed the file")
 
 
 class _FileConnections(Connections):
@@ -101,7 +101,7 @@ class _FileConnections(Connections):
         self._writer: _OpenFile | None = None
         self._reader: _OpenFile | None = None
         self._closed = False
-        self._log_too_long = False
+        self._wal_too_long = False
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         return self._write(lambda connection: _insert(collect(), connection), deadline)
@@ -109,8 +109,8 @@ class _FileConnections(Connections):
     def find(self, plant_id: int, deadline: float) -> Plant | None:
         with self._locked(self._read_lock, deadline, self._close_reader):
             self._check_open()
-            if self._shared_state[0] == LOG_LOST:
-                raise _LogLost  # Only a writer recovers it.
+            if self._shared_state[0] == WAL_LOST:
+                raise _WALLost  # Only a writer recovers it.
             reader = self._reader = self._reader or self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
@@ -133,7 +133,7 @@ class _FileConnections(Connections):
             raise StoreUnavailable("the store is closed")
 
     def _checkpoint(self, deadline: float) -> None:
-        # SQLite lets the last connection copy the log into the file. Two that close at once leave it to each other.
+        # SQLite copies the log into the file when the last connection closes. If two close at once, neither may do it.
         if self._writer:
             self._writer.check_unchanged()
             checkpoint = partial(self._writer.connection.execute, "PRAGMA wal_checkpoint")
@@ -159,8 +159,8 @@ class _FileConnections(Connections):
             yield
         except BaseException as error:
             close()
-            if isinstance(error, _LogLost):
-                self._shared_state[0] = LOG_LOST
+            if isinstance(error, _WALLost):
+                self._shared_state[0] = WAL_LOST
             if isinstance(error, Exception):
                 kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
                 raise kind(f"{self._path}: {error}") from error
@@ -178,7 +178,7 @@ class _FileConnections(Connections):
             writer.connection.execute("COMMIT")
             # A commit to a file that was removed or replaced stores nothing.
             writer.check_unchanged()
-            self._check_log_size(writer)
+            self._check_wal_size(writer)
             if waited:
                 # Other processes wait for the file, too. Leave it long enough for one of them to notice.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
@@ -203,11 +203,11 @@ class _FileConnections(Connections):
                 return writer, waited
 
     def _connect_writer(self) -> "_OpenFile":
-        if self._shared_state[0] == LOG_LOST:
+        if self._shared_state[0] == WAL_LOST:
             with self._read_lock:
                 self._close_reader()
-            # The lost log reaches the file when the last connection of any process closes. A new log that begins
-            # earlier would omit it, so take an exclusive lock first. That fails while such a connection is open.
+            # The removed log is still copied into the file when the last connection to it closes. A new log must not
+            # begin before that, so take an exclusive lock first, which fails while such a connection is open.
             with closing(_OpenFile(self._path)) as file:
                 file.connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
         return self._connect()
@@ -225,13 +225,13 @@ class _FileConnections(Connections):
         self._shared_state[0] = CREATED
         return file
 
-    def _check_log_size(self, writer: "_OpenFile") -> None:
-        size = writer.log_size()
-        too_long = size > _LOG_WARNING_BYTES
-        if too_long and not self._log_too_long:
+    def _check_wal_size(self, writer: "_OpenFile") -> None:
+        size = writer.wal_size()
+        too_long = size > _WAL_WARNING_BYTES
+        if too_long and not self._wal_too_long:
             fault = "a long-running reader or a disk error keeps SQLite from emptying it"
-            _log.warning("%s has %d MB: %s", writer.log_path, size >> 20, fault)
-        self._log_too_long = too_long
+            _log.warning("%s has %d MB: %s", writer.wal_path, size >> 20, fault)
+        self._wal_too_long = too_long
 
 
 class _OpenFile:
@@ -252,15 +252,15 @@ class _OpenFile:
         self.connection = connect(uri, uri=True, timeout=timeout)
         _open_connections[self._real_path] += 1
         self._schema_version = -1
-        self.log_path = f"{self._real_path}-wal"
-        self._paths = path, self.log_path, f"{self._real_path}-shm"
+        self.wal_path = f"{self._real_path}-wal"
+        self._paths = path, self.wal_path, f"{self._real_path}-shm"
 
     def close(self) -> None:
         self.connection.close()
         _open_connections[self._real_path] -= 1
 
     def identify(self) -> None:
-        """Remember the database file, its write-ahead log and its lock file."""
+        """Record the identities of the database file, its write-ahead log and its shared-memory file."""
         self._identities = [_identity(path) for path in self._paths]
 
     def check_unchanged(self) -> None:
@@ -269,7 +269,7 @@ class _OpenFile:
         if found == self._identities and all(found):
             return
         if found[0] == self._identities[0] and found[1] != self._identities[1]:
-            raise _LogLost
+            raise _WALLost
         raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {HOW_TO_RECOVER}")
 
     def check_table_unchanged(self) -> None:
@@ -279,8 +279,8 @@ class _OpenFile:
             _check_table(self.connection)
             self._schema_version = version
 
-    def log_size(self) -> int:
-        return os.stat(self.log_path).st_size  # noqa: PTH116  # as in _identity
+    def wal_size(self) -> int:
+        return os.stat(self.wal_path).st_size  # noqa: PTH116  # as in _identity
 
 
 def _identity(file: str) -> tuple[int, ...] | None:
@@ -309,7 +309,7 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
 
 
 def _rewrite_page(connection: sqlite3.Connection) -> None:
-    """Write a page as it is: a full or read-only disk rejects it as it would a plant."""
+    """Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
 
@@ -321,4 +321,4 @@ def _check_table(connection: sqlite3.Connection) -> None:
     for kind, sql in definitions:
         text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
         if text != _CONDENSED_TABLE and not text.startswith("createindex"):
-            raise StoreUnusable(f"the {kind} on plants is not the store's own and might refuse plants")
+            raise StoreUnusable(f"plants has a definition ({kind}) that is not the store's own and might refuse plants")

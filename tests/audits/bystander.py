@@ -1,4 +1,4 @@
-"""A client that behaves well, for a process of its own beside an attack; it imports little, to start fast.
+"""A well-behaved client that runs in its own process beside an attack; few imports keep its start fast.
 
     python -m tests.audits.bystander 127.0.0.1:8000 TOKEN
 

@@ -1,11 +1,11 @@
-"""Change a service under load, in every way an operator can, and tell whether a client notices.
+"""Change a service under load in every way an operator can, and check that no client notices.
 
     python -m tests.audits.changes
     python -m tests.audits.changes --creates 2000 --only hup --only usr2
 
-Clients create plants, and send a request again only if its connection was closed without a response. A change holds if
-no accepted request went without its response, nobody waited long, and every plant that was acknowledged is kept. Each
-change is a line; the exit status is 0 if all of them hold.
+Clients create plants, and retry only if their connection was closed without a response. A change passes if each
+accepted request got its response, none of them late, and every acknowledged plant is stored. Each change prints one
+line; the exit status is 0 if all pass.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
-# A response takes no longer than this, whatever goes on (the service's own promise), and a close that comes so long
-# after a request was not on its way when the request was sent.
+# The service promises a response within ANSWER_SECONDS. If it closes a connection more than CLOSE_SECONDS after a
+# request was sent, the close and the request did not merely cross on the wire.
 ANSWER_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 
 
 class Load:
-    """Clients that create plants, one after the other, until so many are acknowledged or the service has ended.
+    """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has ended.
 
-    ``seen`` counts what they were told. ``faults`` is what must not be.
+    ``seen`` counts the responses, ``faults`` the violations.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Load:
         return self.over.is_set() or not any(thread.is_alive() for thread in self._threads)
 
     def verdict(self, *more: str, database: str = "") -> Verdict:
-        """Say what became of all requests; with a database, look there too."""
+        """Return the result of all requests; with a database, also check what it has stored."""
         if database:
             with contextlib.closing(open_store(database)) as store:
                 lost = [
@@ -200,7 +200,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 def _ends(master: int) -> bool:
-    """Wait until a master has ended; tell whether it has."""
+    """Wait for a master to end, and return whether it did."""
     return comes_true(lambda: not Service("", 0, "", master).runs())
 
 
@@ -220,7 +220,7 @@ def _place(store: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _again_and_again(load: Load, change: Callable[[int], object], seconds: float) -> int:
-    """Make a change until the load is over, and wait so long between two; return how many there were."""
+    """Repeat a change every ``seconds`` seconds until the load is over; return the number of changes."""
     number = 0
     while not load.is_over():
         change(number)
@@ -230,7 +230,7 @@ def _again_and_again(load: Load, change: Callable[[int], object], seconds: float
 
 
 def hup(store: str, workers: int, creates: int) -> Verdict:
-    """The configuration is read again, and the workers are new ones, again and again."""
+    """Reload the configuration and replace the workers repeatedly (``HUP``)."""
     with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             # A worker that is told to stop before it has set up its signals would be killed.
@@ -240,7 +240,7 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
 
 
 def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
-    """The service stops after ``each`` plants, while checks connect and reset, and is started again for more."""
+    """Stop and restart the service after every ``each`` plants, while health checks connect and reset."""
     starts = 0
     verdicts: list[Verdict] = []
     acknowledged = 0
@@ -294,7 +294,7 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
 
 
 def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
-    """A load balancer sends new connections to another service, waits, and then the first one stops."""
+    """Drain one of two services, as a load balancer does, and then stop it."""
     if store == "memory":
         return Verdict(True, "not for a dictionary, which the two would not share")
     with (
@@ -339,7 +339,7 @@ def _resets(service: Service) -> Iterator[None]:
 
 
 def usr2(store: str, workers: int, creates: int) -> Verdict:
-    """A new master is started beside the old one, which then ends, again and again (``USR2``, then ``TERM``)."""
+    """Start a new master beside the old one, and stop the old one, repeatedly (``USR2``, then ``TERM``)."""
     if store == "memory":
         return Verdict(True, "not for a dictionary, which the two would not share")
     with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
@@ -376,7 +376,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
 
 
 def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
-    """A new master has the token that the old one made, where none is set."""
+    """Check that a new master inherits the generated token of the old one."""
     with _place(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
@@ -399,7 +399,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
 
 
 def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
-    """The number of workers goes up and down, again and again (``TTIN``, ``TTOU``)."""
+    """Change the number of workers repeatedly (``TTIN``, ``TTOU``)."""
     if store == "memory":
         return Verdict(True, "not for a dictionary, which is one worker's")
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
@@ -411,7 +411,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
 
 
 def token_rotation(store: str, workers: int, creates: int) -> Verdict:
-    """The token file gets a new token, the clients change over, and the old one goes, again and again."""
+    """Add a token to the file, switch the clients to it, and remove the old one, repeatedly."""
     with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         file, new = Path(folder, "tokens"), Path(folder, "new")
         file.write_text(f"{TOKEN}\n")

@@ -35,12 +35,12 @@ from tests.support.process import (
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# What must not be in the log of a service that its clients only hurt by being clients.
+# Lines that no client may cause in the log of a service.
 _TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
 class Service:
-    """A service at an address; of one on this machine, with the process id of its master, the processes are seen."""
+    """A service at an address. With the process id of its master, memory, files and processes are measured, too."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Service:
         return children(self.master) if self.master else []
 
     def memory(self) -> int:
-        """Return the resident bytes of the worker that has most."""
+        """Return the resident memory in bytes of the largest worker."""
         return max((resident_bytes(worker) for worker in self.workers()), default=0)
 
     def total_memory(self) -> int:
@@ -106,11 +106,11 @@ class Service:
         # There may be thousands of lines of others.
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
         states = [(row[3], row[9]) for row in rows if row[1].endswith(port)]
-        # Established, or closed by the client; else in any state, but for those that the kernel alone remembers.
+        # Count ESTABLISHED and CLOSE_WAIT, and any other state but LISTEN if a socket still belongs to it.
         return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
     def runs(self) -> bool:
-        """Return whether its master does."""
+        """Return whether the master runs."""
         try:
             state = Path(f"/proc/{self.master}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -145,11 +145,11 @@ class Crowd:
         self.end()
 
     def send(self, data: bytes, seconds: float = PATIENCE_SECONDS) -> int:
-        """Send this on each connection as fast as it is taken; return the number of bytes that were."""
+        """Send the data on each connection as fast as the service reads it; return the number of bytes sent."""
         return self.send_each(lambda _number: data, seconds)
 
     def send_each(self, data: Callable[[int], bytes], seconds: float = PATIENCE_SECONDS) -> int:
-        """Send what is given for the number of a connection, as :meth:`send` does."""
+        """Send on each connection the data for its number, as :meth:`send` does."""
         rest = {sock: memoryview(data(number)) for number, sock in enumerate(self.sockets)}
         total = 0
         give_up = time.monotonic() + seconds
@@ -245,7 +245,7 @@ class Bystander:
         self.faults: list[str] = found["faults"]
 
     def verdict(self, limit: float) -> Verdict:
-        """Say whether each request had the right response, within so many seconds."""
+        """Return whether each request got the right response within ``limit`` seconds."""
         seen = f"slowest of {sum(self.responses.values()):,} answers {self.slowest * 1000:.0f} ms"
         if self.longest_pause > 0.02:
             seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
@@ -284,7 +284,7 @@ def running_service(
     command: Sequence[str] = (*UNMEASURED, *hosted.SERVE),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
-    """Run ``plants serve`` on a free port with the largest body that is the default; an empty token is made by it."""
+    """Run ``plants serve`` on a free port with the default limits; without a token, it generates one."""
     command = [*["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors), *command]
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/plants.db" if store == "sqlite" else f"{store}:"

@@ -50,9 +50,9 @@ class Service:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.url}: not ready within 60 s")
             if self._master is None or self._master.poll() is not None:
-                # As systemd does: what a master left behind is ended before there is a new one.
+                # As under systemd, kill what a dead master left behind before starting a new one.
                 self.kill()
-                # Its log of requests is left out: in an outage it has a line for each.
+                # Discard the access log: in an outage it has a line for each request.
                 self._master = start(self._command, env=self._environ, stdout=subprocess.DEVNULL)
             time.sleep(0.05)
 
@@ -75,7 +75,7 @@ class Service:
 
 
 class Client:
-    """One connection, made anew when it is lost."""
+    """One connection, reopened after it is lost."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)

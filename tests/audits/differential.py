@@ -32,11 +32,11 @@ from tests.audits.report import Verdict, audit_parser, report
 from tests.support.hosted import CHECKOUT
 
 PEERS = Path(__file__).with_name("peers")
-# A server without a response after this time waits for more.
+# If a server has not responded after this time, it is waiting for more input.
 QUIET_SECONDS = 0.6
-# On a busy machine it may only be slow, so the request is sent again.
+# A busy machine may only be slow, so a request without a response is sent again with this timeout.
 PATIENT_SECONDS = 10.0
-# The methods of these requests that Node knows.
+# Those methods in these requests that Node knows.
 NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
@@ -45,7 +45,7 @@ class Understood(NamedTuple):
     """How a server parsed the bytes of a connection: an echo for each accepted request, then the end."""
 
     echoes: tuple[tuple[str, str, str], ...]
-    end: str  # the status of a refusal, "closed" or "waits"
+    end: str  # the status of a rejection, "closed" or "waits"
 
     def __str__(self) -> str:
         return f"{[f'{method} {target} {body!r:.60}' for method, target, body in self.echoes]}, then {self.end}"

@@ -1,4 +1,4 @@
-"""Attack a service over sockets, as a client without a token can, and measure the effect on other clients.
+"""Attack a service over sockets, with and without a token, and measure the effect on other clients.
 
     python -m tests.audits.hostile
     python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
@@ -45,7 +45,7 @@ from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
 TINY_CHUNK = b"1\r\nx\r\n"
-# How many bodies of the largest size a worker may hold, and what it may need beside them.
+# The number of largest bodies that a worker may hold, and its allowance for everything else.
 HELD_BODIES = 64
 SLACK_BYTES = 32 * MIB
 # A store may open files when it is first used: a few for each worker, and none for each client.
@@ -77,7 +77,7 @@ def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
     return Verdict(verdict.holds and not faults, ", ".join([verdict.seen, *faults]))
 
 
-# What any service must stand
+# Checks that run against any service
 
 
 def half_heads(service: Service, clients: int = 1500) -> Verdict:
@@ -88,7 +88,7 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
             crowd.send(HEAD)
             crowd.hear(PATIENCE_SECONDS, first=True)
             for sock in crowd.sockets:
-                # Some have been told by now, some have not, and some are told while they go.
+                # Some connections have their 408 by now, some have not, and some get it while they close.
                 with contextlib.suppress(OSError):
                     seen[sock.recv(12)[9:].decode() or "closed"] += 1
             crowd.end(reset=reset)
@@ -112,7 +112,7 @@ def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0
                 if data := sent[number % len(sent)]:
                     sock.send(data)
                 if number % 8 > 3 and data.startswith(b"GET"):
-                    sock.recv(1)  # The reset meets the rest of what goes on at the service's end.
+                    sock.recv(1)  # The reset arrives while the service finishes the response.
             number += 1
     verdict = bystander.verdict(limit)
     return Verdict(verdict.holds, f"{number:,} resets, {verdict.seen}")
@@ -216,7 +216,7 @@ def held_bytes(
         with Bystander(service) as bystander:
             crowd.hear(1)
         grown = service.memory() - before
-    # What a byte costs is not a byte: it is held in pieces, and in objects.
+    # A buffered byte costs more than a byte, because of the objects around it.
     is_bounded = grown < 1.5 * HELD_BODIES * largest + SLACK_BYTES
     seen = f"{grown // MIB} MiB more resident for {sent // MIB} MiB sent, {dict(crowd.statuses())}"
     return _together(bystander.verdict(limit), Verdict(is_bounded, seen))
@@ -302,7 +302,7 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
     return _together(*verdicts, Verdict(is_flat, seen))
 
 
-# What is tried on a service with settings of its own
+# Checks that start a service with settings of their own
 
 
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
@@ -371,7 +371,7 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
             crowd.hear(2 * timeout)
             statuses = crowd.statuses()
         is_back = comes_true(lambda: service.descriptors() <= before + STORE_FILES)
-        # A connection that is being refused needs a file too.
+        # A rejected connection needs a descriptor, too, until it is closed.
         is_bounded = held <= 2 * allowed * len(service.workers())
         return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")
 
@@ -585,7 +585,7 @@ def _all_refused(crowd: Crowd) -> Verdict:
     return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
 
 
-# With what keeps a service busy, not only waiting, another limit for the slowest response to somebody else.
+# The option with the limit for the slowest response; a flood, which keeps the service busy, has a higher one.
 CHECKS: dict[Callable[..., Verdict], str] = {
     half_heads: "",
     resets_beside_creates: "limit",

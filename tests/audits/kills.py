@@ -53,7 +53,7 @@ class Command:
 
 
 class Load:
-    """Clients that add plants, and the journal of what they were told."""
+    """Clients that add plants, and a journal of their responses."""
 
     def __init__(self, service: Service, clients: int) -> None:
         self.journal: list[dict[int, Attempts]] = [{} for _ in range(clients)]
@@ -78,7 +78,7 @@ class Load:
         while not self._over.is_set():
             plant_id += 1
             attempts = self.journal[number][plant_id] = []
-            # A second attempt differs from the first, so that the store tells which of them it kept.
+            # A second attempt differs from the first, so the stored plant shows which one was committed.
             for attempt in range(1 + plant_id % 2):
                 plant = Plant(
                     plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
@@ -93,7 +93,7 @@ class Load:
 
 
 def audit(store: PlantStore, attempts: Attempts) -> str:
-    """Say what became of a plant; what must not be starts with an exclamation mark."""
+    """Return the outcome of a plant; a failure starts with an exclamation mark."""
     stored = read_plant(store, attempts[0][0].id)
     kept = [plant for plant, response in attempts if response.status == 200]
     unknown = [plant for plant, response in attempts if response.status in {0, 503}]
@@ -117,7 +117,7 @@ def audit_load(store_url: str, load: Load) -> bool:
 
 
 def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Return what can happen, in random order, for ever; the service is started again after each."""
+    """Yield the possible kills in random order, endlessly; the caller restarts the service after each."""
 
     def kill_a_worker() -> None:
         if workers := service.workers():

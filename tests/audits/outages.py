@@ -1,4 +1,4 @@
-"""What clients see of a database that stops, of a fail-over, and of many that want one id.
+"""Measure what clients see when a database stops or fails over, and when many of them add the same ids.
 
 python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
 python -m tests.audits.outages fail-over   a primary is killed under load, its synchronous standby promoted
@@ -35,7 +35,7 @@ def running(service: Service) -> Iterator[Service]:
 
 @contextmanager
 def polled(service: Service, path: str) -> Iterator[list[Response]]:
-    """Ask a probe ten times a second."""
+    """Poll a probe ten times a second."""
     responses: list[Response] = []
     over = threading.Event()
 

@@ -93,7 +93,7 @@ class Node:
         kill(self._patroni)
 
     def cluster(self) -> dict[str, dict[str, Any]]:
-        """Return what this node says of each."""
+        """Return the cluster's members as this node reports them."""
         try:
             with urllib.request.urlopen(f"http://{self._api}/cluster", timeout=5) as response:
                 return {member["name"]: member for member in json.load(response)["members"]}
@@ -119,7 +119,7 @@ def wait_for_primary(nodes: list[Node]) -> Node:
 
 
 def fail_over(nodes: list[Node], load: Load) -> float:
-    """Kill the primary's node, and start it again when another one takes plants. Give the time of the kill."""
+    """Kill the primary's node, restart it once another one accepts plants, and return the time of the kill."""
     node = wait_for_primary(nodes)
     other = next(other for other in nodes if other is not node)
     node.kill()

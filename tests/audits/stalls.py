@@ -1,12 +1,12 @@
-"""Stall a store under 256 clients, and tell how long they and a probe wait for a response.
+"""Stall a store under 256 clients, and measure how long they and a probe wait for a response.
 
     python -m tests.audits.stalls
     python -m tests.audits.stalls --only sqlite:file_held --seconds 30
 
-A stall is: the table is locked, a disk is full, another process holds the file, the server's processes are stopped.
-Beside the service runs one that has nothing else to do, and the same probe asks both: what it waits there, the machine
-makes it wait. A stall holds if each client was answered within 5 s, no acknowledged plant is lost, and the probe was
-answered within 0.1 s, the machine's part left out. To fill a disk, a small one is mounted, which needs root.
+The stalls: the table is locked, a disk is full, another process holds the file, the server's processes are stopped. A
+second, idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. A
+stall passes if each client gets a response within 5 s, no acknowledged plant is lost, and the slowest probe takes at
+most 0.1 s more than on the idle service. To fill a disk, the audit mounts a small one, which needs root.
 """
 
 import contextlib

@@ -87,7 +87,7 @@ def test_every_end_of_a_connection_frees_its_memory(driver: Driver) -> None:
     for end in ("close", "refuse", "answer", "reset"):
         client, connection = driver.connect()
         with client:
-            client.sendall(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
+            client.sendall(b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
             driver.run_once()
             assert driver.loop._buffered_bytes == connection.counted_bytes == 899
             if end == "answer":
@@ -221,7 +221,7 @@ def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCapt
 
 # A full event loop
 
-POST = b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
+POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
 
 
 class FullDriver(Driver):

@@ -146,7 +146,7 @@ def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
 
 def test_a_body_that_is_too_large_is_read_on_for_the_response(tmp_path: Path) -> None:
     with running_worker(tmp_path) as server, server.client() as client:
-        client.send(b"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n")
+        client.send(b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 600000\r\n\r\n")
         for _ in range(30):
             time.sleep(0.1)  # Longer in all than the server waits for a client that sends nothing.
             client.send(b"x" * 20_000)

@@ -202,18 +202,18 @@ def test_a_body_is_not_asked_for_in_vain(client: Client, version: bytes, length:
     "fields", [b"Content-Length: 1001\r\n", b"Content-Length: 1001\r\nExpect: 100-continue\r\n"], ids=["", "expecting"]
 )
 def test_an_announced_large_body_is_413_before_it_arrives(client: Client, fields: bytes) -> None:
-    response = client.send(request(fields, b"/judge", b"POST")).response()
+    response = client.send(request(fields, b"/limit", b"POST")).response()
     assert response.status == 413
     assert response.headers["connection"] == "close"
 
 
 def test_a_chunked_body_is_413_as_soon_as_it_is_too_large(client: Client) -> None:
-    client.send(request(b"Transfer-Encoding: chunked\r\n", b"/judge", b"POST") + b"fffff\r\n" + b"x" * 1001)
+    client.send(request(b"Transfer-Encoding: chunked\r\n", b"/limit", b"POST") + b"fffff\r\n" + b"x" * 1001)
     assert client.response().status == 413
 
 
 def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
-    client.send(request(b"Content-Length: 3000000\r\n", b"/judge", b"POST"))
+    client.send(request(b"Content-Length: 3000000\r\n", b"/limit", b"POST"))
     client.send(b"x" * 3_000_000)
     assert client.response().status == 413
 

@@ -563,7 +563,7 @@ def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, pat
 def test_a_log_that_is_not_emptied_is_a_line_of_the_log(
     store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.sqlite._LOG_WARNING_BYTES", 5_000_000)
+    monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 5_000_000)
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")

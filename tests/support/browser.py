@@ -69,14 +69,14 @@ class Browser:
         self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
 
     def shows(self, width: int, height: int, scheme: str) -> None:
-        """Take the form of a screen of so many pixels, whose user prefers a colour scheme: light or dark."""
+        """Emulate a screen of this size in pixels, and a user who prefers a light or dark colour scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def complaints(self) -> list[str]:
-        """Return what the browser reported of the pages since the last call: errors, and breaches of their policies."""
+        """Return what the browser has logged since the last call: errors and violations of the content policy."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
     def hosts_asked(self) -> set[str]:

@@ -68,7 +68,7 @@ def asgi_sender(app: Any, prefix: str = "") -> Send:
 
 
 class Stream(io.RawIOBase):
-    """A ``wsgi.input`` that gives these chunks, one a read, and raises those that are exceptions."""
+    """A ``wsgi.input`` that returns one chunk per read, and raises those that are exceptions."""
 
     def __init__(self, *chunks: bytes | Exception) -> None:
         self.chunks = list(chunks)
@@ -83,7 +83,7 @@ class Stream(io.RawIOBase):
 
 
 def call(app: Any, stream: Any, **environ: Any) -> Response:
-    """Call a WSGI application the way a server does; keys with underscores stand for those with a point."""
+    """Call a WSGI application as a server does; a keyword ``wsgi_name`` stands for the key ``wsgi.name``."""
     environ = {key.replace("wsgi_", "wsgi."): value for key, value in environ.items()}
     environ = {
         "REQUEST_METHOD": "POST",

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: few in an ordinary run, EXAMPLES times as many in a long one."""
+"""The number of examples that Hypothesis tries: few in an ordinary run, EXAMPLES times as many in a long one."""
 
 import os
 
@@ -8,7 +8,7 @@ TIMES = os.environ.get("EXAMPLES")
 
 
 def examples(few: int, steps: int = 50) -> settings:
-    """Return the settings of a test that tries a few examples, of at most this many steps if it has steps.
+    """Return settings for a test with ``few`` examples, and at most ``steps`` steps in a state machine.
 
     An ordinary run tries the same ones each time, so that it covers the same lines.
     """

@@ -23,14 +23,14 @@ from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_worke
 CHECKOUT = Path(__file__).parents[2]
 PLANTS = [sys.executable, "-m", "plants"]
 SERVE = [*PLANTS, "serve"]
-# What the tests send as a token, in bodies and in queries, and no log has.
+# Secrets that the tests send in headers, bodies and queries; no log line may contain them.
 NEVER_LOGGED = re.compile(rf"{TOKEN}|Fern|access_token|\?a=1")
 
 
 class Service(Process):
-    """A running service, at the most talkative level if nothing else is said.
+    """A running service, which logs at debug level unless ``env`` sets another one.
 
-    ``access`` is what it wrote on standard output. When it has ended, every line must be one that a log may have.
+    ``access`` has the lines of standard output. At the end, every line is checked.
     """
 
     def __init__(self, command: list[str], cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
@@ -53,10 +53,10 @@ class Service(Process):
         return members
 
     def check_log(self) -> None:
-        """Look at every line, once the service has ended."""
+        """Check every line after the service has ended."""
         lines = [line for line in (*self.lines, *self.access) if line != END]
         assert not [line for line in lines if NEVER_LOGGED.search(line)]
-        # Before it has a log, a service that cannot be started says in a line why.
+        # A service that cannot start prints one plain line, because it has no log yet.
         for line in [line for line in lines if not line.startswith("plants: ")] if self.is_json else ():
             assert {"ts", "level", "logger"} < json.loads(line).keys()
             assert line.startswith('{"ts":"')  # No line has a space after a colon.
@@ -93,7 +93,7 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
 
 
 def environment(**env: str) -> dict[str, str]:
-    """The environment of a service: of our own settings only these."""
+    """Return the environment of a service, with none of our settings except these."""
     ours = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | env
 
@@ -151,7 +151,7 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
 
 @contextmanager
 def _imported_anew(names: re.Pattern[str]) -> Iterator[None]:
-    """Import modules of these names again, until the end."""
+    """Import the matching modules afresh, and restore the old ones at the end."""
     before = {name: module for name, module in sys.modules.items() if names.fullmatch(name)}
     for name in before:
         del sys.modules[name]

@@ -14,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
-# Nothing measures time by it. It is long, because a machine that runs much else may need 10 s to start a service.
+# No test measures time with it. It is long because a busy machine may need 10 s to start a service.
 PATIENCE_SECONDS = 60
 # The last line, once the process has closed the file.
 END = "(end)"
 # Before a command: its coverage is not measured, as with the fixture of this name.
 UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
-# Reads the number of a process group when it starts, and the negative number when it has ended. When the test run ends,
-# even by SIGKILL, it kills those that are left.
+# It reads the id of each process group when the group starts, and the negative id when it has ended. When the test run
+# ends, even by SIGKILL, it kills the groups that are left.
 _REAPER = """
 import contextlib, os, signal, sys
 groups = set()
@@ -100,7 +100,7 @@ def resident_bytes(process: int) -> int:
 
 
 def wait_for_workers(master: int, number: int) -> None:
-    """Wait until a Gunicorn has so many workers that have set up their signals.
+    """Wait until Gunicorn has ``number`` workers that have installed their signal handlers.
 
     Until then a worker misses the signal to stop, and is killed only after Gunicorn's graceful timeout.
     """
@@ -114,7 +114,7 @@ def wait_for_workers(master: int, number: int) -> None:
 
 
 def _status(process: int, pattern: str) -> str:
-    """Return what the kernel says of a process; 0 if it has ended."""
+    """Return the match of a pattern in the kernel's status of a process; "0" if it has ended."""
     text = ""
     with suppress(OSError):
         text = Path(f"/proc/{process}/status").read_text()
@@ -123,7 +123,7 @@ def _status(process: int, pattern: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port that no other process is assigned while this one runs, and that a server can still bind."""
+    """Return a free port that no other process is assigned while this one runs; a server can still bind it."""
     # A server's own SO_REUSEADDR lets it bind the port, because this socket has the option too and does not listen.
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,10 +134,10 @@ def free_port() -> int:
 
 
 class Process:
-    """A running process. What it writes is read all the time, so that it never waits for a reader.
+    """A running process. Threads read its output continuously, so a full pipe never blocks it.
 
-    ``lines`` is what has come on standard error, and ``output`` on standard output; ``END`` follows the last line.
-    ``news`` is notified of each.
+    ``lines`` has the lines of standard error, ``output`` those of standard output, both with ``END`` as the last one.
+    ``news`` is notified of each line.
     """
 
     def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
@@ -163,7 +163,7 @@ class Process:
             self.news.notify_all()
 
     def wait_for(self, pattern: str, *, after: int = 0, times: int = 1) -> re.Match[str]:
-        """Wait until so many lines on standard error, not before line ``after``, match; return the last of them."""
+        """Wait for ``times`` matching lines on standard error, from line ``after`` on; return the last match."""
         found: list[re.Match[str]] = []
 
         def is_there() -> bool:

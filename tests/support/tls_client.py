@@ -66,7 +66,7 @@ class TLSClient:
         return self.outgoing.read()
 
     def decrypt(self, ciphertext: bytes) -> bytes:
-        """Return all data; after the server's close_notify, too."""
+        """Return the decrypted data, even if the server has sent close_notify."""
         self.incoming.write(ciphertext)
         data = b""
         with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
@@ -82,7 +82,7 @@ def _secret(keylog: Path, label: str) -> bytes:
 
 
 class Records13:
-    """Encrypts records as a client of TLS 1.3 whose handshake is complete, and which sends nothing by itself any more.
+    """Encrypts records for a TLS 1.3 client whose handshake is complete and whose own TLS object sends nothing more.
 
     :param keylog: the ``keylog_filename`` of the client's context.
     """

@@ -1,4 +1,4 @@
-"""A plain WSGI application for the tests of the worker: each path is one way to answer."""
+"""A plain WSGI application for the tests of the worker: each path returns another kind of response."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def note(text: str) -> None:
 
 
 def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer with the environ and the body."""
+    """Respond with the environ and the body."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
     note(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {len(body)} of {length}")
@@ -32,15 +32,15 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     return [response]
 
 
-def judge(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Refuse a body that is announced as larger than 1,000 bytes, as an application with a limit does."""
+def limit(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Reject a body whose Content-Length is above 1,000, as an application with a limit does."""
     status = "413 Content Too Large" if int(environ["CONTENT_LENGTH"]) > 1000 else "200 OK"
     start_response(status, [*JSON, ("Content-Length", "2")])
     return [b"{}"]
 
 
 def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer when the file of the query exists."""
+    """Respond once the file named in the query exists."""
     note("waiting")
     while not Path(environ["QUERY_STRING"]).exists():
         time.sleep(0.01)
@@ -61,25 +61,25 @@ class Blocks:
 
 
 def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer in blocks of unknown length, some of them empty."""
+    """Respond in blocks without a Content-Length, some of them empty."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     return Blocks(iter([b"", b"one ", b"", b"two ", b"three"]))
 
 
 def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Call start_response only when the first block is asked for."""
+    """Call start_response as late as in the first iteration of the body."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     yield b"late"
 
 
 def large(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer with more than a socket takes at once."""
+    """Respond with more than a socket buffer holds."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8000000")])
     return [b"x" * 8_000_000]
 
 
 def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer with write(), and the rest as the iterable."""
+    """Write the first part with write(), and return the rest."""
     write = start_response("200 OK", [("Content-Type", "text/plain")])
     write(b"written ")
     return [b"and returned"]
@@ -96,14 +96,14 @@ def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable
 
 
 def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Fail when a part of the response has been given."""
+    """Raise after the first part of the response."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     yield b"begun"
     raise KeyError("a fault in the middle")
 
 
 def head(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Announce the length of a response to HEAD, and give nothing."""
+    """Send a Content-Length in the response to HEAD, and no body."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     return []
 
@@ -114,7 +114,7 @@ def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
-    """Fail before anything is answered."""
+    """Raise before start_response is called."""
     raise RuntimeError("secret details")
 
 
@@ -141,7 +141,7 @@ def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]
 
 
 def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer with the status and the header fields of the body."""
+    """Respond with the status and the headers that the request's body names."""
     line, fields = json.load(environ["wsgi.input"])
     start_response(line, [(name, value) for name, value in fields])
     return [b"body"]
@@ -155,13 +155,13 @@ def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]
     return []
 
 
-ANSWERS = {
+RESPONSES = {
     f"/{response.__name__}": response
     for response in (
         blocks,
         complain,
         fail,
-        judge,
+        limit,
         large,
         late,
         leave,
@@ -181,5 +181,5 @@ checked_echo = validator(echo)
 
 
 def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer as the path says, else with an echo that checks the server against PEP 3333."""
-    return ANSWERS.get(environ["PATH_INFO"], checked_echo)(environ, start_response)
+    """Dispatch on the path; by default, echo the request under the validator of PEP 3333."""
+    return RESPONSES.get(environ["PATH_INFO"], checked_echo)(environ, start_response)

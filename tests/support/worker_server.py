@@ -1,4 +1,4 @@
-"""Gunicorn with the worker, in processes of its own, and a client that sends bytes as they are given."""
+"""Gunicorn with the worker, in its own processes, and a client that sends raw bytes."""
 
 import os
 import select
@@ -38,12 +38,12 @@ class Client:
         return self
 
     def end(self) -> Self:
-        """Send no more."""
+        """Shut down the sending side."""
         self.sock.shutdown(socket.SHUT_WR)
         return self
 
     def reset(self) -> None:
-        """Break the connection off."""
+        """Reset the connection."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.close()
 
@@ -72,7 +72,7 @@ class Client:
         return line.removesuffix("\r\n")
 
     def responses(self) -> list[Response]:
-        """Read answers until the server closes the connection."""
+        """Read responses until the server closes the connection."""
         found = []
         with self:
             while self._file.peek(1):
@@ -80,13 +80,13 @@ class Client:
         return found
 
     def has_news(self) -> bool:
-        """Return whether there is something to read, if only that the connection is closed."""
+        """Return whether there is data or an end of file to read."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(0))
 
     def is_closed(self) -> bool:
-        """Wait for the server to close the connection, and tell whether it did without a further byte."""
+        """Wait for the end of the connection; return whether no byte preceded it."""
         return self._file.read(1) == b""
 
 
