@@ -50,8 +50,8 @@ class FastSchema(Schema):
         register = False  # A host may refer to a PlantSchema of its own by its name.
         unknown = EXCLUDE
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def _init_fields(self) -> None:
+        super()._init_fields()
         self._has_fast_path = (
             not any(self._hooks.values())
             and self.dict_class is dict
@@ -62,7 +62,7 @@ class FastSchema(Schema):
         )
         if self._has_fast_path:
             self._load_plan = [
-                (name, _UNCHANGED[type(field)][0], field.required, [_match_of(v) for v in field.validators])
+                (name, _UNCHANGED[type(field)][0], field.required, *_split(field.validators))
                 for name, field in self.load_fields.items()
             ]
             self._dump_plan = [
@@ -80,14 +80,16 @@ class FastSchema(Schema):
             return super().load(data)
         loaded = {}
         try:
-            for name, kind, required, validators in self._load_plan:
+            for name, kind, required, patterns, validators in self._load_plan:
                 if name in data:
                     value = loaded[name] = data[name]
                     if type(value) is not kind:
                         break
-                    for validate in validators:
-                        if validate(value) is None:
+                    for match in patterns:
+                        if not match(value):
                             raise ValidationError(name)
+                    for validate in validators:
+                        validate(value)
                 elif required:
                     break
             else:
@@ -120,9 +122,10 @@ class FastSchema(Schema):
         raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data)
 
 
-def _match_of(validate: Any) -> Callable[[Any], Any]:
-    """Return a function for the fast path: if it returns None or raises, marshmallow validates the value again."""
-    return validate.regex.match if type(validate) is Regexp else validate
+def _split(validators: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Separate the patterns, whose ``match`` takes half the time of the validator, from the other validators."""
+    patterns = [validate.regex.match for validate in validators if type(validate) is Regexp]
+    return patterns, [validate for validate in validators if type(validate) is not Regexp]
 
 
 def _is_plain(field: Any) -> bool:

@@ -61,7 +61,7 @@ class Loop:
         """
         self.listeners = listeners
         self._service = service
-        self._non_blocking_paths = service.non_blocking_paths
+        self._non_blocking_paths = frozenset(service.non_blocking_paths)
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls

@@ -40,9 +40,10 @@ _NOT_IN_TRAILERS: Final = {
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
 _NOT_TWICE: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
-# A cache of the environ keys of field names.
+# A cache of the environ keys of field names, but not of long ones, which a client could choose to fill the memory.
 _environ_keys: Final[dict[str, str]] = {}
 _MAX_CACHED_NAMES: Final = 512
+_MAX_CACHED_NAME_LENGTH: Final = 64
 _TOO_LARGE_FIELDS: Final = (431, "The header fields are too many or too large.")
 _ONLY_CHUNKED: Final = (501, "The only transfer coding is chunked.")
 
@@ -322,7 +323,8 @@ def _environ_key(name: str) -> str:
         return ""
     key = name.upper().replace("-", "_")
     key = key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
-    if len(_environ_keys) >= _MAX_CACHED_NAMES:
-        _environ_keys.clear()
-    _environ_keys[name] = key
+    if len(name) <= _MAX_CACHED_NAME_LENGTH:
+        if len(_environ_keys) >= _MAX_CACHED_NAMES:
+            _environ_keys.clear()
+        _environ_keys[name] = key
     return key

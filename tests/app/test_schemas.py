@@ -405,6 +405,22 @@ def test_a_plant_is_dumped_as_json_would_dump_it(plant: Plant) -> None:
     assert NewPlantSchema().dumps(plant) == json.dumps(members)
 
 
+def test_a_nested_schema_has_only_the_members_it_is_given() -> None:
+    nested: Any = fields.Nested(PlantSchema(), only=("name",)).schema
+    assert json.loads(nested.dumps(PLANT)) == nested.load(FERN) == NAMED
+
+
+def test_load_calls_a_validator_once_whatever_it_returns() -> None:
+    class Recorder(Validator):
+        def __call__(self, value: str) -> None:
+            validated.append(value)
+
+    validated: list[str] = []
+    schema = tag(validate=Recorder())()
+    assert schema.load(FERN) == SHADED
+    assert validated == ["shade"]
+
+
 def test_valid_documents_and_plants_take_the_fast_path() -> None:
     class Slow(NewPlantSchema):
         def _do_load(self, *_args: Any, **_options: Any) -> Any:

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 from json.encoder import encode_basestring_ascii
+from typing import Any
 
 import falcon
 import pytest
-from marshmallow import Schema, post_load
+from marshmallow import Schema, fields, post_load
 
 from plants.framework import json_app
 
@@ -24,6 +25,8 @@ def test_falcon_response_has_headers_with_names_in_lower_case() -> None:
     response.set_header("X-Plant", "Fern")
     response.content_type = "text/plain"
     assert response._headers == {"x-plant": "Fern", "content-type": "text/plain"}
+    response._headers = {"x-tag": "shade"}
+    assert response._wsgi_headers()[0] == ("x-tag", "shade")
 
 
 OBSERVED = """
@@ -50,6 +53,24 @@ def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
     """OpenTelemetry's instrumentation does so; its class is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
+
+
+def test_marshmallow_schema_begins_and_changes_its_fields_in_one_method() -> None:
+    """``_init_fields``: called by the constructor, and for a copy that ``Nested`` restricts."""
+
+    class Recording(Schema):
+        name = fields.String()
+        tag = fields.String()
+
+        def _init_fields(self) -> None:
+            super()._init_fields()
+            begun.append([*self.fields])
+
+    begun: list[list[str]] = []
+    schema = Recording()
+    assert begun == [["name", "tag"]]
+    nested: Any = fields.Nested(schema, only=("name",)).schema
+    assert [*nested.fields] == begun[-1] == ["name"]
 
 
 def test_marshmallow_schema_knows_its_hooks() -> None:

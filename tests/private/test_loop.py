@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from plants.server.connection import CLOSED, CLOSING, IDLE, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
+from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
+from plants.server.loop import _MAX_EXPIRED_PER_ITERATION
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
@@ -131,7 +132,7 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
 
 
 class Identifying(Service):
-    """Counts how often it identifies a request."""
+    """Adds a header each time it identifies a request."""
 
     def identify(self, request: Request) -> None:
         request.extra_headers += b"X-Request-ID: 1\r\n"
@@ -194,6 +195,7 @@ def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) ->
     for _, connection in clients:
         connection.deadline = 0.0
     driver.run_once()
+    assert sum(connection.state != OPEN for _, connection in clients) == _MAX_EXPIRED_PER_ITERATION
     driver.run_until(lambda: all(connection.state == CLOSED for _, connection in clients))
     for client, _ in clients:
         client.close()

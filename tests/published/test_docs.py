@@ -1,5 +1,6 @@
 """The documents: their links, and the tables that must agree with the code."""
 
+import inspect
 import re
 from collections import Counter
 from contextlib import closing
@@ -15,6 +16,7 @@ from plants.hosting import settings, worker
 from plants.hosting.settings import Settings
 from plants.server import calls, connection, loop, tls
 from plants.stores.batch import BatchStore
+from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.published.test_imports import MODULES, wing_of
 from tests.support.calls import sender
@@ -83,10 +85,16 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`",
         f"{BatchStore.max_batch}, or as many as have bodies of {calls._MAX_BATCH_BYTES // 1024} KiB together",
         f"{loop._SWEEP_SECONDS} s in one iteration",
+        f"{worker.Worker.response_timeout} s",
         f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",
     ):
         assert limit in table
+
+
+def test_every_complete_request_gets_its_response_within_5_s() -> None:
+    timeout = inspect.signature(SQLiteStore).parameters["timeout"].default
+    assert timeout < worker.Worker.response_timeout < 5 - loop._SWEEP_SECONDS
 
 
 def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plants.server import request
 from plants.server.listener import Listener
 from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Limits, Request, SizedBody, check_growing_head
 
@@ -254,3 +255,11 @@ def test_trailers_without_an_end_are_rejected() -> None:
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 52, b"a")) == 431
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\n" + b"X-A: a\r\n" * 5) == 431
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX A: a\r\n\r\n") == 400
+
+
+@pytest.mark.parametrize(("length", "cached"), [(request._MAX_CACHED_NAME_LENGTH, True), (65, False)])
+def test_only_keys_of_short_field_names_are_cached(length: int, cached: bool) -> None:
+    name = "x" * length
+    parsed = parse(b"GET / HTTP/1.1\r\n" + HOST + f"{name}: 1\r\n\r\n".encode(), LARGE)
+    assert parsed.environ[f"HTTP_{name.upper()}"] == "1"
+    assert (name in request._environ_keys) == cached

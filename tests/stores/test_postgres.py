@@ -1,5 +1,6 @@
 """The PostgreSQL store when the server, the network or another client fails."""
 
+import inspect
 import os
 import random
 import re
@@ -25,6 +26,7 @@ import psycopg
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresConnections, PostgresStore
+from plants.stores.sqlite import SQLiteStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.hosted import CHECKOUT
@@ -760,6 +762,11 @@ def test_options_in_the_url_override_the_defaults(server: PostgresServer, admin:
     with closing(PostgresStore.from_url(f"{server.url}?application_name=gardener")) as store:
         store.check()
         assert rows(admin, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gardener'") == [(1,)]
+
+
+def test_the_default_timeout_is_not_above_that_of_sqlite() -> None:
+    ours, sqlites = (inspect.signature(store).parameters["timeout"].default for store in (PostgresStore, SQLiteStore))
+    assert 0 < ours <= sqlites
 
 
 def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
