@@ -18,7 +18,7 @@ from plants.server import calls, connection, loop, tls
 from plants.stores.batch import BatchStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.published.test_imports import MODULES, wing_of
+from tests.published.test_imports import MODULES, layer_of
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
 from tests.support.servers import COMMANDS
@@ -148,10 +148,12 @@ def test_the_sizes_of_the_wings_are_about_those_of_the_code() -> None:
     sizes: Counter[str] = Counter()
     for module, file in MODULES.items():
         tests = module.startswith(("plants.testing", "plants._webtest", "plants.pytest_plugin", "plants.store_suite"))
-        sizes["testing" if tests else wing_of(module)] += len(file.read_text().splitlines())
-    table = page("decisions").partition("| wing | 2eaa4f4 | now |")[2].partition("\n\n")[0]
-    documented = {wing: int(lines) for wing, lines in re.findall(r"^\| (\w+) \| \d+ \| (\d+) \|", table, re.MULTILINE)}
-    assert documented == {wing: pytest.approx(lines, abs=100) for wing, lines in sizes.items()}
+        sizes["testing" if tests else layer_of(module)] += len(file.read_text().splitlines())
+    table = page("decisions").partition("| layer | 2eaa4f4 | now |")[2].partition("\n\n")[0]
+    documented = {
+        layer: int(lines) for layer, lines in re.findall(r"^\| (\w+) \| \d+ \| (\d+) \|", table, re.MULTILINE)
+    }
+    assert documented == {layer: pytest.approx(lines, abs=100) for layer, lines in sizes.items()}
     stated = re.findall(r"has about ([\d,]+) now", page("decisions"))
     assert int(stated[0].replace(",", "")) == pytest.approx(sizes.total(), abs=200)
     files = re.findall(r"`([\w/]+\.py)`", page("decisions").partition("| where | what it does")[2])

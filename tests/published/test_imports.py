@@ -1,4 +1,4 @@
-"""Imports: each wing of the package imports only the wings below it, and no import is circular."""
+"""Imports: each layer of the package imports only the layers below it, and no import is circular."""
 
 import ast
 import re
@@ -27,9 +27,9 @@ def imports_of(module: str) -> set[str]:
     return found & MODULES.keys() - {module}
 
 
-def wing_of(module: str) -> str:
+def layer_of(module: str) -> str:
     return next(
-        (wing for wing in ("hosting", "server", "stores") if module.startswith(f"plants.{wing}")),
+        (layer for layer in ("hosting", "server", "stores") if module.startswith(f"plants.{layer}")),
         "hosting" if module in {"plants.wsgi", "plants.__main__"} else "application",
     )
 
@@ -53,7 +53,7 @@ def test_a_wing_imports_only_the_wings_below_it() -> None:
         (module, imported)
         for module in MODULES
         for imported in imports_of(module)
-        if imported != "plants" and wing_of(imported) not in ALLOWED[wing_of(module)]
+        if imported != "plants" and layer_of(imported) not in ALLOWED[layer_of(module)]
     ]
     assert wrong == []
 
