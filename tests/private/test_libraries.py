@@ -55,7 +55,7 @@ def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 
 
-def test_marshmallow_schema_begins_and_changes_its_fields_in_one_method() -> None:
+def test_marshmallow_schema_sets_its_fields_in_one_method() -> None:
     """``_init_fields``: called by the constructor, and for a copy that ``Nested`` restricts."""
 
     class Recording(Schema):
