@@ -86,7 +86,7 @@ class _WALLost(StoreUnusable):
     """SQLite's write-ahead log was removed or replaced, but not the file."""
 
     def __init__(self) -> None:
-        super().__init__("the write-ahead log (-wal) is gone or replaced: wait until every process has closed the file")
+        super().__init__("SQLite's log (-wal) was removed or replaced: wait until every process has closed the file")
 
 
 class _FileConnections(Connections):

@@ -554,7 +554,7 @@ def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, pat
     assert store.get(1)
     path.with_name("plants.db-wal").unlink()
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="log was removed or replaced"):
+        with pytest.raises(StoreUnavailable, match="was removed or replaced: wait"):
             store.get(1)
     wait_until(lambda: add_together(store, [Plant(2, "fern")]) != ["unavailable"])
     assert store.get(1) == Plant(1, "oak")
