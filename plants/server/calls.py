@@ -53,31 +53,25 @@ class Calls:
 
     def call(self, request: Request) -> Response:
         """Return the response to one request."""
-        current_request.set(request)
-        try:
-            return Call(request).response()
-        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
-            self._log.exception("the application failed")
-            return self._failed(request)
+        return self._finish(self._start(request), request)
 
     def _start(self, request: Request) -> Call | None:
         """Call the application; return None if it fails."""
         current_request.set(request)
         try:
             return Call(request)
-        except BaseException:
+        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
             self._log.exception("the application failed")
             return None
 
-    def _finish(self, call: Call, request: Request) -> Response:
+    def _finish(self, call: Call | None, request: Request) -> Response:
+        """Return the response of a call; an error response if the call failed, or fails now."""
         current_request.set(request)
         try:
-            return call.response()
+            if call:
+                return call.response()
         except BaseException:
             self._log.exception("the application failed")
-            return self._failed(request)
-
-    def _failed(self, request: Request) -> Response:
         request.keep_alive = False
         return self._service.error_response(HTTPError(500), request)
 
@@ -138,7 +132,7 @@ class Calls:
         completed: list[Completed] = []
         for (connection, request), call in zip(jobs, calls, strict=False):
             try:
-                completed.append((connection, request, self._finish(call, request) if call else self._failed(request)))
+                completed.append((connection, request, self._finish(call, request)))
             except BaseException:  # There is not even an error response. The deadlines close this connection.
                 self._log.exception("the error response failed")
         current_request.set(None)
