@@ -91,6 +91,7 @@ class BatchStore(GroupCommitStore):
         self._connections = self._new_connections()
         self._breaker = CircuitBreaker(self._connections.check)
         self._lock = threading.Lock()
+        self._full_batches: set[_Batch] = set()  # not committed yet
         self._batch = self._new_batch()
 
     def after_fork(self) -> None:
@@ -105,6 +106,7 @@ class BatchStore(GroupCommitStore):
             batch = self._batch
             index = len(batch.plants)
             if index >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
+                self._full_batches.add(batch)
                 batch = self._batch = self._new_batch()
                 index = 0
             batch.plants.append(plant)
@@ -124,9 +126,13 @@ class BatchStore(GroupCommitStore):
             connections.check(time.monotonic() + self._timeout)
 
     def close(self) -> None:
-        if self._batch.plants:
-            with suppress(StoreUnavailable):
-                self._batch.commit(time.monotonic() + self._timeout)
+        deadline = time.monotonic() + self._timeout
+        with self._lock:
+            batches = [*self._full_batches, self._batch]
+        for batch in batches:
+            if batch.plants:
+                with suppress(StoreUnavailable):
+                    batch.commit(deadline)
         self._connections.close()
 
     def _new_batch(self) -> _Batch:
@@ -135,6 +141,7 @@ class BatchStore(GroupCommitStore):
     def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
             with self._lock:
+                self._full_batches.discard(batch)
                 if batch is self._batch:
                     self._batch = self._new_batch()
             return batch.plants

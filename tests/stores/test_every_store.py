@@ -169,11 +169,12 @@ class StoreContract(StoreSuite):
         pending.result()
 
     def test_a_closed_store_has_committed_what_was_submitted(self, batch_store: BatchStore, lasting_url: str) -> None:
-        pending = batch_store.submit(Plant(1, "fern"))
+        full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         batch_store.close()
-        pending.result()
+        full.result()
+        last.result()
         with contextlib.closing(open_store(lasting_url)) as reopened:
-            assert reopened.get(1) == Plant(1, "fern")
+            assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
     def test_of_batches_that_compete_exactly_one_wins_each_id(self, store: PlantStore, peer: PlantStore) -> None:
         def compete(name: str) -> list[str]:
