@@ -360,15 +360,15 @@ SHAPES = {
     ),
     "a tag required": (
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
-        "wants another value in tag",
+        "rejects the store's inserts: tag",
     ),
     "more required": (
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
-        "wants another value in place",
+        "rejects the store's inserts: place",
     ),
     "ids of its own": (
         "TABLE plants (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text, tag text)",
-        "another value in id",
+        "rejects the store's inserts: id",
     ),
     "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
     "a trigger": (f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}", "the trigger twice"),
@@ -392,7 +392,7 @@ SHAPES = {
     ),
     "a partition that needs a tag": (
         f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ALTER tag SET NOT NULL",
-        "wants another value in tag",
+        "rejects the store's inserts: tag",
     ),
     "a partition with a check": (
         f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ADD CONSTRAINT small CHECK (id < 9)",
