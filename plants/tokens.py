@@ -24,6 +24,7 @@ _DIGEST_BYTES = 32
 # Published digests follow their size and a checksum.
 _SIZE_BYTES = 4
 _DIGESTS_AT = _SIZE_BYTES + _DIGEST_BYTES
+_MAX_ADOPT_ATTEMPTS = 100
 
 _log = logging.getLogger(__name__)
 
@@ -137,11 +138,13 @@ class TokenFile(Tokens):
         self._published[: _DIGESTS_AT + len(digests)] = header + digests
 
     def _adopt(self) -> None:
-        size = int.from_bytes(self._published[:_SIZE_BYTES], "big")
-        digests = self._published[_DIGESTS_AT : _DIGESTS_AT + size]
-        # Another worker may be publishing just now; then this one reads the file a second later.
-        if hashlib.sha256(digests).digest() == self._published[_SIZE_BYTES:_DIGESTS_AT]:
-            self._digests = [digests[at : at + _DIGEST_BYTES] for at in range(0, size, _DIGEST_BYTES)]
+        for _ in range(_MAX_ADOPT_ATTEMPTS):
+            size = int.from_bytes(self._published[:_SIZE_BYTES], "big")
+            digests = self._published[_DIGESTS_AT : _DIGESTS_AT + size]
+            if hashlib.sha256(digests).digest() == self._published[_SIZE_BYTES:_DIGESTS_AT]:
+                self._digests = [digests[at : at + _DIGEST_BYTES] for at in range(0, size, _DIGEST_BYTES)]
+                break
+            time.sleep(0.001)  # Another worker is publishing at this moment, or was killed while it did.
 
 
 def _watch(reference: "weakref.ref[TokenFile]") -> None:

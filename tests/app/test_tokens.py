@@ -226,9 +226,22 @@ def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list
     assert [later_worker.accepts(token) for token in ("first", "second", "third")] == [False, True, True]
 
 
-def test_a_later_process_ignores_tokens_that_are_half_published(path: Path) -> None:
+def publish_half(tokens: TokenFile) -> None:
+    tokens._published[10] ^= 1
+
+
+def test_a_later_process_waits_for_tokens_that_are_half_published(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     master = TokenFile(path)
-    master._published[10] ^= 1  # as if a worker were writing
+    worker = copy(master)
+    worker._digests = Tokens(["second"])._digests
+    publish_half(worker)
+    monkeypatch.setattr("plants.tokens.time.sleep", lambda _seconds: worker._publish())
+    assert not copy(master).accepts("first")
+
+
+def test_a_later_process_ignores_tokens_that_stay_half_published(path: Path) -> None:
+    master = TokenFile(path)
+    publish_half(master)
     assert copy(master).accepts("first")
 
 
