@@ -45,7 +45,9 @@ def create_app_with(
 
 
 def _require(argument: str, value: object, kind: str, *methods: str) -> None:
+    if isinstance(value, type):
+        raise TypeError(f"{argument} is the class {value.__name__}, not a {kind} object")
     for name in methods:
         method = getattr(value, name, None)
-        if isinstance(value, type) or not callable(method) or iscoroutinefunction(method):
+        if not callable(method) or iscoroutinefunction(method):
             raise TypeError(f"{argument} is not a {kind} object, because it has no synchronous {name}() method")

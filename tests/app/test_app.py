@@ -17,7 +17,8 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
-from plants import MemoryStore, Plant
+from plants import MemoryStore, Plant, PlantStore
+from plants.tokens import TokenCheck, Tokens
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Contract, Headers, new_plant
 from tests.support.calls import Stream, call
 
@@ -88,7 +89,6 @@ STORES = {
     "path": (Path("plants.db"), "add"),
     "number": (0, "add"),
     "function": (print, "add"),
-    "class": (MemoryStore, "add"),
     "dictionary": ({}, "add"),
     "set": (set(), "check"),
     "asynchronous": (AsyncAdd(), "add"),
@@ -101,6 +101,13 @@ def test_create_app_rejects_what_is_not_a_store(store: Any, method: str) -> None
     message = rf"^store is not a PlantStore object, because it has no synchronous {method}\(\) method$"
     with pytest.raises(TypeError, match=message):
         plants.create_app(store, tokens=[TOKEN])
+
+
+def test_create_app_rejects_a_class_that_is_not_called() -> None:
+    with pytest.raises(TypeError, match=r"^store is the class MemoryStore, not a PlantStore object$"):
+        plants.create_app(cast(PlantStore, MemoryStore), tokens=[TOKEN])
+    with pytest.raises(TypeError, match=r"^tokens is the class Tokens, not a token check object$"):
+        plants.create_app(tokens=cast(TokenCheck, Tokens))
 
 
 def test_a_store_that_returns_a_coroutine_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
