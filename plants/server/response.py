@@ -80,8 +80,9 @@ class Call:
         try:
             body = b"".join(self._iterable)
         finally:
-            if hasattr(self._iterable, "close"):
-                self._iterable.close()
+            close = getattr(self._iterable, "close", None)
+            if close is not None:
+                close()
             self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
         if self._status is None:
             raise AssertionError("the application did not call start_response")

@@ -28,7 +28,15 @@ def keep_input(environ: dict[str, Any], start_response: Callable[..., Any]) -> l
     return [environ["wsgi.input"].read()]
 
 
-@pytest.mark.parametrize("app", [remove_input, keep_input])
+class Unclosable(list[bytes]):
+    close = None
+
+
+def return_unclosable(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    return Unclosable(keep_input(environ, start_response))
+
+
+@pytest.mark.parametrize("app", [remove_input, keep_input, return_unclosable])
 def test_after_the_response_the_environ_holds_no_body(sock: socket.socket, app: Callable[..., Any]) -> None:
     request = Request(Listener(sock, app), {}, 0.0)
     request.body = SizedBody(4)
