@@ -50,7 +50,7 @@ class _Strict:
 
 def _number(name: str, value: float, largest: float = math.inf) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= largest:
-        raise ValueError(f"{name} is a number of at least 0, not {value!r}")
+        raise ValueError(f"{name} is a number from 0 to {largest}, not {value!r}")
     return value
 
 

@@ -198,9 +198,9 @@ def test_a_fault_must_be_an_exception(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, "2", None], ids=repr)
 def test_invalid_times_are_rejected(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
+    with pytest.raises(ValueError, match=r"^times is a number from 0 to inf, not "):
         FaultyStore().fail(times=wrong)
-    with pytest.raises(ValueError, match=r"^times is a number of at least 0, not "):
+    with pytest.raises(ValueError, match=r"^times is a number from 0 to inf, not "):
         Deployment().fail(429, times=wrong)
 
 
@@ -212,7 +212,7 @@ def test_an_id_that_is_no_integer_is_rejected() -> None:
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e300, "0.5", None], ids=repr)
 def test_an_invalid_delay_is_rejected(wrong: Any) -> None:
     store = FaultyStore()
-    with pytest.raises(ValueError, match=r"^delay is a number of at least 0, not "):
+    with pytest.raises(ValueError, match=rf"^delay is a number from 0 to {threading.TIMEOUT_MAX}, not "):
         store.delay = wrong
     store.add(Plant(1, "Fern"))
 
