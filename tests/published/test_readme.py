@@ -129,7 +129,7 @@ def test_the_test_command_is_the_one_that_ci_runs() -> None:
     (options,) = re.findall(r"/pytest (-n .*)$", TEST)
     ci = (CHECKOUT / ".ci/run").read_text()
     assert "test_command=$(grep '/pytest -n ' README.md)" in ci
-    assert f'in_parallel="{options}"' in ci
+    assert f"in_parallel=({options})" in ci
 
 
 def test_the_first_snippet_creates_an_application() -> None:
