@@ -99,7 +99,7 @@ function useNextId() {
   // A number would be rounded beyond 2^53.
   const next = (_, name, id) => `${name}${BigInt(id) + 1n}`;
   at("body").value = at("body").value.replace(/("id"\s*:\s*)(-?\d+)/, next);
-  at("hint").textContent = "The id in the body is now the next one.";
+  at("hint").textContent = "The id in the body was incremented.";
   showCurl();
 }
 

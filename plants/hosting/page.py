@@ -1,4 +1,4 @@
-"""``/docs``: the interface description as a page to read and to try. It has no third-party scripts."""
+"""``/docs``: the interface description as an interactive page. It has no third-party scripts."""
 
 from collections.abc import Iterable
 from importlib.resources import files
@@ -31,13 +31,13 @@ PAGE: Final[dict[str, object]] = {
 
 
 def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
-    """Return an application that leads a browser from ``/`` to the page, and passes all other requests to ``app``."""
+    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != "/" or environ["REQUEST_METHOD"] != "GET" or not _prefers_html(environ):
             return app(environ, start_response)
         start_response("302 Found", [*HEADERS.items(), ("Location", "docs")])
-        return [error_body(environ, 30200, "A page to read and to try is at docs.")]
+        return [error_body(environ, 30200, "An interactive description is at docs.")]
 
     return hosted
 

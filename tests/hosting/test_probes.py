@@ -74,7 +74,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
     response = hosted(MemoryStore()).get("/?a=1", headers={"Accept": BROWSER})
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
-    assert response.json == {"error": 30200, "message": "A page to read and to try is at docs."}
+    assert response.json == {"error": 30200, "message": "An interactive description is at docs."}
     assert response.headers["Cache-Control"] == "no-store"
 
 
