@@ -20,7 +20,7 @@ plant_store = plants.create_app(tokens=["secret"])
 
 
 def store(environ: dict[str, Any], start_response: Any) -> Any:
-    """Set what a2wsgi leaves out: reading the body ends at the end of the request, even if it is chunked."""
+    """Set the key that a2wsgi omits: ``wsgi.input`` ends with the request, even if the body is chunked."""
     return plant_store(environ | {"wsgi.input_terminated": True}, start_response)
 
 
