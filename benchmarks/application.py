@@ -123,7 +123,7 @@ def main() -> None:
         before = median
     first, *_, last = STEPS
     ratio = statistics.median(round_[last] / round_[first] for round_ in rounds)
-    print(f"| the service, as times of the first | {ratio:.2f} | |")
+    print(f"| ratio: the service / the first row | {ratio:.2f} | |")
 
 
 if __name__ == "__main__":

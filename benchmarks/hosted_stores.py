@@ -68,7 +68,7 @@ def main() -> None:
             found[store, count].append(measure(services[store], count, args.seconds, next(first_ids)))
     print(f"{measured_with()}; medians of {args.rounds} rounds; CPU in microseconds a create\n")
     print(
-        "| connections | store | creates/s | times memory's | p99 ms | CPU | beyond memory | failures |\n"
+        "| connections | store | creates/s | ratio to `memory:` | p99 ms | CPU | CPU above `memory:` | failures |\n"
         + "|---" * 8
         + "|"
     )

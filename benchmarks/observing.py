@@ -2,8 +2,8 @@
 
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
-The output is the median of all rounds; the requests differ in their ids and times. Then the service is loaded over 16
-connections with neither, with each, and with both, which needs wrk on the PATH.
+The output is the median of all rounds; the requests differ in their ids and times. Then wrk, which must be on the PATH,
+loads the service over 16 connections: without log and metrics, with either, and with both.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seconds", type=int, default=3)
     options = parser.parse_args()
-    # The results go to where standard output was, and the lines of the log to a file in its place.
+    # The access log writes to descriptor 1, so redirect that to a file, and print the results to a copy of it.
     with (
         os.fdopen(os.dup(1), "w") as results,
         tempfile.TemporaryFile() as log,
@@ -110,8 +110,8 @@ def main() -> None:
             log_lines.flush()
 
         steps = {
-            "a line of the log, alone": write_at_once,
-            "a line of the log, of many": log_lines.write,
+            "a log line, flushed at once": write_at_once,
+            "a log line, buffered": log_lines.write,
             "a request counted": Metrics(1).count_response,
         }
         for (step, call), (kind, (status, body, environ)) in itertools.product(steps.items(), RESPONSES.items()):

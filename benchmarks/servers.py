@@ -4,8 +4,8 @@
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Granian, 1 thread" --compiled OTHER_VENV/bin
 
-Each round starts every server afresh. The output is the medians of all rounds; a ratio is to the first server, the
-median of the ratios of each round.
+Each round starts every server afresh. The output is the medians of all rounds. A ratio compares a server with the first
+one; it is the median of the rounds' ratios.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--connections", type=int, nargs="+", default=[16])
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="SERVER")
-    parser.add_argument("--equal-heads", action="store_true", help="let all requests be equal to the byte, but the id")
+    parser.add_argument("--equal-heads", action="store_true", help="make all requests equal except for the plant's id")
     parser.add_argument("--compiled", metavar="BIN", help="add the compiled server that is installed there")
     args = parser.parse_args()
     servers = {name: COMMANDS[name] for name in args.only}

@@ -72,7 +72,7 @@ def add_for(store: PlantStore, threads: int, seconds: float, ids: Iterator[int])
 
 
 def million(plants: int) -> None:
-    print(f"{plants:,} plants; seconds for each tenth, and the last tenth's speed as a part of the first's")
+    print(f"{plants:,} plants; seconds for each tenth, and the speed of the last tenth divided by that of the first")
     with stores() as opened:
         for name, store in opened.items():
             threads = 1 if name == "memory" else 16
