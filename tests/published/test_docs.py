@@ -15,6 +15,7 @@ from plants.errors import ErrorCode
 from plants.hosting import settings, worker
 from plants.hosting.settings import Settings
 from plants.server import calls, connection, loop, tls
+from plants.server.request import HEAD_BYTES
 from plants.stores.batch import BatchStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
@@ -82,9 +83,10 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("\n## ")[0]
     for limit in (
         f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
-        f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`",
-        f"{BatchStore.max_batch}, or as many as have bodies of {calls._MAX_BATCH_BYTES // 1024} KiB together",
-        f"{loop._SWEEP_SECONDS} s in one iteration",
+        f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
+        f"at least {loop._BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
+        f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
+        f"{loop._SWEEP_SECONDS} s at a time, between steps of at most {loop._MAX_STEPS_PER_STAGE} connections;",
         f"{worker.Worker.response_timeout} s",
         f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",

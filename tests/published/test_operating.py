@@ -86,7 +86,7 @@ def test_a_process_opens_the_documented_number_of_connections() -> None:
 
     most = inspect.signature(PostgresStore).parameters["max_connections"].default
     threads = PostgresStore.worker_threads
-    assert f"as threads use the store: {threads} in the packaged worker, {most} at most" in words(SCALING)
+    assert f"that uses the store: {threads} in the packaged worker, and never more than {most}." in words(SCALING)
     assert f"| connections to PostgreSQL | one for each thread that uses the store: at most {threads} " in OPERATING
     assert f"compare `max_connections` with {threads} times the processes" in words(OPERATING)
 
