@@ -34,7 +34,7 @@ class ErrorCode(IntEnum):
     NO_TOKEN = 40100, "A bearer token is required: Authorization: Bearer <ACCESS_TOKEN>."
     INVALID_TOKEN = 40101, "The bearer token is not valid."
     NO_SUCH_PATH = 40400, "There is nothing at this path."
-    METHOD_NOT_ALLOWED = 40500, "This path does not have this method; the Allow header says which it has."
+    METHOD_NOT_ALLOWED = 40500, "This path does not support this method; see the Allow header."
     REQUEST_TIMEOUT = 40800, "The request did not arrive in time."
     TOO_LARGE = 41300, "The body is too large."
     UNSUPPORTED_MEDIA_TYPE = 41500, "The body must be application/json in UTF-8, without a content coding."
@@ -62,7 +62,7 @@ def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, s
 def error_body(environ: dict[str, Any], code: int, message: str | None = None) -> bytes:
     """Return the Error body for a code, with this message, or the table's, or the phrase of the status.
 
-    The log and the metrics of a hosted service read the code and the message from ``environ["plants.error"]``.
+    Also set ``environ["plants.error"]``, which the log and the metrics of a hosted service read.
     """
     if message is None:
         message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase

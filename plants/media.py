@@ -24,10 +24,10 @@ _MAX_READ = 1 << 20
 _STRING = re.compile(r'"(?:[^"\\]+|\\.)*+"?')
 # Opening brackets become the byte 1 and closing ones -1; all other bytes are deleted.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))
+_OTHER_BYTES = bytes(set(range(256)) - set(b"[{]}"))
 _NO_BODY = (
-    "There is no body: the request has no Content-Length, or the server does not tell the application where a chunked "
-    "body ends (wsgi.input_terminated)."
+    "The body cannot be read: the request has no Content-Length, and the server does not mark the end of chunked "
+    "bodies (wsgi.input_terminated is not set)."
 )
 
 
@@ -56,7 +56,7 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
         if length > max_bytes:
             raise _too_large(max_bytes)
     elif not req.env.get("wsgi.input_terminated"):
-        # PEP 3333 does not define where such a body ends. Servers that decode chunked bodies set this key.
+        # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
     limit = max_bytes + 1 if length is None else length
     chunks = []
@@ -106,7 +106,7 @@ def parse_json(body: bytes) -> Any:
 
 def _depth(text: str) -> int:
     # The depth may be wrong after a syntax error, but the parser rejects the text there anyway.
-    steps = _STRING.sub("", text).encode().translate(_STEPS, _NO_STEPS)
+    steps = _STRING.sub("", text).encode().translate(_STEPS, _OTHER_BYTES)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 

@@ -102,8 +102,8 @@ def test_a_body_without_length_and_end_is_400_with_the_reason(app: Any, environ:
     response = call(app, stream, **environ)
     assert (response.error, stream.sizes) == (40001, [])
     assert response.message == (
-        "There is no body: the request has no Content-Length, or the server does not tell the application where a "
-        "chunked body ends (wsgi.input_terminated)."
+        "The body cannot be read: the request has no Content-Length, and the server does not mark the end of chunked "
+        "bodies (wsgi.input_terminated is not set)."
     )
 
 
