@@ -23,23 +23,23 @@ def create_app(
     :raises TypeError, ValueError: an argument is not usable; the message names it, and shows no token.
     """
     store = MemoryStore() if store is None else store
-    return create_app_with({}, store, tokens=tokens, max_body_bytes=max_body_bytes)
+    return create_app_with_resources({}, store, tokens=tokens, max_body_bytes=max_body_bytes)
 
 
-def create_app_with(
-    public: Mapping[str, object],
+def create_app_with_resources(
+    public_resources: Mapping[str, object],
     store: PlantStore,
     *,
     tokens: Iterable[str] | TokenCheck,
     max_body_bytes: int = 1_048_576,
 ) -> WSGIApplication:
-    """Return the application of ``create_app`` with more resources, whose paths are public: they need no token."""
+    """Return the application of ``create_app`` with more resources, which need no token, keyed by path."""
     _require("store", store, "PlantStore", "add", "check", "close", "get")
     check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
     _require("tokens", check, "token check", "accepts")
-    app = json_app(BearerAuth(check, public.keys()))
+    app = json_app(BearerAuth(check, public_resources.keys()))
     app.add_route("/plants", PlantCollection(store, max_body_bytes))
-    for path, resource in public.items():
+    for path, resource in public_resources.items():
         app.add_route(path, resource)
     return app
 

@@ -24,7 +24,7 @@ from wsgiref.types import StartResponse
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.probes import probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
@@ -191,7 +191,7 @@ class Deployment(_Strict):
         self.store = FaultyStore(store)
         self.reset()
         public = probes(self.store)
-        self._app = create_app_with(public, self.store, tokens=self, max_body_bytes=max_body_bytes)
+        self._app = create_app_with_resources(public, self.store, tokens=self, max_body_bytes=max_body_bytes)
 
     @property
     def token(self) -> str:

@@ -2,12 +2,14 @@
 
 from typing import Final
 
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.hosting.environment import announce_new_token, settings, store
 from plants.hosting.page import PAGE, redirect_browsers
 from plants.probes import probes
 
 announce_new_token()
 app: Final = redirect_browsers(
-    create_app_with(probes(store) | PAGE, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes)
+    create_app_with_resources(
+        probes(store) | PAGE, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes
+    )
 )

@@ -6,14 +6,14 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 from plants import MemoryStore
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.probes import probes
 from tests.contract import TOKEN
 
 
 def client(**environ: Any) -> WebTestApp:
     store = MemoryStore()
-    app = create_app_with(probes(store), store, tokens=[TOKEN])
+    app = create_app_with_resources(probes(store), store, tokens=[TOKEN])
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 

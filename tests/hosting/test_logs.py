@@ -32,10 +32,10 @@ FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.00000
 APP = """
 import logging
 from plants import MemoryStore
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.probes import probes
 
-service = create_app_with(probes(MemoryStore()), MemoryStore(), tokens=["unused"])
+service = create_app_with_resources(probes(MemoryStore()), MemoryStore(), tokens=["unused"])
 
 def app(environ, start_response):
     if environ["PATH_INFO"] == "/livez":

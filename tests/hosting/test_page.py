@@ -17,7 +17,7 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.errors import ErrorCode
 from plants.hosting.page import PAGE
 from plants.probes import probes
@@ -32,7 +32,7 @@ FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "t
 
 def hosted() -> WSGIApplication:
     store = MemoryStore()
-    return create_app_with(probes(store) | PAGE, store, tokens=[TOKEN])
+    return create_app_with_resources(probes(store) | PAGE, store, tokens=[TOKEN])
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

@@ -8,7 +8,7 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.app import create_app_with
+from plants.app import create_app_with_resources
 from plants.hosting.page import PAGE, redirect_browsers
 from plants.probes import probes
 from plants.testing import FaultyStore
@@ -16,7 +16,7 @@ from tests.contract import AUTH, TOKEN
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    app = redirect_browsers(create_app_with(probes(store) | PAGE, store, tokens=[TOKEN]))
+    app = redirect_browsers(create_app_with_resources(probes(store) | PAGE, store, tokens=[TOKEN]))
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
