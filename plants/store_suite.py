@@ -81,7 +81,7 @@ class StoreSuite:
         assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(100))
         assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
 
-    def test_an_id_in_use_fails_no_concurrent_add(self, store: PlantStore) -> None:
+    def test_an_id_in_use_does_not_fail_other_concurrent_adds(self, store: PlantStore) -> None:
         def add(plant_id: int) -> bool:
             with suppress(PlantIdInUse):
                 store.add(Plant(plant_id, "fern"))

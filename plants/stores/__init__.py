@@ -23,7 +23,7 @@ class PlantIdInUse(PlantStoreError):
     """Another plant already has this id, and is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
-        super().__init__(plant_id)  # The argument of the class, so that the exception can be copied and pickled.
+        super().__init__(plant_id)  # copy and pickle call the class with this, so it is the id.
         self.plant_id = plant_id
 
     def __str__(self) -> str:
@@ -38,8 +38,8 @@ class StoreUnavailable(PlantStoreError):
 class PlantStore(abc.ABC):
     """The interface of a store. Threads may share a store.
 
-    A hosted service needs the three class variables. They have no defaults: a store without them stops the start
-    instead of being served with the wrong numbers.
+    A hosted service needs the three class variables, and does not start if one is missing. They have no defaults,
+    because a wrong one would go unnoticed.
     """
 
     worker_threads: ClassVar[int]  #: threads of one server process that should call the store
@@ -60,23 +60,23 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def get(self, plant_id: int) -> Plant | None:
-        """Return the plant with this id, or None. A read waits for no writer.
+        """Return the plant with this id, or None, without waiting for a lock that a writer holds.
 
         :raises StoreUnavailable: the store cannot be read now.
         """
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Return if an ``add`` would succeed. The result may be up to half a second old, so that probes can share it.
+        """Raise StoreUnavailable if an ``add`` would fail.
 
-        :raises StoreUnavailable: an ``add`` would fail.
+        Calls may share a result for half a second. During an outage they may share it until the next retry has ended.
         """
 
     def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
         """Create the file or the table of a new store, and check it.
 
-        Call this once, before other processes inherit this object: none of them recreates a file or a table that the
-        store has had. Without this call, the first use creates what is missing.
+        Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without it,
+        the first use creates what is missing.
 
         :param create: False if other processes already serve the store; then nothing is created, now or later.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
@@ -85,7 +85,7 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Commit what was submitted and release all resources. A second call does nothing."""
+        """Commit what was submitted, if possible, and release all resources. A second call does nothing."""
 
 
 class PendingAdd(Protocol):

@@ -96,7 +96,7 @@ class BatchStore(GroupCommitStore):
 
     def after_fork(self) -> None:
         """Replace the connections and the locks in a forked child."""
-        # The parent's connections stay referenced, because closing them here would close them there.
+        # Keep a reference: garbage collection would close the parent's connections.
         self._inherited.append(self._connections)
         self._start()
 
@@ -150,7 +150,7 @@ class BatchStore(GroupCommitStore):
         try:
             outcomes = self._insert(collect, deadline)
         finally:
-            # An interrupted leader, by Ctrl-C for example, leaves no follower waiting.
+            # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
             batch.plants = []
         return outcomes

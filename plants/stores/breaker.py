@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from plants.stores import StoreUnavailable
 
-_RETRY_SECONDS = 0.5  # between two attempts; also, a failure this long after the last success opens the breaker
+_RETRY_SECONDS = 0.5  # between attempts; a failure opens the breaker if no call has succeeded for this long
 _FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
 _QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
 
@@ -26,7 +26,7 @@ class OutOfTime(StoreUnavailable):
 
 
 class CircuitBreaker:
-    """Fails calls fast during an outage of the store, and logs its start and its end.
+    """A circuit breaker, which also logs the start and the end of an outage.
 
     :param check: writes to the store, and raises StoreUnavailable if a plant cannot be added.
     """

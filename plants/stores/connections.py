@@ -1,4 +1,4 @@
-"""The interface between a store that commits in batches and its driver."""
+"""The interface of the connections of one process, which a BatchStore uses."""
 
 import abc
 from collections.abc import Callable
@@ -26,15 +26,15 @@ class PlantRejected(Exception):
 class Connections(abc.ABC):
     """The connections of one process to a store.
 
-    A method returns by its deadline, a ``time.monotonic()``, and raises StoreUnavailable if it cannot do its work.
+    A method returns, or raises StoreUnavailable, by its deadline, which is a ``time.monotonic()`` value.
     """
 
     @abc.abstractmethod
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         """Store plants in one transaction and return each outcome. Of those with the same id, only the first is stored.
 
-        :param collect: returns the plants; call it once a connection is ready, because plants join the batch until
-            then. Later calls return the same plants.
+        :param collect: returns the plants. Call it only when a connection is ready, because plants join the batch
+            until the first call. Later calls return the same plants.
         :raises StoreUnavailable: it is not known which plants are stored.
         :raises PlantRejected: none is stored.
         """
@@ -45,7 +45,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def check(self, deadline: float) -> None:
-        """Return if plants can be written now and the table has the store's shape."""
+        """Raise StoreUnavailable unless plants can be written now and the table's definition is the store's own."""
 
     @abc.abstractmethod
     def close(self) -> None:

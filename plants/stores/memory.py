@@ -37,7 +37,7 @@ class MemoryStore(PlantStore):
         return None if text is None else Plant(plant_id, *text.split("\0"))
 
     def _shard_of(self, plant_id: int) -> dict[int, str]:
-        # A tuple's hash mixes the bits, so that ids in steps are spread as well.
+        # A tuple's hash mixes the bits, so that ids with a common stride are spread evenly, too.
         return self._shards[hash((plant_id,)) % _SHARDS]
 
     def check(self) -> None:

@@ -52,7 +52,7 @@ class ConnectionPool(Generic[_C]):
     def connection(self, deadline: float) -> Iterator[_C]:
         """Borrow a connection.
 
-        :raises StoreUnavailable: none is available by the deadline, a ``time.monotonic()``.
+        :raises StoreUnavailable: none is available by the deadline, a ``time.monotonic()`` value.
         """
         connection = self.acquire(deadline)
         try:

@@ -29,8 +29,8 @@ _DEFAULTS = (
 
 _TABLE = b"CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 _INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RETURNING id"
-# VALUES, because a distributed engine sends each row of it to the row's node; the rows of a SELECT go through one node.
-# Only these sizes, so that the server plans few statements, each once.
+# Use VALUES, because a distributed engine sends each of its rows to the row's node; those of a SELECT go through one
+# node. Use only these sizes, so that the server plans few statements, each once.
 _INSERTS = {
     rows: _INSERT.format(
         "VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3)),
@@ -45,7 +45,7 @@ _SET_UP = b"""
         THEN set_config('synchronous_commit', 'on', false) END
 """
 _SET_LOCK_TIMEOUT = b"SELECT set_config('lock_timeout', $1, false)"
-# Each row is a reason why the table could refuse or lose a plant.
+# Each row is a reason why the table could reject or lose a plant.
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
@@ -99,16 +99,16 @@ class PostgresConnections(Connections):
     def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
         self._timeout = timeout
-        # Less than the caller's timeout, so that the server cancels a slow statement, and stores nothing, in time.
+        # Shorter than the caller's timeout, so that a slow statement is cancelled, and stores nothing, before that.
         self._statement_timeout_ms = int(timeout * 750)
         self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)
         self._contended_until = 0.0
-        self._checked_at = 0.0  # when a row that was not inserted last caused a check of the table
+        self._checked_at = 0.0  # when the table was last checked because a row had not been inserted
 
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert, collect), deadline)
-        # A trigger that somebody has just created may be why a row was not inserted.
+        # A trigger created after the last check may have suppressed an insert, so check the table.
         if len(stored) < len(collect()) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
             self.check(deadline)
             self._checked_at = time.monotonic()
@@ -144,7 +144,7 @@ class PostgresConnections(Connections):
 
     def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         first = {plant.id: plant for plant in reversed(collect())}
-        plants = sorted(first.values())  # Two batches with the same ids wait for each other, but never in a cycle.
+        plants = sorted(first.values())  # Sorted, so that two batches with common ids cannot deadlock.
         contended = time.monotonic() < self._contended_until
         try:
             for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
@@ -163,10 +163,10 @@ class PostgresConnections(Connections):
         created = str(self._shared_state[0] == CREATED)
         faults = connection.run(_FAULTS, [created])
         if faults[:1] == [("is gone",)] and self._shared_state[0] != CREATED:
-            # Processes that create the table at once may collide in the catalogue in spite of IF NOT EXISTS.
+            # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
-        # The first query may be older than a table that another process has just created.
+        # Check again: this or another process may have created the table since the first query.
         faults = faults and connection.run(_FAULTS, [created])
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
@@ -174,7 +174,7 @@ class PostgresConnections(Connections):
         self._insert_nothing(connection)
 
     def _insert_nothing(self, connection: "_Connection") -> None:
-        """Return if the role may insert plants and the table is not locked."""
+        """Raise a psycopg.Error if the role may not insert plants or the table is locked."""
         connection.set_lock_timeout(max(_SHORT_LOCK_TIMEOUT_MS, self._statement_timeout_ms - _LOCK_TIMEOUT_MS))
         connection.run(_INSERT_NOTHING)
 
@@ -247,7 +247,7 @@ class _Connection(psycopg.Connection[_Row]):
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
         # If a wait for a synchronous standby is cancelled, PostgreSQL reports success and a warning. Citus repeats a
-        # warning of a worker under the name of a function of its own, so every warning counts.
+        # worker node's warning with its own source function, so treat every warning as such a one.
         if notice.severity_nonlocalized == "WARNING":
             self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 

@@ -26,8 +26,8 @@ _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _SET_UP = """
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
-    PRAGMA fullfsync = ON;  -- macOS keeps nothing through a power cut without it
-    -- A long reader makes the log grow; once it is gone, SQLite truncates the log to this size.
+    PRAGMA fullfsync = ON;  -- Without this, macOS may lose commits in a power cut.
+    -- A long-running reader makes the log grow. After it ends, SQLite truncates the log to this size.
     PRAGMA journal_size_limit = 16777216;
 """
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
@@ -36,7 +36,7 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-_WAL_WARNING_BYTES = 67_108_864  # SQLite copies the log into the file whenever it has 4 MB.
+_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB and reuses it.
 
 _T = TypeVar("_T")
 
@@ -133,7 +133,7 @@ class _FileConnections(Connections):
             raise StoreUnavailable("the store is closed")
 
     def _checkpoint(self, deadline: float) -> None:
-        # SQLite copies the log into the file when the last connection closes. If two close at once, neither may do it.
+        # The last connection to close copies the log into the file. If two close at once, possibly neither does.
         if self._writer:
             self._writer.check_unchanged()
             checkpoint = partial(self._writer.connection.execute, "PRAGMA wal_checkpoint")
@@ -180,7 +180,7 @@ class _FileConnections(Connections):
             writer.check_unchanged()
             self._check_wal_size(writer)
             if waited:
-                # Other processes wait for the file, too. Leave it long enough for one of them to notice.
+                # Other processes wait for SQLite's write lock, too. Pause long enough for one of them to acquire it.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
         return result
 
@@ -198,7 +198,7 @@ class _FileConnections(Connections):
                 time.sleep(_LOCK_POLL_SECONDS)
                 waited = True
             else:
-                # If the -shm file was replaced, this process would miss the locks of others and overwrite their log.
+                # If the -shm file was replaced, this process would miss other processes' locks and overwrite their log.
                 writer.check_unchanged()
                 return writer, waited
 
@@ -206,8 +206,8 @@ class _FileConnections(Connections):
         if self._shared_state[0] == WAL_LOST:
             with self._read_lock:
                 self._close_reader()
-            # The removed log is still copied into the file when the last connection to it closes. A new log must not
-            # begin before that, so take an exclusive lock first, which fails while such a connection is open.
+            # A connection that has the removed log open still copies it into the file when it closes. No new log may
+            # begin before that, so first acquire an exclusive lock, which fails while such a connection is open.
             with closing(_OpenFile(self._path)) as file:
                 file.connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
         return self._connect()
@@ -264,7 +264,7 @@ class _OpenFile:
         self._identities = [_identity(path) for path in self._paths]
 
     def check_unchanged(self) -> None:
-        """Return if no file was removed or replaced."""
+        """Raise StoreUnusable if one of the files was removed or replaced."""
         found = [_identity(path) for path in self._paths]
         if found == self._identities and all(found):
             return
@@ -273,7 +273,7 @@ class _OpenFile:
         raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {HOW_TO_RECOVER}")
 
     def check_table_unchanged(self) -> None:
-        """Return if the table has the store's shape; only a new version of the schema is looked at."""
+        """After a change of the schema, raise StoreUnusable if the table's definition is not the store's own."""
         (version,) = self.connection.execute("PRAGMA schema_version").fetchone()
         if version != self._schema_version:
             _check_table(self.connection)
@@ -321,4 +321,5 @@ def _check_table(connection: sqlite3.Connection) -> None:
     for kind, sql in definitions:
         text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
         if text != _CONDENSED_TABLE and not text.startswith("createindex"):
-            raise StoreUnusable(f"plants has a definition ({kind}) that is not the store's own and might refuse plants")
+            definition = f"a definition ({kind}) that is not the store's own and might reject inserts"
+            raise StoreUnusable(f"the table plants has {definition}")
