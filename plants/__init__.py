@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Importing Falcon and marshmallow takes as long as importing pytest. The plugin would do it in every test session.
+    # Import it lazily: pytest loads our plugin, and so this package, in every session, and Falcon is slow to import.
     if name == "create_app":
         from plants.app import create_app
 

@@ -1,4 +1,4 @@
-"""A WebTest client of the service, for tests in the process. Needs the extra ``testing``."""
+"""A WebTest client for in-process tests. Needs the extra ``testing``."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from plants.testing import Deployment
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
-    """A WebTest client of a new deployment in the process. It sends ``token``, the first valid one."""
+    """A WebTest client of a new in-process deployment.
+
+    It always sends ``token``, the deployment's initial token, even after ``rotate_token()``.
+    """
 
     def __init__(self) -> None:
         self.deployment = Deployment()

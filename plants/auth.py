@@ -23,7 +23,7 @@ class BearerAuth:
         self._public_paths = public_paths
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
-        """Return if the request has one valid token, or needs none.
+        """Raise an error unless the request has a valid token or its path is public.
 
         :raises falcon.HTTPError: 401, with the challenge of RFC 6750, section 3.
         :raises TypeError: accepts() returned a truthy value other than True.

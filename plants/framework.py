@@ -15,23 +15,23 @@ _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
 def json_app(*middleware: Any) -> "_App":
-    """Return an application without routes, in which every response is JSON and every failure an Error body."""
+    """Return an application without routes. Responses are JSON by default, and every failure is an Error body."""
     router: Any = _ExactRouter()
     app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=router)
     add_error_handling(app)
     return app
 
 
-class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, nor is a monitoring tool's.
+class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if a monitoring tool replaced it.
     # Falcon responds with 400 to the methods in this set (WEBSOCKET) before any middleware runs.
     _META_METHODS = frozenset()
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        # A server may omit an empty path. Some hosts pass a decoded one, which makes Falcon raise instead of respond.
+        # PEP 3333 lets a server omit an empty path. Falcon raises for a path that was decoded as UTF-8, not Latin-1.
         if not env.setdefault("PATH_INFO", "").isascii():
             env["PATH_INFO"] = env["PATH_INFO"].encode("latin-1", "replace").decode("latin-1")
-        # An application that mounts this one may read the status before the body, as Bottle does.
+        # Do not defer if another application mounts this one (SCRIPT_NAME): Bottle reads the status before the body.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)
@@ -71,7 +71,7 @@ class _DeferredResponse:
         return iter(self.body)
 
     def close(self) -> None:
-        # If the host discards the response without iterating it, still store the plant, as without deferral.
+        # If the server discards the response without iterating it, still store the plant, as an undeferred call does.
         while self.pending_adds:
             with suppress(Exception):
                 self.pending_adds.pop().result()

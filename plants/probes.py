@@ -40,7 +40,7 @@ class Constant:
 
 
 def probes(store: PlantStore) -> dict[str, object]:
-    """Return the resources of every service, by their paths."""
+    """Return the public resources that every deployment has, keyed by path."""
     return {
         # It does not check the store, because a restart of the process would not end an outage of the store.
         "/livez": Constant(b'{"status": "live"}'),

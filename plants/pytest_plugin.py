@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plants_app() -> "Client":
-    """A WebTest client of a new service in the process; it sends a valid token."""
+    """A WebTest client of a new in-process service; it sends a valid token."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
         client: Client = _need("plants._webtest").Client()
@@ -31,7 +31,7 @@ def plants_server() -> "Iterator[Server]":
 
 @pytest.fixture(scope="session")
 def plants_session_server() -> "Iterator[Server]":
-    """One service on a real port for the whole session; ``reset()`` returns it to its start."""
+    """One service on a real port for the whole session; ``reset()`` restores the initial state."""
     with _need("plants.testing").serve() as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""The resource of the interface."""
+"""The Falcon resource for ``/plants``."""
 
 import sys
 from inspect import isawaitable

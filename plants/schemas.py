@@ -1,4 +1,4 @@
-"""The JSON shapes of the interface: Plant, NewPlant and Error."""
+"""The schemas of the interface: Plant, NewPlant and Error."""
 
 import json
 from collections.abc import Callable
@@ -20,19 +20,19 @@ _STORABLE = Regexp("[\x01-\ud7ff\ue000-\U0010ffff]*+\\Z", error=_NOT_TEXT)
 _TEXT: Any = {"validate": _STORABLE, "error_messages": {"invalid": _NOT_TEXT}}
 _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error_messages": {"invalid": _NOT_INT64}}
 
-# marshmallow loads and dumps a value of exactly this type unchanged, so that only the validators remain to be run. The
-# function returns the value as JSON.
+# Maps a field class to the type whose values marshmallow loads and dumps unchanged (only validators must run), and to
+# the function that encodes such a value as JSON.
 _UNCHANGED: dict[Any, tuple[type, Callable[[Any], str]]] = {
     fields.String: (str, encode_basestring_ascii),
     fields.Integer: (int, int.__repr__),
 }
-# The fast path handles these attributes of a field, or they have no effect on a value of that type.
+# A field may set these attributes: the fast path handles them, or they do not affect a str or an int.
 _HANDLED = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED |= {"name", "parent", "root"}  # set when a field is bound to its schema
 
 
 class NotAPlant(ValidationError):
-    """The document does not have the shape of a plant; ``messages`` maps each invalid member to its errors."""
+    """The document is not a valid plant; ``messages`` maps each invalid member to its errors."""
 
 
 class FastSchema(Schema):
@@ -45,9 +45,10 @@ class FastSchema(Schema):
     error_messages: dict[str, str] = {"type": "Not a JSON object."}
 
     class Meta:
-        """Members that the shape does not have are ignored."""
+        """Options: ignore members that the schema does not declare."""
 
-        register = False  # A host may refer to a PlantSchema of its own by its name.
+        # Not registered, because an embedding application may look up its own PlantSchema by name.
+        register = False
         unknown = EXCLUDE
 
     def _init_fields(self) -> None:
@@ -70,7 +71,7 @@ class FastSchema(Schema):
             ]
 
     def load(self, data: Any, **options: Any) -> Any:
-        """Return the members that the shape has.
+        """Validate a document and return the members that the schema declares.
 
         :raises NotAPlant: a member is missing or invalid.
         """
@@ -96,7 +97,7 @@ class FastSchema(Schema):
                 return loaded
         except ValidationError:
             pass
-        return super().load(data)  # It collects the errors of all members.
+        return super().load(data)  # marshmallow's load collects the errors of all members.
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:
         """Return the members that the plant has, as JSON."""
@@ -118,18 +119,18 @@ class FastSchema(Schema):
         return default if value is None else value
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
-        """Raise an exception of our own, because a store that uses marshmallow may raise a ValidationError, too."""
+        """Raise NotAPlant, because the error table must not confuse it with a ValidationError from a store."""
         raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data)
 
 
 def _split(validators: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Separate the patterns, whose ``match`` takes half the time of the validator, from the other validators."""
+    """Split the validators into the ``match`` methods of each Regexp, which take half as long as it, and the others."""
     patterns = [validate.regex.match for validate in validators if type(validate) is Regexp]
     return patterns, [validate for validate in validators if type(validate) is not Regexp]
 
 
 def _is_plain(field: Any) -> bool:
-    """Return whether the field has no option outside ``_HANDLED``, and its validators raise instead of return False."""
+    """Return whether the field has only options in ``_HANDLED``, and validators that raise and do not return False."""
     if type(field) not in _UNCHANGED or not all(isinstance(validate, Validator) for validate in field.validators):
         return False
     defaults = vars(type(field)())

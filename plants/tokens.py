@@ -21,7 +21,7 @@ _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAX_FILE_BYTES = 1 << 20
 _SHORTEST_LINE_BYTES = 2
 _DIGEST_BYTES = 32
-# Published digests follow their size and a checksum.
+# Layout of the shared memory: the size of the digests, their checksum, the digests.
 _SIZE_BYTES = 4
 _DIGESTS_AT = _SIZE_BYTES + _DIGEST_BYTES
 _MAX_ADOPT_ATTEMPTS = 100
@@ -44,13 +44,13 @@ class Tokens:
         """Store the digests of the valid tokens.
 
         :raises TypeError: ``tokens`` is not an iterable of strings, or it is a string or a mapping.
-        :raises ValueError: there is no token, or no client could send one of them; the message does not show it.
+        :raises ValueError: there is no token, or at least one is not a ``b64token``; the message does not show it.
         """
         if isinstance(tokens, str | bytes | bytearray | Mapping) or not isinstance(tokens, Iterable):
             raise TypeError("tokens is neither an iterable of strings nor an object with accepts(token)")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
-            raise ValueError("there is no token, so every request would be refused")
+            raise ValueError("there is no token, so every request would be rejected")
 
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""
@@ -75,26 +75,27 @@ class TokenFile(Tokens):
     def __init__(self, path: str | Path) -> None:
         """Read the file.
 
-        :raises ValueError: it is not a small regular file, has a bad line, or has no token; the message shows no token.
+        :raises ValueError: it is too large or neither a regular file nor a pipe, or it has a bad line or no token; the
+            message shows no token.
         :raises OSError: it cannot be read.
         """
         self._path = Path(path)
         self._is_pipe = self._path.is_fifo()
         self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
-        # Workers publish the digests here, so that a worker that is forked later starts with those in force: the file
-        # may be unusable by then, and a token that was removed from it must not become valid again.
+        # The master does not poll the file. Workers publish the current digests here for workers that are forked later:
+        # a removed token must not become valid again, even if the file is unusable by then.
         self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
         self._publish()
         # The latest result (digests, or the text of an error), and when it was first seen.
         self._candidate: tuple[list[bytes] | str, float] = ("", 0.0)
         self._effective_stat: tuple[int, ...] | None = None
         self._problem = ""
-        self._watching_process = 0
+        self._watching_pid = 0
 
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of those in force."""
-        if self._watching_process != os.getpid():  # Threads do not survive a fork.
-            self._watching_process = os.getpid()
+        if self._watching_pid != os.getpid():  # Threads do not survive a fork.
+            self._watching_pid = os.getpid()
             self._adopt()
             if not self._is_pipe:
                 Thread(target=_watch, args=[weakref.ref(self)], name=__name__, daemon=True).start()
@@ -111,15 +112,15 @@ class TokenFile(Tokens):
             if state == self._effective_stat:
                 return
             found = _digests_in(_read_regular(self._path))
-        except Exception as error:  # If it raised anything else, such as a MemoryError, the thread would end.
+        except Exception as error:  # Not only OSError and ValueError: an uncaught MemoryError would end the thread.
             found = str(error) or repr(error)
         candidate, since = self._candidate
         if found != candidate:
             self._candidate = found, now
         elif now - since >= self._POLL_SECONDS:
-            self._take_effect(found, state)
+            self._apply(found, state)
 
-    def _take_effect(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
+    def _apply(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
         if isinstance(found, str):
             if found != self._problem:
                 _log.error("the token file cannot be used, the old tokens stay valid: %s", found)
