@@ -2,7 +2,8 @@
 
     python -m tests.audits.bystander 127.0.0.1:8000 TOKEN
 
-creates plants there until its standard input ends, and prints the responses as JSON.
+creates plants there until its standard input ends. It prints ``begun`` after the first response, and at the end a
+summary as JSON.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection
 def exchange(
     client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
 ) -> Response:
-    """Make a request with a token, or with none; a connection that fails is closed, and is made anew by the next."""
+    """Make a request, with the token unless it is empty. If it fails, close the connection; the next one reconnects."""
     fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     began = time.monotonic()
     try:
@@ -77,14 +78,14 @@ class _Good:
 
     def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
         host, _, port = address.rpartition(":")
-        self._kept, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
-        self._kept_share = 0 if fresh else 0.5
+        self._persistent, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
+        self._persistent_share = 0 if fresh else 0.5
         self._token = token
         self.created: list[int] = []
         self.slowest = 0.0
         self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._kept_since = 0.0  # the end of the last response on the connection that is kept
+        self._last_response_at = 0.0  # on the persistent connection
         self._connection = ""
 
     def create(self) -> None:
@@ -93,14 +94,14 @@ class _Good:
         if (response.status, response.body) == (200, {"name": f"plant {plant_id}"}):
             self.created.append(plant_id)
         else:
-            self._fault("a create", response)
+            self._fault("creating a plant: expected 200", response)
 
     def create_again(self, plant_id: int = 0) -> None:
         response = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
         if response.error != 40003:
-            self._fault("a plant that is there created again", response)
+            self._fault("creating an existing plant again: expected 40003", response)
 
-    def do_another_thing(self) -> None:
+    def make_another_request(self) -> None:
         method, path, token, body, error = random.choice(
             [
                 ("POST", "/plants", "", plant(1), 40100),
@@ -116,25 +117,26 @@ class _Good:
         )
         response = self._ask(method, path, token, body)
         if response.error != error or not response.status:
-            self._fault(f"{method} {path} for {error}", response)
+            self._fault(f"{method} {path}: expected {error or 200}", response)
 
     def _fault(self, what: str, response: Response) -> None:
         found = response.error or response.status or response.reason
         took = response.ended - response.began
         when = time.strftime("%H:%M:%S", time.gmtime())
-        self.faults.append(f"{when} {what} had {found} after {took:.3f} s on {self._connection}")
+        self.faults.append(f"{when} {what}, got {found} after {took:.3f} s on {self._connection}")
 
     def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Response:
-        client = self._kept if random.random() < self._kept_share else self._fresh
+        client = self._persistent if random.random() < self._persistent_share else self._fresh
         self._connection = "a new connection"
         if client.sock:
             closed = bool(select.select([client.sock], [], [], 0)[0])
-            paused = time.monotonic() - self._kept_since
-            self._connection = f"a kept connection, {'closed' if closed else 'open'} when used, after {paused:.3f} s"
+            paused = time.monotonic() - self._last_response_at
+            state = "closed" if closed else "open"
+            self._connection = f"a persistent connection, {state} when used, after {paused:.3f} s"
         response = exchange(client, method, path, token, body)
         self.slowest = max(self.slowest, response.ended - response.began)
-        if client is self._kept:
-            self._kept_since = response.ended
+        if client is self._persistent:
+            self._last_response_at = response.ended
         self.responses[str(response.error or response.status)] += 1
         self._fresh.close()
         return response
@@ -145,9 +147,9 @@ def main() -> None:
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("token")
     parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
-    parser.add_argument("--mixed", action="store_true", help="half of the requests are of other kinds than creates")
-    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which is refused")
-    parser.add_argument("--fresh", action="store_true", help="each request is made on a connection of its own")
+    parser.add_argument("--mixed", action="store_true", help="half of the requests are not creates")
+    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which must fail")
+    parser.add_argument("--fresh", action="store_true", help="make each request on a new connection")
     parser.add_argument("--scheme", default="http", choices=["http", "https"])
     options = parser.parse_args()
     over = threading.Event()
@@ -170,12 +172,12 @@ def main() -> None:
         elif random.random() < 0.3:
             good.create_again()
         else:
-            good.do_another_thing()
+            good.make_another_request()
     slowest = good.slowest
     for plant_id in good.created if options.again else ():
         good.create_again(plant_id)
-    found = {"slowest": slowest, "longest_pause": longest_pause, "answers": good.responses, "faults": good.faults}
-    print(json.dumps(found | {"created": len(good.created)}))
+    summary = {"slowest": slowest, "longest_pause": longest_pause, "responses": good.responses, "faults": good.faults}
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
-# The service promises a response within ANSWER_SECONDS. If it closes a connection more than CLOSE_SECONDS after a
+# The service promises a response within RESPONSE_SECONDS. If it closes a connection more than CLOSE_SECONDS after a
 # request was sent, the close and the request did not merely cross on the wire.
-ANSWER_SECONDS = 5.0
+RESPONSE_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 
 
 class Load:
-    """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has ended.
+    """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has stopped.
 
     ``seen`` counts the responses, ``faults`` the violations.
     """
@@ -52,20 +52,20 @@ class Load:
         creates: int,
         clients: int = 16,
         *,
-        ends: bool = False,
+        service_may_stop: bool = False,
         pause: float = 0,
-        keeps: bool = True,
+        reuses_connections: bool = True,
     ) -> None:
         self.service = service
         self.acknowledged: list[int] = []
         self.seen: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.slowest = 0.0
-        self._unanswered: list[int] = []
+        self._without_response: list[int] = []
         self._creates = creates
-        self._ends = ends  # The service may end: a client that cannot connect has finished.
+        self._service_may_stop = service_may_stop
         self._pause = pause
-        self._keeps = keeps  # A connection is kept for the next request.
+        self._reuses_connections = reuses_connections
         self._first = new_id()
         self._numbers = itertools.count()
         self.over = threading.Event()
@@ -94,8 +94,8 @@ class Load:
                     if read_plant(store, number) != Plant(number, f"plant {number}")
                 ]
                 self.faults["acknowledged and lost"] += len(lost)
-                unanswered = [number for number in self._unanswered if read_plant(store, number)]
-                self.faults["kept and never answered"] += len(unanswered)
+                stored = [number for number in self._without_response if read_plant(store, number)]
+                self.faults["stored, but no response was sent"] += len(stored)
         self.faults += Counter()  # without zeros
         faults = [f"{number} x {fault}" for fault, number in self.faults.items()]
         seen = [f"{number:,} x {what}" for what, number in self.seen.items()]
@@ -119,7 +119,7 @@ class Load:
                     continue
                 status, error, stays_open = self._ask(sock, number)
                 self.slowest = max(self.slowest, time.monotonic() - began)
-                if not (stays_open and self._keeps):
+                if not (stays_open and self._reuses_connections):
                     sock.close()
                     sock = None
                 if status == 200:
@@ -129,13 +129,13 @@ class Load:
                     was_sent = True
                     continue
                 elif error == 40003 and was_sent:
-                    self.faults["accepted, and closed without its answer"] += 1
+                    self.faults["accepted, then closed without a response"] += 1
                 else:
                     self.faults[f"{error or status}"] += 1
                 was_sent = False
                 break
             if was_sent:
-                self._unanswered.append(number)
+                self._without_response.append(number)
             if sock is None and self.over.is_set():
                 break
         if sock:
@@ -145,7 +145,7 @@ class Load:
         try:
             return self.service.connect()
         except OSError as error:
-            if self._ends:
+            if self._service_may_stop:
                 self.over.set()
             else:
                 self.faults[f"no connection ({error.strerror})"] += 1
@@ -156,39 +156,39 @@ class Load:
         """Return the status, the code of the error, and whether the connection stays open; 0 without a response."""
         body = plant(number)
         began = time.monotonic()
-        heard = b""
+        received = b""
         try:
-            sock.settimeout(2 * ANSWER_SECONDS)
+            sock.settimeout(2 * RESPONSE_SECONDS)
             sock.sendall(self.service.head(b"Content-Length: %d\r\n" % len(body)) + body)
-            while b"\r\n\r\n" not in heard or len(heard) < _length(heard):
+            while b"\r\n\r\n" not in received or len(received) < _length(received):
                 if not (data := sock.recv(65536)):
                     break
-                heard += data
+                received += data
         except TimeoutError:
-            self.faults["no answer at all"] += 1
+            self.faults["no response at all"] += 1
             return 0, 0, False
         except OSError:
             pass
         elapsed = time.monotonic() - began
-        if b"\r\n\r\n" not in heard or len(heard) < _length(heard):
-            if heard:
-                self.faults["a part of an answer"] += 1
+        if b"\r\n\r\n" not in received or len(received) < _length(received):
+            if received:
+                self.faults["a part of a response"] += 1
             elif elapsed > CLOSE_SECONDS:
-                self.faults["kept waiting, and closed without an answer"] += 1
-            self.seen["closed as the request came"] += 1
+                self.faults["waited, then closed without a response"] += 1
+            self.seen["closed as the request arrived"] += 1
             return 0, 0, False
-        if elapsed > ANSWER_SECONDS:
-            self.faults[f"an answer after more than {ANSWER_SECONDS:.0f} s"] += 1
-        head, _, content = heard.partition(b"\r\n\r\n")
+        if elapsed > RESPONSE_SECONDS:
+            self.faults[f"a response after more than {RESPONSE_SECONDS:.0f} s"] += 1
+        head, _, content = received.partition(b"\r\n\r\n")
         status = int(head[9:12])
         if status == 200 and content != b'{"name": "plant %d"}' % number and content != b'{"name":"plant %d"}' % number:
-            self.faults["another's answer"] += 1
+            self.faults["the response of another request"] += 1
         error = int(content[content.index(b":") + 1 :].split(b",")[0]) if status != 200 else 0
         return status, error, b"\r\nconnection: close" not in head.lower()
 
 
-def _length(heard: bytes) -> int:
-    head, _, _ = heard.partition(b"\r\n\r\n")
+def _length(received: bytes) -> int:
+    head, _, _ = received.partition(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
     return len(head) + 4 + int(length.split(b":")[1])
 
@@ -199,15 +199,15 @@ def _is_closed(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _ends(master: int) -> bool:
+def _ends_in_time(master: int) -> bool:
     """Wait for a master to end, and return whether it did."""
     return comes_true(lambda: not Service("", 0, "", master).runs())
 
 
 def troubles_of_a_stop(service: Service) -> list[str]:
-    """Stop a service (``TERM``), and return the lines of its log that should not be there."""
+    """Stop a service (``TERM``), and return the lines of its log that report trouble."""
     os.kill(service.master, signal.SIGTERM)
-    ended = _ends(service.master)
+    ended = _ends_in_time(service.master)
     return service.new_trouble() + ["it does not end"] * (not ended)
 
 
@@ -233,7 +233,7 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
     """Reload the configuration and replace the workers repeatedly (``HUP``)."""
     with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
-            # A worker that is told to stop before it has set up its signals would be killed.
+            # A shorter pause could stop a worker before it has installed its signal handlers, which would kill it.
             number = _again_and_again(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
         verdict = load.verdict(*service.new_trouble()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
@@ -249,11 +249,11 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
         while acknowledged < creates and starts < 100:
             starts += 1
             with running_service(store, workers, environ=environ) as service:
-                with Load(service, creates, ends=True) as load, _resets(service):
+                with Load(service, creates, service_may_stop=True) as load, _resets(service):
                     comes_true(lambda: len(load.acknowledged) >= each or load.is_over())
                     began = time.monotonic()
                     os.kill(service.master, signal.SIGTERM)
-                    ended = _ends(service.master)
+                    ended = _ends_in_time(service.master)
                     slowest_stop = max(slowest_stop, time.monotonic() - began)
                     load.over.set()
                 verdicts.append(load.verdict(*service.new_trouble()[:1], database=database))
@@ -261,14 +261,14 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
             if not ended:
                 break
     faults = [verdict.seen for verdict in verdicts if not verdict.holds]
-    if slowest_stop > 2 * ANSWER_SECONDS:
+    if slowest_stop > 2 * RESPONSE_SECONDS:
         faults.append("a stop took too long")
     seen = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
     return Verdict(not faults, f"{seen}, {len(faults)} with faults: {faults[:2]}" if faults else seen)
 
 
 def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
-    """Stop the service while requests arrive and others wait for the database; each must get its response."""
+    """Stop the service while some requests arrive and others wait for the database; each must get its response."""
     with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         bodies = [plant(new_id()) for _ in range(16)]
         requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
@@ -285,9 +285,9 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
             locked.close()
             late.send_each(lambda number: requests[number][-5:])
             for crowd in (late, waiting):
-                crowd.hear(ANSWER_SECONDS)
+                crowd.read_until_closed(RESPONSE_SECONDS)
             statuses = late.statuses() + waiting.statuses()
-        ended = _ends(service.master)
+        ended = _ends_in_time(service.master)
         trouble = service.new_trouble()
     seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {trouble[-1:]}"
     return Verdict(statuses["200"] == 16 and ended and not trouble, seen)
@@ -296,25 +296,25 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
 def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
     """Drain one of two services, as a load balancer does, and then stop it."""
     if store == "memory":
-        return Verdict(True, "not for a dictionary, which the two would not share")
+        return Verdict(True, "skipped: processes cannot share a memory: store")
     with (
         _place(store) as (database, environ),
         running_service(store, workers, environ=environ) as first,
         running_service(store, workers, environ=environ) as second,
     ):
-        with Load(first, creates, pause=0.005, keeps=False) as load:
+        with Load(first, creates, pause=0.005, reuses_connections=False) as load:
             comes_true(lambda: len(load.acknowledged) >= creates // 2)
             load.service = second
             comes_true(lambda: not first.connections())  # It is drained.
             trouble = troubles_of_a_stop(first)
         verdict = load.verdict(*trouble, *second.new_trouble()[:1], database=database)
-    cut_off = load.seen["closed as the request came"]
+    cut_off = load.seen["closed as the request arrived"]
     return Verdict(verdict.holds and not cut_off, verdict.seen)
 
 
 @contextlib.contextmanager
 def _resets(service: Service) -> Iterator[None]:
-    """Ask whether the service is ready, as checks do that reset the connection, some once they have the response."""
+    """Send readiness checks that reset their connection, most of them after the response has begun."""
     over = threading.Event()
 
     def work() -> None:
@@ -327,7 +327,7 @@ def _resets(service: Service) -> Iterator[None]:
                 reset_on_close(sock)
                 sock.send(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 if random.random() < 0.9:
-                    sock.recv(1)  # So the reset meets what the service does after it has answered.
+                    sock.recv(1)  # The reset then arrives after the service has responded.
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -341,7 +341,7 @@ def _resets(service: Service) -> Iterator[None]:
 def usr2(store: str, workers: int, creates: int) -> Verdict:
     """Start a new master beside the old one, and stop the old one, repeatedly (``USR2``, then ``TERM``)."""
     if store == "memory":
-        return Verdict(True, "not for a dictionary, which the two would not share")
+        return Verdict(True, "skipped: processes cannot share a memory: store")
     with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         with running_service(store, workers, f"--pid={pid_file}", environ=environ) as service:
@@ -359,9 +359,9 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                 masters.append(int(new_file.read_text()))
                 if not comes_true(lambda: len(children(masters[-1])) >= workers):
                     faults.append("a new master without workers")
-                time.sleep(1)  # The usual recipe: the new ones have begun.
+                time.sleep(1)  # As operators do, give the new workers a second to start.
                 os.kill(old, signal.SIGTERM)
-                if not _ends(old):
+                if not _ends_in_time(old):
                     faults.append("the old master does not end")
                 comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]))
 
@@ -370,7 +370,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
             for master in masters[1:]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(master, signal.SIGTERM)
-            _ends(masters[-1])
+            _ends_in_time(masters[-1])
             verdict = load.verdict(*faults, *service.new_trouble()[:1], database=database)
     return Verdict(verdict.holds, f"{len(masters) - 1} new masters: {verdict.seen}")
 
@@ -380,7 +380,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     with _place(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
-        # No test does the same, so its coverage is measured.
+        # No other test covers this, so measure the coverage of the service.
         with running_service(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")
@@ -390,18 +390,18 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
             comes_true(lambda: len(children(master)) >= workers)
             time.sleep(1)
             os.kill(service.master, signal.SIGTERM)
-            ended = _ends(service.master)
+            ended = _ends_in_time(service.master)
             status = service.create(new_id()).status
             with contextlib.suppress(ProcessLookupError):
                 os.kill(master, signal.SIGTERM)
-            _ends(master)
-    return Verdict(ended and status == 200, f"the old master's token gives {status}")
+            _ends_in_time(master)
+    return Verdict(ended and status == 200, f"a create with the old master's token: {status}")
 
 
 def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
     """Change the number of workers repeatedly (``TTIN``, ``TTOU``)."""
     if store == "memory":
-        return Verdict(True, "not for a dictionary, which is one worker's")
+        return Verdict(True, "skipped: processes cannot share a memory: store")
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
     with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
@@ -426,11 +426,11 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             old, token = service.token, f"token-{number}"
             write(old, token)
             service.token = token
-            load.over.wait(0.3)  # What was sent with the old one has its response.
+            load.over.wait(0.3)  # Requests with the old token get their responses.
             write(token)
-            gone = Service(service.host, service.port, old)
-            if any(gone.create(new_id()).error != 40101 for _ in range(4)):
-                faults.append("a token that is gone is accepted after 2 s")
+            removed = Service(service.host, service.port, old)
+            if any(removed.create(new_id()).error != 40101 for _ in range(4)):
+                faults.append("a removed token is accepted after 2 s")
 
         with running_service(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
             with Load(service, creates, pause=0.01) as load:
@@ -455,7 +455,7 @@ def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--store", default="sqlite", choices=["memory", "sqlite"])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--creates", type=int, default=20_000, help="acknowledged ones for each change (%(default)s)")
+    parser.add_argument("--creates", type=int, default=20_000, help="acknowledged plants for each change (%(default)s)")
     parser.add_argument("--only", action="append", default=[], help="the name of a change; may be given several times")
     options = parser.parse_args()
     holds = [

@@ -5,20 +5,18 @@
         --disaster "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
 
 The cluster must run and have its table; docs/scaling.md says how to create it, and Citus is at
-https://github.com/citusdata/citus. A service is started for each URL. A disaster is a command, and the command that
-ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0 if every acknowledged plant is
-stored, no id was given to two plants, and every other plant is there whole or not at all.
+https://github.com/citusdata/citus. A service is started for each URL. ``--disaster`` takes two commands: one that
+causes a failure, and one that ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0
+if every acknowledged plant is stored, no id is used by two plants, and every other plant is stored whole or not at all.
 """
 
 import random
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import starmap
 
@@ -26,30 +24,11 @@ import psycopg
 
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from tests.audits.bystander import Response
-from tests.audits.deployment import Client, Service, read_plant
-from tests.audits.kills import Load, audit, audit_load
+from tests.audits.deployment import Service, read_plant
+from tests.audits.kills import Load, audit_load, race
 from tests.audits.report import audit_parser, report_findings
 
 CLIENTS_PER_SERVICE = 16
-
-
-def race(services: list[Service], store: PostgresStore, ids: int) -> Counter[str]:
-    """Let several clients of every service add plants with the same ids at once; return the findings."""
-
-    def compete(number: int) -> list[tuple[Plant, Response]]:
-        service = services[number % len(services)]
-        plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
-        with closing(Client(service.url, service.token)) as client:
-            start.wait()
-            return [(plant, client.add(plant)) for plant in plants]
-
-    first_id = random.getrandbits(62)
-    clients = 4 * len(services)
-    start = threading.Barrier(clients)
-    with ThreadPoolExecutor(clients) as threads:
-        attempts = zip(*threads.map(compete, range(clients)), strict=True)
-    return Counter(f"{audit(store, list(of_one_id))} (race)" for of_one_id in attempts)
 
 
 def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
@@ -63,7 +42,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
             add.result()
             findings["stored (batch)" if read_plant(store, plant.id) == plant else "! lost (batch)"] += 1
         except PlantIdInUse:
-            findings["in use (batch)" if read_plant(store, plant.id) == used else "! said to be in use (batch)"] += 1
+            findings["in use (batch)" if read_plant(store, plant.id) == used else "! reported as in use (batch)"] += 1
         except StoreUnavailable:
             findings["unknown (batch)"] += 1
     return findings
@@ -77,7 +56,7 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
         for service in services:
             stack.callback(service.kill)
             service.start()
-        findings = race(services, store, ids) + batch(store)
+        findings = race(services, store, 4 * len(services), ids) + batch(store)
         with ExitStack() as clients:
             loads = [clients.enter_context(Load(service, CLIENTS_PER_SERVICE)) for service in services]
             time.sleep(seconds)
@@ -87,7 +66,7 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
                     subprocess.run(shlex.split(command), check=True)
                     time.sleep(seconds)
         for service in services:
-            service.start()  # It waits until the database is available again.
+            service.start()  # This waits until the database is available again.
         responses = [
             response for load in loads for part in load.journal for made in part.values() for _, response in made
         ]

@@ -35,7 +35,7 @@ from tests.support.process import (
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# Lines that no client may cause in the log of a service.
+# Log lines of a service that no client may cause.
 _TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
@@ -71,7 +71,7 @@ class Service:
         return sock
 
     def head(self, *fields: bytes) -> bytes:
-        """Return the head of a create with a valid token, and these further lines."""
+        """Return the head of a create with a valid token and more header lines."""
         return b"%bAuthorization: Bearer %b\r\n%b\r\n" % (HEAD, self.token.encode(), b"".join(fields))
 
     def create(self, plant_id: int) -> Response:
@@ -103,7 +103,7 @@ class Service:
         if not self.master:
             return 0
         port = f":{self.port:04X}"
-        # There may be thousands of lines of others.
+        # There may be thousands of lines for other sockets.
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
         states = [(row[3], row[9]) for row in rows if row[1].endswith(port)]
         # Count ESTABLISHED and CLOSE_WAIT, and any other state but LISTEN if a socket still belongs to it.
@@ -118,11 +118,11 @@ class Service:
         return state != "Z"
 
     def new_trouble(self) -> list[str]:
-        """Return the lines of the log since the last call that no client should be able to cause."""
+        """Return the log lines since the last call that no client may cause."""
         return [line for line in self.new_lines() if _TROUBLE.search(line)]
 
     def new_lines(self) -> list[str]:
-        """Return the lines of the log since the last call."""
+        """Return the log lines since the last call."""
         lines = self._log.lines[self._lines_read :] if self._log else []
         self._lines_read += len(lines)
         return [line.rstrip() for line in lines]
@@ -133,7 +133,7 @@ class Crowd:
 
     def __init__(self, service: Service, size: int, receive_buffer: int = 0) -> None:
         self.sockets = [service.connect(receive_buffer) for _ in range(size)]
-        self.heard = dict.fromkeys(self.sockets, b"")
+        self.received = dict.fromkeys(self.sockets, b"")
         self.closed: set[socket.socket] = set()  # by the service
         for sock in self.sockets:
             sock.setblocking(False)
@@ -170,10 +170,10 @@ class Crowd:
                         selector.unregister(sock)
         return total
 
-    def hear(self, seconds: float, *, first: bool = False) -> int:
-        """Read until the service has closed every connection, or has sent the ``first`` byte; return the number closed.
+    def read_until_closed(self, seconds: float, *, or_readable: bool = False) -> int:
+        """Read until the service has closed every connection, and return the number closed.
 
-        ``heard`` keeps the first 64 KiB of each.
+        ``received`` has the first 64 KiB of each. With ``or_readable``, return as soon as there is something to read.
         """
         give_up = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -183,13 +183,13 @@ class Crowd:
             while selector.get_map() and time.monotonic() < give_up:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
-                    if first:
+                    if or_readable:
                         return len(self.closed)
                     try:
                         data = sock.recv(65536)
                     except OSError:
                         data = b""
-                    self.heard[sock] = (self.heard[sock] + data)[:65536]
+                    self.received[sock] = (self.received[sock] + data)[:65536]
                     if not data:
                         selector.unregister(sock)
                         self.closed.add(sock)
@@ -198,7 +198,8 @@ class Crowd:
     def statuses(self) -> Counter[str]:
         """Count the first responses: their status, ``closed`` without one, or ``nothing``."""
         return Counter(
-            self.heard[sock][9:12].decode() or ("closed" if sock in self.closed else "nothing") for sock in self.sockets
+            self.received[sock][9:12].decode() or ("closed" if sock in self.closed else "nothing")
+            for sock in self.sockets
         )
 
     def end(self, *, reset: bool = False) -> None:
@@ -209,9 +210,9 @@ class Crowd:
 
 
 class Bystander:
-    """A good client in a process of its own, so that what others do in this one does not slow it down."""
+    """A good client in a process of its own, so that the attackers in this process do not slow it down."""
 
-    pause: ClassVar[float] = 0.002  # between two requests, in seconds, if nothing else is said
+    pause: ClassVar[float] = 0.002  # between two requests, in seconds, by default
 
     def __init__(
         self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False, fresh: bool = False
@@ -232,23 +233,23 @@ class Bystander:
 
     def __enter__(self) -> Self:
         assert self._process.stdout
-        self._process.stdout.readline()  # It has had its first response.
+        self._process.stdout.readline()  # It has received its first response.
         return self
 
     def __exit__(self, *_: object) -> None:
         output, _ = self._process.communicate()
         kill(self._process)
-        found = json.loads(output)
-        self.slowest: float = found["slowest"]
-        self.longest_pause: float = found["longest_pause"]
-        self.responses: dict[str, int] = found["answers"]
-        self.faults: list[str] = found["faults"]
+        summary = json.loads(output)
+        self.slowest: float = summary["slowest"]
+        self.longest_pause: float = summary["longest_pause"]
+        self.responses: dict[str, int] = summary["responses"]
+        self.faults: list[str] = summary["faults"]
 
     def verdict(self, limit: float) -> Verdict:
         """Return whether each request got the right response within ``limit`` seconds."""
-        seen = f"slowest of {sum(self.responses.values()):,} answers {self.slowest * 1000:.0f} ms"
+        seen = f"slowest of {sum(self.responses.values()):,} responses {self.slowest * 1000:.0f} ms"
         if self.longest_pause > 0.02:
-            seen += f" (the machine kept this client waiting for {self.longest_pause * 1000:.0f} ms by itself)"
+            seen += f" (this machine delayed the client itself by up to {self.longest_pause * 1000:.0f} ms)"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
 
 
@@ -258,7 +259,7 @@ def reset_on_close(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def sampled(measure: Callable[[], int], seconds: float) -> Iterator[list[int]]:
-    """Measure again and again, with pauses of so many seconds."""
+    """Measure every ``seconds`` seconds."""
     over = threading.Event()
     samples: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A hosted service under test and its clients; for the audit, the outages and the figures over HTTP."""
+"""A hosted service under test and its clients, for the audits and the benchmarks."""
 
 import contextlib
 import http.client
@@ -50,14 +50,14 @@ class Service:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.url}: not ready within 60 s")
             if self._master is None or self._master.poll() is not None:
-                # As under systemd, kill what a dead master left behind before starting a new one.
+                # As systemd does, kill the workers of a dead master before starting a new one.
                 self.kill()
                 # Discard the access log: in an outage it has a line for each request.
                 self._master = start(self._command, env=self._environ, stdout=subprocess.DEVNULL)
             time.sleep(0.05)
 
     def workers(self) -> list[int]:
-        """Return the processes of a master that runs."""
+        """Return the workers of the master, if it runs."""
         return [] if self._master is None or self._master.poll() is not None else children(self._master.pid)
 
     def kill_master(self) -> None:

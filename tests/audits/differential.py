@@ -3,10 +3,10 @@
     python -m tests.audits.differential
     python -m tests.audits.differential --cases 20000 --seed 7
 
-The others are Gunicorn's threaded worker, Node and Go (both must be installed). A plain request follows each one; if
-a server sees another end of the odd request, its response to the plain one differs or is missing. The exit status is 0
-if this server accepts nothing that another rejects, sees the same number of requests with the same bodies, except where
-``EXPLAINED`` has a reason, and parses the same in one packet and in several.
+The others are Gunicorn's threaded worker, Node and Go (both must be installed). A plain request follows each one. If
+a server finds a different end of the odd request, its response to the plain one differs or is missing. The exit status
+is 0 if two conditions hold. This server accepts nothing that another rejects, and parses the same number of requests
+with the same bodies, except where ``EXPLAINED`` has a reason. It parses the same in one packet and in several.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ PEERS = Path(__file__).with_name("peers")
 QUIET_SECONDS = 0.6
 # A busy machine may only be slow, so a request without a response is sent again with this timeout.
 PATIENT_SECONDS = 10.0
-# Those methods in these requests that Node knows.
+# The methods that Node accepts, of those that the requests use.
 NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
-class Understood(NamedTuple):
+class Parsed(NamedTuple):
     """How a server parsed the bytes of a connection: an echo for each accepted request, then the end."""
 
     echoes: tuple[tuple[str, str, str], ...]
@@ -55,57 +55,57 @@ class Peer(NamedTuple):
     name: str
     port: int
 
-    def understand(self, data: bytes, *cuts: int, quiet: float = QUIET_SECONDS) -> Understood:
+    def send(self, data: bytes, *cuts: int, quiet: float = QUIET_SECONDS) -> Parsed:
         """Send data in pieces, followed by a plain request, and return how the server parsed both."""
         whole = data + SENTINEL
         pieces = [whole[start:end] for start, end in pairwise([0, *sorted(cuts), len(whole)])]
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            heard = b""
+            received = b""
             try:
                 for number, piece in enumerate(pieces):
                     if number:
                         time.sleep(0.005)
                     sock.sendall(piece)
                 sock.settimeout(quiet)
-                while received := sock.recv(65536):
-                    heard += received
+                while data := sock.recv(65536):
+                    received += data
                 end = "closed"
             except TimeoutError:
                 end = "waits"
             except OSError:
                 end = "closed"
-        return _read(heard, end)
+        return _read(received, end)
 
 
-def _read(heard: bytes, end: str) -> Understood:
+def _read(received: bytes, end: str) -> Parsed:
     echoes: list[tuple[str, str, str]] = []
-    while heard:
-        head, found, rest = heard.partition(b"\r\n\r\n")
+    while received:
+        head, found, rest = received.partition(b"\r\n\r\n")
         status = head[9:12].decode("latin-1")
         if not found:
-            return Understood(tuple(echoes), f"{status} cut short")
+            return Parsed(tuple(echoes), f"{status} cut short")
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         body = rest[: int(length[1])] if length else rest
         if status == "100":
-            heard = rest
+            received = rest
             continue
         if status != "200":
-            return Understood(tuple(echoes), status)
+            return Parsed(tuple(echoes), status)
         try:
             echo = json.loads(body)
             echoes.append((echo["method"], echo["target"], echo["body"]))
-            heard = rest[len(body) :]
+            received = rest[len(body) :]
         except ValueError:
-            # HEAD: the length is that of a body that does not come.
+            # A response to HEAD has the length of a body, but no body.
             echoes.append(("HEAD", "", ""))
-            heard = rest
-    return Understood(tuple(echoes), end)
+            received = rest
+    return Parsed(tuple(echoes), end)
 
 
 @contextlib.contextmanager
 def running(name: str, command: list[str], port_pattern: str, *, log: Path) -> Iterator[Peer]:
-    """Run a server that prints the port it listens at."""
+    """Run a server that prints the port on which it listens."""
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=CHECKOUT) as process:
         try:
             give_up = time.monotonic() + 60
@@ -141,42 +141,42 @@ def peers(worker_class: str) -> Iterator[list[Peer]]:
         ]
 
 
-def difference(ours: Understood, other: Understood) -> str:
-    """Describe what this server accepts and another rejects, or parses differently; return "" if nothing."""
+def difference(ours: Parsed, other: Parsed) -> str:
+    """Describe the first request that this server accepts and the other rejects or parses differently, or return ""."""
     for number, echo in enumerate(ours.echoes):
         if number >= len(other.echoes):
-            return f"takes request {number + 1}, for which it has {other.end}"
+            return f"accepts request {number + 1}, and the other server does not ({other.end})"
         method, _, body = other.echoes[number]
         if (method, body) != (echo[0], echo[2]):
-            return f"understands {echo[0]} {echo[2]!r:.40} where it understands {method} {body!r:.40}"
+            return f"parses {echo[0]} {echo[2]!r:.40} where the other server parses {method} {body!r:.40}"
     return ""
 
 
-BAD_SPACE = "white space beside the signs of an extension must be read (RFC 9112, section 7.1.1)"
-# The other's name, a pattern of what is sent, and why this server is right, or free, to differ; the first that fits.
+BAD_SPACE = "white space around ; and = in an extension must be accepted (RFC 9112, section 7.1.1)"
+# The other server, a pattern of the sent bytes, and why this server may differ. The first match applies.
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
-    ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that begins no code is itself, as for the other two"),
-    ("go", r"\r\n0{16,}4?\r\n", "zeros before a chunk's size are digits too (RFC 9112, section 7.1)"),
-    ("go", r"\r\n4;a{4096,}\r\n", "an extension may be longer than Go's 4,096 bytes: here up to the limit of a field"),
+    ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that starts no escape is literal (Node and gthread agree)"),
+    ("go", r"\r\n0{16,}4?\r\n", "a chunk's size may have leading zeros (RFC 9112, section 7.1)"),
+    ("go", r"\r\n4;a{4096,}\r\n", "an extension may be longer than Go's 4,096 bytes, up to the limit of a header"),
     ("go", r"\r\n4[ \t]+;", BAD_SPACE),
     ("node", r"\r\n4(?:[ \t]+;|;[ \t]|;a[ \t]+=|;a=[ \t])", BAD_SPACE),
     (
         "node",
         rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
-        "methods are the application's (RFC 9110, section 9.1)",
+        "the application decides which methods it knows (RFC 9110, section 9.1)",
     ),
-    ("node", r"^(?:\r\n)?CONNECT /", "a CONNECT of a path is the application's to refuse (405)"),
-    ("node", r"(?i)\nContent-Length:[ \t]*\d+\t\r\n", "a tab may be behind a value (RFC 9110, section 5.6.3)"),
-    ("node", r"(?i)\nUpgrade:", "an Upgrade may be ignored, and the request is answered (RFC 9110, section 7.8)"),
-    ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is no field of HTTP (RFC 9112, appendix C.2.2)"),
-    ("node", r"\r\n0\r\nConnection: close\r\n", "a trailer says nothing of the connection (RFC 9110, section 6.5.1)"),
+    ("node", r"^(?:\r\n)?CONNECT /", "a CONNECT with a path is rejected by the application, not by the server (405)"),
+    ("node", r"(?i)\nContent-Length:[ \t]*\d+\t\r\n", "a tab may follow a value (RFC 9110, section 5.6.3)"),
+    ("node", r"(?i)\nUpgrade:", "a server may ignore Upgrade and respond as usual (RFC 9110, section 7.8)"),
+    ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is not a field of HTTP (RFC 9112, appendix C.2.2)"),
+    ("node", r"\r\n0\r\nConnection: close\r\n", "a trailer does not control the connection (RFC 9110, section 6.5.1)"),
 )
 
 
 def explanation(peer: str, what: str, data: bytes) -> str:
-    # What is behind a CONNECT is never read.
-    if data.lstrip().startswith(b"CONNECT") and not what.startswith("takes request 1"):
+    # Nothing after a CONNECT may be read, so no explanation applies there.
+    if data.lstrip().startswith(b"CONNECT") and not what.startswith("accepts request 1,"):
         return ""
     for name, pattern, reason in EXPLAINED:
         if name == peer and re.search(pattern.encode("latin-1"), data, re.DOTALL):
@@ -187,41 +187,41 @@ def explanation(peer: str, what: str, data: bytes) -> str:
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--cases", type=int, default=4000, help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="other requests with another number (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the random requests (%(default)s)")
     parser.add_argument("--worker-class", default="plants.server.worker.Worker", help="of this server (%(default)s)")
-    parser.add_argument("--show", type=int, default=20, help="how many cases of each kind are printed (%(default)s)")
+    parser.add_argument("--show", type=int, default=20, help="the number of cases of each kind to print (%(default)s)")
     options = parser.parse_args()
     found: dict[tuple[str, str], list[str]] = {}
     explained: Counter[str] = Counter()
     with peers(options.worker_class) as (ours, *others), ThreadPoolExecutor(32) as threads:
         for peer in (ours, *others):
-            plain = peer.understand(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
+            plain = peer.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
             assert plain.echoes == (("POST", "/", "body"), ("GET", "/sentinel", "")), (peer.name, plain)
 
         pick = random.Random(options.seed)
 
-        def compare(case: Case) -> tuple[Case, tuple[int, ...], list[Understood]]:
+        def compare(case: Case) -> tuple[Case, tuple[int, ...], list[Parsed]]:
             cuts = tuple(pick.randrange(1, len(case.data + SENTINEL)) for _ in range(pick.choice([1, 2, 5])))
-            understood = [peer.understand(case.data) for peer in (ours, *others)]
-            return case, cuts, [ours.understand(case.data, *cuts), *understood]
+            parsed = [peer.send(case.data) for peer in (ours, *others)]
+            return case, cuts, [ours.send(case.data, *cuts), *parsed]
 
         accepted = 0
         for case, cuts, (cut, mine, *theirs) in threads.map(compare, cases(options.cases, options.seed)):
             accepted += bool(mine.echoes)
-            if (cut.echoes, cut.end[0]) != (mine.echoes, mine.end[0]):  # Which 4xx it is may depend on what came.
+            if (cut.echoes, cut.end[0]) != (mine.echoes, mine.end[0]):  # The exact 4xx may depend on what has arrived.
                 text = f"{case.data[:300]!r} ({case.name})\n      whole: {mine}\n      cut at {cuts}: {cut}"
-                found.setdefault(("itself", "it depends on the pieces"), []).append(text)
-            for peer, heard in zip(others, theirs, strict=True):
-                is_slow = heard.end == "waits" and difference(mine, heard)
-                other = peer.understand(case.data, quiet=PATIENT_SECONDS) if is_slow else heard
+                found.setdefault(("ours", "the result depends on how the bytes are split"), []).append(text)
+            for peer, received in zip(others, theirs, strict=True):
+                is_slow = received.end == "waits" and difference(mine, received)
+                other = peer.send(case.data, quiet=PATIENT_SECONDS) if is_slow else received
                 if what := difference(mine, other):
                     if reason := explanation(peer.name, what, case.data):
                         explained[f"{peer.name}: {reason}"] += 1
                     else:
                         text = f"{case.data[:300]!r} ({case.name})\n      ours: {mine}\n      {peer.name}: {other}"
-                        found.setdefault((peer.name, re.sub(r"'[^']*'|\d+$", "", what)), []).append(text)
+                        found.setdefault((f"ours against {peer.name}", re.sub(r"'[^']*'", "", what)), []).append(text)
     for (name, what), texts in found.items():
-        report(f"{len(texts)} x ours against {name}", Verdict(False, what))
+        report(f"{len(texts)} x {name}", Verdict(False, what))
         for text in texts[: options.show]:
             print(f"   {text}")
     for reason, number in explained.most_common():

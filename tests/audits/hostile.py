@@ -4,8 +4,8 @@
     python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
     python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
 
-Each check is a line; the exit status is 0 if all of them hold. With ``--address``, checks that need a service with
-settings of their own are left out, and without ``--master`` memory, files and processes are not seen.
+Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that need a service
+with special settings are left out, and without ``--master`` memory, files and processes are not measured.
 """
 
 import contextlib
@@ -63,17 +63,17 @@ MALFORMED_TRAILERS = {
 
 
 def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
-    """Run a check; the service must keep its processes and log no errors."""
+    """Run a check; the service must retain its workers and log no errors."""
     workers = service.workers()
     service.new_trouble()
     verdict = check(service)
     faults = []
     if service.create(new_id()).status != 200:
-        faults.append("a create afterwards is not answered with 200")
+        faults.append("a create afterwards does not get 200")
     if service.workers() != workers:
         faults.append(f"the workers {workers} are now {service.workers()}")
     if trouble := service.new_trouble():
-        faults.append(f"{len(trouble)} lines in the log such as {trouble[0]!r}")
+        faults.append(f"{len(trouble)} log lines such as {trouble[0]!r}")
     return Verdict(verdict.holds and not faults, ", ".join([verdict.seen, *faults]))
 
 
@@ -86,13 +86,14 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
     for reset in (False, True):
         with Crowd(service, clients) as crowd:
             crowd.send(HEAD)
-            crowd.hear(PATIENCE_SECONDS, first=True)
+            crowd.read_until_closed(PATIENCE_SECONDS, or_readable=True)
             for sock in crowd.sockets:
                 # Some connections have their 408 by now, some have not, and some get it while they close.
                 with contextlib.suppress(OSError):
                     seen[sock.recv(12)[9:].decode() or "closed"] += 1
             crowd.end(reset=reset)
-    return Verdict(comes_true(lambda: not service.connections()), f"of {2 * clients} {dict(seen)}, the others went")
+    is_back = comes_true(lambda: not service.connections())
+    return Verdict(is_back, f"of {2 * clients} {dict(seen)}, the others disconnected")
 
 
 def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
@@ -122,9 +123,9 @@ def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, lim
     """Send bodies from many clients in chunks of one byte, whose framing costs more than their content."""
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         sent = crowd.send(HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * (size // len(TINY_CHUNK)))
-        crowd.hear(2)
-    taken = Verdict(True, f"{sent // 1024:,} KiB were taken, then {dict(crowd.statuses())}")
-    return _together(bystander.verdict(limit), taken)
+        crowd.read_until_closed(2)
+    accepted = Verdict(True, f"{sent // 1024:,} KiB were accepted, then {dict(crowd.statuses())}")
+    return _together(bystander.verdict(limit), accepted)
 
 
 def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
@@ -142,8 +143,8 @@ def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send((HEAD + fields)[: size - 4] + b"\r\n\r\n")
-        crowd.hear(PATIENCE_SECONDS)
-    return _together(bystander.verdict(limit), _all_refused(crowd))
+        crowd.read_until_closed(PATIENCE_SECONDS)
+    return _together(bystander.verdict(limit), _all_rejected(crowd))
 
 
 def endless_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
@@ -151,19 +152,19 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
     forms = [HEAD + b"X-A: a\r\n" * (size // 8), b"GET /" + b"a" * size, HEAD + b"X-A: " + b"a" * size, b"\r\n" * size]
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send_each(lambda number: forms[number % len(forms)])
-        crowd.hear(PATIENCE_SECONDS)
-    return _together(bystander.verdict(limit), _all_refused(crowd))
+        crowd.read_until_closed(PATIENCE_SECONDS)
+    return _together(bystander.verdict(limit), _all_rejected(crowd))
 
 
 def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """Stall as many bodies as a worker buffers, and a small one, before their last byte, beside a good client."""
+    """Withhold the last byte of a small body, and of as many large ones as a worker buffers, beside a good client."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
         crowd.send(stalled)
         small.send(service.head(b"Content-Length: 50\r\n") + b"x" * 49)
         with Bystander(service) as bystander:
-            crowd.hear(1)
+            crowd.read_until_closed(1)
         memory = service.memory()
     return _together(bystander.verdict(limit), Verdict(True, f"{memory // MIB} MiB resident"))
 
@@ -202,7 +203,7 @@ def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
 def held_bytes(
     service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
-    """Stall many clients with the largest allowed part of a head, a body, chunks or trailers, beside a good one."""
+    """Send the largest allowed part of a head, a body, chunks or trailers from many clients, beside a good one."""
     head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
     forms = [
         head,
@@ -214,7 +215,7 @@ def held_bytes(
     with Crowd(service, clients) as crowd:
         sent = crowd.send_each(lambda number: forms[number % len(forms)], 5)
         with Bystander(service) as bystander:
-            crowd.hear(1)
+            crowd.read_until_closed(1)
         grown = service.memory() - before
     # A buffered byte costs more than a byte, because of the objects around it.
     is_bounded = grown < 1.5 * HELD_BODIES * largest + SLACK_BYTES
@@ -243,17 +244,18 @@ def connect(service: Service) -> Verdict:
 
 def malformed_trailers(service: Service) -> Verdict:
     """Send malformed trailers; the service must reject each, and create nothing."""
-    taken = []
+    accepted = []
     for name, trailer in MALFORMED_TRAILERS.items():
         plant_id = new_id()
         responses = talk(
             service, chunked_create(service, plant_id, trailers=trailer + b"\r\n") + b"GET / HTTP/1.1\r\n\r\n"
         )
         if not responses.startswith(b"HTTP/1.1 400 ") or service.create(plant_id).status != 200:
-            taken.append(f"{name} ({responses[9:12].decode()})")
+            accepted.append(f"{name} ({responses[9:12].decode()})")
     good = talk(service, chunked_create(service, new_id(), trailers=b"X-A: a\r\nX-B:\r\n"))[9:12]
-    seen = f"a good trailer {good.decode()}, {len(MALFORMED_TRAILERS) - len(taken)} bad ones refused, taken: {taken}"
-    return Verdict(good == b"200" and not taken, seen)
+    rejected = len(MALFORMED_TRAILERS) - len(accepted)
+    seen = f"a good trailer gets {good.decode()}, {rejected} malformed ones are rejected, accepted: {accepted}"
+    return Verdict(good == b"200" and not accepted, seen)
 
 
 def large_framing(service: Service, size: int = 8500) -> Verdict:
@@ -267,34 +269,37 @@ def large_framing(service: Service, size: int = 8500) -> Verdict:
                 status = talk(service, *pieces)[9:12].decode()
                 if status != "200" if is_good else not status.startswith("4"):
                     faults.append(f"{where} of {length} in pieces of {piece}: {status or 'closed'}")
-    return Verdict(not faults, f"{faults or 'refused if large, in one packet and in many'}")
+    return Verdict(not faults, f"{faults or 'rejected if large, in one packet and in many'}")
 
 
 def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
-    """Stall clients before and in a head, in a body, in tiny chunks, and instead of reading; then disconnect them."""
+    """Stall clients that send nothing, a part of a head, body or tiny chunks, or never read; then disconnect them."""
     forms = [
         b"",
         HEAD,
         HEAD + b"Content-Length: 100000\r\n\r\n" + b"x" * 1000,
         HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * 100,
     ]
-    readings = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 2000
+    requests = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 2000
     verdicts = []
     peak = 0
     memories = [service.memory()]
     descriptors = service.descriptors()
     for _ in range(2):
         with Bystander(service) as bystander:
-            with Crowd(service, clients * 4 // 5) as crowd, Crowd(service, clients // 5, receive_buffer=4096) as deaf:
+            with (
+                Crowd(service, clients * 4 // 5) as crowd,
+                Crowd(service, clients // 5, receive_buffer=4096) as never_reading,
+            ):
                 crowd.send_each(lambda number: forms[number % len(forms)])
-                deaf.send(readings, seconds / 2)
+                never_reading.send(requests, seconds / 2)
                 peak = max(peak, service.memory())
-                closed = crowd.hear(seconds)
+                closed = crowd.read_until_closed(seconds)
             comes_true(lambda: service.connections() <= 2)
         verdicts.append(bystander.verdict(limit))
         is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
         left = f"{service.connections()} connections and {service.descriptors() - descriptors} files left"
-        verdicts.append(Verdict(is_back, f"{closed} told or closed by the service, {left}"))
+        verdicts.append(Verdict(is_back, f"{closed} responded to or closed by the service, {left}"))
         memories.append(service.memory())
     grown = memories[2] - memories[1]
     seen = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB, {peak // MIB} at most"
@@ -302,7 +307,7 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
     return _together(*verdicts, Verdict(is_flat, seen))
 
 
-# Checks that start a service with settings of their own
+# Checks that start a service with special settings
 
 
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
@@ -310,16 +315,17 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
 
     def check(service: Service) -> Verdict:
         with Crowd(service, clients) as silent:
-            silent.hear(seconds)
-            refused = silent.statuses()
-            with Crowd(service, 20) as asking:
-                asking.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-                asking.hear(PATIENCE_SECONDS)
-                responses = asking.statuses()
+            silent.read_until_closed(seconds)
+            rejected = silent.statuses()
+            with Crowd(service, 20) as requesting:
+                requesting.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                requesting.read_until_closed(PATIENCE_SECONDS)
+                responses = requesting.statuses()
         comes_true(lambda: not service.connections())
-        enough = refused["503"] + refused["closed"] >= clients - files * workers
+        enough = rejected["503"] + rejected["closed"] >= clients - files * workers
         return Verdict(
-            enough and not responses["nothing"], f"silent ones {dict(refused)}, then of 20 that ask {dict(responses)}"
+            enough and not responses["nothing"],
+            f"silent connections: {dict(rejected)}; of 20 requests: {dict(responses)}",
         )
 
     with running_service(store, workers, descriptors=files, environ={"PLANTS_REQUEST_TIMEOUT": "10"}) as service:
@@ -327,13 +333,13 @@ def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 6
 
 
 def no_descriptor_left(store: str, workers: int) -> Verdict:
-    """Take all descriptors from the workers, return some, take all again, and stop the service."""
+    """Leave the workers no free descriptor, allow some, leave none again, and stop the service."""
     with running_service(store, workers) as service:
 
         def files(worker: int) -> list[str]:
             return [os.path.realpath(file) for file in Path(f"/proc/{worker}/fd").iterdir()]
 
-        def has_loaded(worker: int) -> bool:
+        def has_selector(worker: int) -> bool:
             return any(file.endswith("[eventpoll]") for file in files(worker))
 
         def allow(more: int) -> None:
@@ -346,17 +352,17 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
                 crowd.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 time.sleep(0.5)
                 allow(50)
-                crowd.hear(PATIENCE_SECONDS)
-            return Verdict(not crowd.statuses()["nothing"], f"of 10 that waited {dict(crowd.statuses())}")
+                crowd.read_until_closed(PATIENCE_SECONDS)
+            return Verdict(not crowd.statuses()["nothing"], f"of 10 waiting requests {dict(crowd.statuses())}")
 
-        # A worker needs files until it has loaded the application; then it makes its selector.
-        comes_true(lambda: [has_loaded(worker) for worker in service.workers()] == [True] * workers)
+        # A worker opens files until it has loaded the application; then it makes its selector.
+        comes_true(lambda: [has_selector(worker) for worker in service.workers()] == [True] * workers)
         verdict = unharmed(service, check)
         allow(0)
         with Crowd(service, 1):
             time.sleep(0.3)
             trouble = changes.troubles_of_a_stop(service)
-    return Verdict(verdict.holds and not trouble, f"{verdict.seen}, the stop: {trouble[-1:] or 'without trouble'}")
+    return Verdict(verdict.holds and not trouble, f"{verdict.seen}, trouble of the stop: {trouble[-1:]}")
 
 
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
@@ -366,14 +372,14 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
         before = service.descriptors()
         with Crowd(service, clients) as crowd:
             crowd.send_each(lambda number: b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
-            crowd.hear(timeout / 2)
+            crowd.read_until_closed(timeout / 2)
             held = service.descriptors() - before
-            crowd.hear(2 * timeout)
+            crowd.read_until_closed(2 * timeout)
             statuses = crowd.statuses()
         is_back = comes_true(lambda: service.descriptors() <= before + STORE_FILES)
         # A rejected connection needs a descriptor, too, until it is closed.
         is_bounded = held <= 2 * allowed * len(service.workers())
-        return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, all gone: {is_back}")
+        return Verdict(is_bounded and is_back, f"{held} of {clients} held, then {dict(statuses)}, closed: {is_back}")
 
     environ = {"PLANTS_REQUEST_TIMEOUT": str(timeout)}
     with serving_tls(store, workers, f"--worker-connections={allowed}", environ=environ) as service:
@@ -482,9 +488,9 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
                         cast(socket.socket, key.fileobj).close()
                         renew()
                         renewed += 1
-        answered = bystander.responses.get("200", 0) / sum(bystander.responses.values())
+        responded = bystander.responses.get("200", 0) / sum(bystander.responses.values())
         verdict = bystander.verdict(PATIENCE_SECONDS)
-        return Verdict(answered >= 0.95, f"{answered:.1%} answered, {renewed:,} connections renewed, {verdict.seen}")
+        return Verdict(responded >= 0.95, f"{responded:.1%} got 200, {renewed:,} connections renewed, {verdict.seen}")
 
     with running_service(store, workers, f"--worker-connections={clients}", descriptors=clients + 200) as service:
         return unharmed(service, check)
@@ -493,7 +499,8 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
 def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, most: int = 256 * MIB) -> Verdict:
     """Create plants of the largest size at once, and read some of the responses slowly."""
 
-    plant_id = 1 if store == "memory" else None  # What a dictionary stores would count, too.
+    # The plants in a dictionary would count as memory, so create only one.
+    plant_id = 1 if store == "memory" else None
 
     def check(service: Service) -> Verdict:
         def request(number: int) -> bytes:
@@ -515,12 +522,12 @@ def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, 
                     thread.start()
                 for thread in threads:
                     thread.join()
-                good.hear(PATIENCE_SECONDS)
-                slow.hear(PATIENCE_SECONDS)
+                good.read_until_closed(PATIENCE_SECONDS)
+                slow.read_until_closed(PATIENCE_SECONDS)
                 statuses += good.statuses() + slow.statuses()
             peaks.append(max(samples))
             comes_true(lambda: not service.connections())
-        seen = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in all at most, {dict(statuses)}"
+        seen = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in total at most, {dict(statuses)}"
         return Verdict(max(peaks) <= most and not statuses["nothing"], seen)
 
     with running_service(store, workers) as service:
@@ -538,7 +545,7 @@ def more_large_creates(store: str, workers: int) -> Verdict:
 
 
 def _large_create(service: Service, plant_id: int, number: int) -> bytes:
-    """Return a create of 1 MiB; the text of every other one takes four times as much in memory."""
+    """Return a create of 1 MiB. If ``number`` is even, its decoded text needs four times as much memory."""
     start = json.dumps({"id": plant_id, "name": ""}).encode()[:-2]
     end = b'"}' if number % 2 else '🌵"}'.encode()
     body = start + b"x" * (MIB - len(start) - len(end)) + end
@@ -546,16 +553,16 @@ def _large_create(service: Service, plant_id: int, number: int) -> bytes:
 
 
 def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
-    """Stop the service while good clients create, and health checks connect and reset."""
+    """Stop the service while good clients create plants, and health checks connect and reset."""
     return changes.term(store, workers, creates, each)
 
 
-# How it is tried
+# Helpers for the checks
 
 
 def talk(service: Service, *pieces: bytes) -> bytes:
     """Send each piece as a packet; return the bytes received until the service is silent for a while."""
-    heard = b""
+    received = b""
     with service.connect() as sock:
         for number, piece in enumerate(pieces):
             if number:
@@ -566,9 +573,9 @@ def talk(service: Service, *pieces: bytes) -> bytes:
                 break
         with contextlib.suppress(OSError):
             while data := sock.recv(65536):
-                heard += data
+                received += data
                 sock.settimeout(0.3)
-    return heard
+    return received
 
 
 def chunked_create(service: Service, plant_id: int, *, extension: bytes = b"", trailers: bytes = b"") -> bytes:
@@ -580,7 +587,7 @@ def _together(*verdicts: Verdict) -> Verdict:
     return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.seen for verdict in verdicts))
 
 
-def _all_refused(crowd: Crowd) -> Verdict:
+def _all_rejected(crowd: Crowd) -> Verdict:
     statuses = crowd.statuses()
     return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
 
@@ -619,8 +626,8 @@ OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
 def main() -> int:
     parser = audit_parser(__doc__)
     add_service_options(parser)
-    parser.add_argument("--limit", type=float, default=0.1, help="for the slowest answer, in seconds (%(default)s)")
-    parser.add_argument("--flood-limit", type=float, default=1, help="the same while there is much to do (%(default)s)")
+    parser.add_argument("--limit", type=float, default=0.1, help="for the slowest response, in seconds (%(default)s)")
+    parser.add_argument("--flood-limit", type=float, default=1, help="the same limit during a flood (%(default)s)")
     parser.add_argument("--only", action="append", default=[], help="the name of a check; may be given several times")
     options = parser.parse_args()
     holds = []

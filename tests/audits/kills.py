@@ -3,13 +3,13 @@
     python -m tests.audits.kills --store sqlite --workers 2
     python -m tests.audits.kills --store postgresql
 
-A deployment of your own is audited with its commands, which must run in the foreground; its store gets new plants:
+To audit your own deployment, pass its commands, which must run in the foreground. The audit adds plants to its store:
 
     python -m tests.audits.kills --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
         --url http://127.0.0.1:8000 --token "$TOKEN" --database "postgres -D /var/lib/plants"
 
-The exit status is 0 if every plant that was answered with 200 is in the store with its name and tag, no id was given
-twice, and every other plant is there whole or not at all.
+The exit status is 0 if every acknowledged plant (200) is stored with its name and tag, no id is used by two plants, and
+every other plant is stored whole or not at all.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -95,18 +95,19 @@ class Load:
 def audit(store: PlantStore, attempts: Attempts) -> str:
     """Return the outcome of a plant; a failure starts with an exclamation mark."""
     stored = read_plant(store, attempts[0][0].id)
-    kept = [plant for plant, response in attempts if response.status == 200]
+    acknowledged = [plant for plant, response in attempts if response.status == 200]
     unknown = [plant for plant, response in attempts if response.status in {0, 503}]
     in_use = sum(response.error == ID_IN_USE for _, response in attempts)
-    if len(kept) + len(unknown) + in_use != len(attempts):
-        return "! answered with neither 200, 503 nor the id in use"
-    if len(kept) > 1:
+    if len(acknowledged) + len(unknown) + in_use != len(attempts):
+        return "! a response that is neither 200, 503 nor the id in use"
+    if len(acknowledged) > 1:
         return "! acknowledged twice"
-    if kept:
-        return "acknowledged and kept" if stored == kept[0] else f"! acknowledged but {'changed' if stored else 'lost'}"
+    if acknowledged:
+        failure = f"! acknowledged but {'changed' if stored else 'lost'}"
+        return "acknowledged and stored" if stored == acknowledged[0] else failure
     if stored is None:
-        return "! said to be in use but absent" if in_use else "not acknowledged, absent"
-    return "not acknowledged, there whole" if stored in unknown else "! not acknowledged, there changed"
+        return "! reported as in use but absent" if in_use else "not acknowledged, absent"
+    return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored changed"
 
 
 def audit_load(store_url: str, load: Load) -> bool:
@@ -114,6 +115,23 @@ def audit_load(store_url: str, load: Load) -> bool:
     journal = (attempts for part in load.journal for attempts in part.values() if attempts)
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
         return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))
+
+
+def race(services: Sequence[Service], store: PlantStore, clients: int, ids: int) -> Counter[str]:
+    """Let the clients add plants with the same ids at once; return the findings."""
+
+    def compete(number: int) -> Attempts:
+        service = services[number % len(services)]
+        plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
+        with closing(Client(service.url, service.token)) as client:
+            together.wait()
+            return [(plant, client.add(plant)) for plant in plants]
+
+    first_id = random.getrandbits(62)
+    together = threading.Barrier(clients)
+    with ThreadPoolExecutor(clients) as threads:
+        attempts = zip(*threads.map(compete, range(clients)), strict=True)
+    return Counter(f"{audit(store, list(of_one_id))} (race)" for of_one_id in attempts)
 
 
 def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -163,13 +181,13 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--store", default="sqlite", help="sqlite or postgresql, made for the audit; or a store's URL")
-    parser.add_argument("--kills", type=int, default=50, help="at least so many (%(default)s)")
-    parser.add_argument("--plants", type=int, default=100_000, help="at least so many acknowledged (%(default)s)")
+    parser.add_argument("--store", default="sqlite", help="sqlite or postgresql, to create one; or a store's URL")
+    parser.add_argument("--kills", type=int, default=50, help="the least number of kills (%(default)s)")
+    parser.add_argument("--plants", type=int, default=100_000, help="the least number acknowledged (%(default)s)")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--service", default="", help="the command that serves; the packaged configuration by default")
-    parser.add_argument("--url", default="", help="where the service is, with --service")
+    parser.add_argument("--url", default="", help="the URL of the service, with --service")
     parser.add_argument("--token", default=TOKEN)
     parser.add_argument("--database", default="", help="the command that runs the database, with a store's URL")
     options = parser.parse_args()

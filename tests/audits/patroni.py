@@ -3,7 +3,7 @@
     python -m tests.audits.patroni
 
 Three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with the URL of all nodes.
-Needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is tests.audits.kills' own.
+Needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for tests.audits.kills.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tests.support.process import children, comes_true, free_port, kill, start
 
 # Patroni of Debian 12 knows no newer PostgreSQL than the system's.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
-# A third of the TTL for the others is Patroni's own proportion.
+# As in Patroni's defaults, loop_wait and retry_timeout are a third of the TTL.
 SETTINGS = """
 scope: plants
 name: %(name)s
@@ -65,7 +65,7 @@ def make_own(directory: Path) -> None:
 
 
 class Node:
-    """Patroni and the PostgreSQL that it runs, with their data in a directory of their own."""
+    """Patroni and the PostgreSQL that it runs, with their data in one directory."""
 
     def __init__(self, parent: Path, name: str, etcd: int, ttl: int) -> None:
         self.name, self.port = name, free_port()
@@ -124,7 +124,7 @@ def fail_over(nodes: list[Node], load: Load) -> float:
     other = next(other for other in nodes if other is not node)
     node.kill()
     killed = time.monotonic()
-    # The others call it the leader until its key expires.
+    # The other nodes report it as the leader until its key expires.
     assert comes_true(lambda: other.cluster().get(node.name, {}).get("role") != "leader", 120)
     before = sum(load.acknowledged)
     assert comes_true(lambda: sum(load.acknowledged) > before, 60)
@@ -158,7 +158,7 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--ttl", type=int, default=30, help="of the leader's key, in seconds; Patroni's (%(default)s)")
+    parser.add_argument("--ttl", type=int, default=30, help="of the leader's key, in seconds (%(default)s)")
     parser.add_argument("--kills", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--clients", type=int, default=4, help="(%(default)s)")
     options = parser.parse_args()

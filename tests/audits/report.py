@@ -23,7 +23,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         "--address", default="", help="HOST:PORT of a service; by default one is started for each check"
     )
     parser.add_argument("--token", default="", help="a valid token, with --address")
-    parser.add_argument("--master", type=int, default=0, help="the process id of its master, to see memory and files")
+    parser.add_argument("--master", type=int, default=0, help="its master's process id, to measure memory and files")
     parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="of a service that is started")
     parser.add_argument("--workers", type=int, default=1, help="of a service that is started")
     parser.add_argument("--request-timeout", type=float, default=5, help="of the service, in seconds (%(default)s)")
@@ -36,7 +36,7 @@ def report(name: str, verdict: Verdict) -> bool:
 
 
 def report_findings(findings: Counter[str]) -> bool:
-    """Print how often each finding occurred, and return whether none is a failure, which starts with "!"."""
+    """Print the number of each finding, and return whether none is a failure, which starts with "!"."""
     for finding, number in sorted(findings.items()):
         print(f"{number:9,} {finding}")
     return not any(finding.startswith("!") for finding in findings)

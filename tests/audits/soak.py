@@ -3,8 +3,9 @@
     python -m tests.audits.soak
     python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
 
-The exit status is 0 if each good request had the right response, each acknowledged plant is still stored, memory,
-descriptors and connections are what they were before, and each line of the log matches ``EXPLAINED``.
+The exit status is 0 if each good request got the right response, each acknowledged plant is still stored, connections
+and descriptors are back at their old numbers, memory (less that of the plants) grows by less than 8 MiB in the last
+third of the run, and each line of the log matches ``EXPLAINED``.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ from tests.support.process import comes_true
 # No broken client stays longer than this.
 LONGEST_SECONDS = 6.0
 PLANT_BYTES = 600
-KEEPALIVE_SECONDS = 1.9  # A little less than the service's: its clock runs from when it has sent the response.
+KEEPALIVE_SECONDS = 1.9  # Slightly less than the service's keepalive, which starts when the response has been sent.
 EXPLAINED = (
     r"Starting gunicorn|Listening at|Using worker|Booting worker|Control socket",  # the start
     r"Handling signal: term|Worker exiting|Shutting down",  # the end
-    r"Current configuration|Arbiter booted|\d+ workers",  # what Gunicorn says at the most talkative level
+    r"Current configuration|Arbiter booted|\d+ workers",  # Gunicorn's lines at level debug
     r"no token is set",
     r'"POST /|"GET /|"HEAD /',  # an access log
 )
@@ -40,13 +41,13 @@ Broken = Callable[[Service, socket.socket], None]
 
 
 def _sending(*data: bytes) -> Broken:
-    """Return a client that sends the pieces a moment apart, reads a little, and disconnects."""
+    """Return a client that sends the pieces a moment apart, reads for a moment, and disconnects."""
 
     def send(_service: Service, sock: socket.socket) -> None:
         for piece in data:
             sock.sendall(piece)
             time.sleep(random.random() / 10)
-        _listen(sock, random.random())
+        _read_for(sock, random.random())
 
     return send
 
@@ -56,12 +57,12 @@ def _stalling(*data: bytes) -> Broken:
 
     def stall(_service: Service, sock: socket.socket) -> None:
         sock.sendall(b"".join(data))
-        _listen(sock, random.random() * LONGEST_SECONDS)
+        _read_for(sock, random.random() * LONGEST_SECONDS)
 
     return stall
 
 
-def _listen(sock: socket.socket, seconds: float) -> None:
+def _read_for(sock: socket.socket, seconds: float) -> None:
     give_up = time.monotonic() + seconds
     while (rest := give_up - time.monotonic()) > 0:
         sock.settimeout(rest)
@@ -76,7 +77,7 @@ def _drip(service: Service, sock: socket.socket) -> None:
         if time.monotonic() < give_up:
             sock.sendall(bytes([byte]))
             time.sleep(random.choice([0, 0.001, 0.1]))
-    _listen(sock, 1)
+    _read_for(sock, 1)
 
 
 def _ask_and_reset(service: Service, sock: socket.socket) -> None:
@@ -116,7 +117,7 @@ def _upload_on_and_on(service: Service, sock: socket.socket) -> None:
 
 def _upload_and_a_byte(_service: Service, sock: socket.socket) -> None:
     sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % MIB + b"x" * MIB + b"P")
-    _listen(sock, 2)
+    _read_for(sock, 2)
 
 
 def _end_in_the_middle(service: Service, sock: socket.socket) -> None:
@@ -124,18 +125,18 @@ def _end_in_the_middle(service: Service, sock: socket.socket) -> None:
     request = service.head(b"Content-Length: %d\r\n" % len(body)) + body
     sock.sendall(request[: random.randrange(len(request))])
     sock.shutdown(socket.SHUT_WR)
-    _listen(sock, 1)
+    _read_for(sock, 1)
 
 
 def _urgent(_service: Service, sock: socket.socket) -> None:
     sock.sendall(HEAD)
     sock.send(b"!", socket.MSG_OOB)
-    _listen(sock, 1)
+    _read_for(sock, 1)
 
 
 def _garbage(_service: Service, sock: socket.socket) -> None:
     sock.sendall(random.randbytes(random.choice([1, 100, 100_000])))
-    _listen(sock, 1)
+    _read_for(sock, 1)
 
 
 def _mutate(service: Service, sock: socket.socket) -> None:
@@ -143,7 +144,7 @@ def _mutate(service: Service, sock: socket.socket) -> None:
     for _ in range(random.randint(1, 5)):
         request[random.randrange(len(request))] = random.randrange(256)
     sock.sendall(request)
-    _listen(sock, 1)
+    _read_for(sock, 1)
 
 
 BROKEN: tuple[Broken, ...] = (
@@ -193,11 +194,11 @@ BROKEN: tuple[Broken, ...] = (
 class Breakers:
     """A number of broken clients per second, of random kinds, which disconnect in random ways."""
 
-    def __init__(self, service: Service, a_second: float) -> None:
+    def __init__(self, service: Service, per_second: float) -> None:
         self.number = 0
         self.refused = 0
         self._service = service
-        self._pause = 1 / a_second
+        self._pause = 1 / per_second
 
     def run(self, seconds: float) -> None:
         threads: list[threading.Thread] = []
@@ -234,10 +235,10 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
             stack.enter_context(bystander)
         breakers.run(seconds)
     is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
-    unknown = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
+    unexplained = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
 
-    # RFC 9112, section 9.5: the service may close a connection that its client left idle, just as it is used again.
-    idle = re.compile(r"on a kept connection, \w+ when used, after ([\d.]+) s$")
+    # RFC 9112, section 9.5: the service may close an idle connection just as its client uses it again.
+    idle = re.compile(r"on a persistent connection, \w+ when used, after ([\d.]+) s$")
     responses = sum((Counter(bystander.responses) for bystander in bystanders), Counter())
     faults = [fault for bystander in bystanders for fault in bystander.faults]
     paused = [fault for fault in faults if (found := idle.search(fault)) and float(found[1]) > KEEPALIVE_SECONDS]
@@ -250,14 +251,14 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
     return [
         (
             "broken clients",
-            Verdict(not breakers.refused, f"{breakers.number:,}, {breakers.refused} without connection"),
+            Verdict(not breakers.refused, f"{breakers.number:,}, {breakers.refused} could not connect"),
         ),
         ("good clients", Verdict(not faults, f"{dict(responses)}, slowest {slowest:.0f} ms")),
-        ("faults", Verdict(not faults, f"{faults}, and {len(paused)} where the client had paused: {paused[:5]}")),
+        ("faults", Verdict(not faults, f"{faults}, and {len(paused)} on connections that had been idle: {paused[:5]}")),
         ("memory", Verdict(grown < 8 * MIB, f"{middle / MIB:.1f} MiB in the middle, {last / MIB:.1f} at the end")),
-        ("what is held", Verdict(is_back, left)),
+        ("connections and files", Verdict(is_back, left)),
         ("processes", Verdict(service.workers() == workers, f"{workers}, at the end {service.workers()}")),
-        ("the log", Verdict(not unknown, f"{len(unknown)} lines that are not known: {unknown[:10]}")),
+        ("the log", Verdict(not unexplained, f"{len(unexplained)} unexplained lines: {unexplained[:10]}")),
     ]
 
 
@@ -265,7 +266,7 @@ def main() -> int:
     parser = audit_parser(__doc__)
     add_service_options(parser)
     parser.add_argument("--seconds", type=float, default=600, help="(%(default)s)")
-    parser.add_argument("--broken", type=float, default=30, help="broken clients a second (%(default)s)")
+    parser.add_argument("--broken", type=float, default=30, help="broken clients per second (%(default)s)")
     parser.add_argument("--good", type=int, default=3, help="good clients (%(default)s)")
     options = parser.parse_args()
     with service_of(options) as service:

@@ -3,10 +3,10 @@
     python -m tests.audits.stalls
     python -m tests.audits.stalls --only sqlite:file_held --seconds 30
 
-The stalls: the table is locked, a disk is full, another process holds the file, the server's processes are stopped. A
-second, idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. A
-stall passes if each client gets a response within 5 s, no acknowledged plant is lost, and the slowest probe takes at
-most 0.1 s more than on the idle service. To fill a disk, the audit mounts a small one, which needs root.
+A stall locks the table, fills the disk, holds the file in another process, or stops the server's processes. A second,
+idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. A stall
+passes if each client gets a response within 5 s, no acknowledged plant is lost, and the slowest probe takes at most
+0.1 s more than on the idle service. To fill a disk, the audit mounts a small one, which needs root.
 """
 
 import contextlib
@@ -39,18 +39,18 @@ from tests.audits.outages import running
 from tests.audits.report import Verdict, audit_parser, report
 from tests.support.postgres_server import PostgresServer
 
-ANSWER_SECONDS = 5.0  # what the service promises
+RESPONSE_SECONDS = 5.0  # what the service promises
 PROBE_SECONDS = 0.1
 WARM_UP_SECONDS = 3.0
-DISK_MIB = 100  # as much as an empty PostgreSQL takes, and some room
+DISK_MIB = 100  # the size of an empty PostgreSQL, and some room
 _REQUEST = (
     b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
 )
 
 
-class Told(NamedTuple):
-    """What a client was told, and when; the status is 0 if the connection was closed, or there was no response."""
+class Outcome(NamedTuple):
+    """The response of a client and its times; the status is 0 if there was none or the connection was closed."""
 
     plant_id: int
     status: int
@@ -62,17 +62,17 @@ class Told(NamedTuple):
         return self.ended - self.began
 
 
-def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]:
-    """Create plants on as many connections; each pauses between a response and its next request.
+def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Outcome]:
+    """Create plants on one connection per client; each client pauses between a response and its next request.
 
-    One process, which gives way to every other, so that it takes no time from what it measures.
+    It runs in one process at the lowest priority, so that it does not slow down the service.
     """
     os.nice(19)
     until = time.monotonic() + seconds
     ids = itertools.count(random.getrandbits(62))
-    told: list[Told] = []
-    asked: dict[socket.socket, tuple[int, float]] = {}
-    idle: list[tuple[float, int, socket.socket]] = []  # until when
+    outcomes: list[Outcome] = []
+    in_flight: dict[socket.socket, tuple[int, float]] = {}
+    idle: list[tuple[float, int, socket.socket]] = []  # with the time of the next request
     selector = selectors.DefaultSelector()
 
     def connect() -> None:
@@ -83,88 +83,90 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Told]
 
     for _ in range(clients):
         connect()
-    while (now := time.monotonic()) < until or (asked and now < until + 2 * ANSWER_SECONDS):
+    while (now := time.monotonic()) < until or (in_flight and now < until + 2 * RESPONSE_SECONDS):
         while idle and idle[0][0] < now < until:
             sock = heapq.heappop(idle)[2]
             if sock.fileno() < 0:  # The service has closed it.
                 continue
-            asked[sock] = next(ids), time.monotonic()
-            body = plant(asked[sock][0])
-            with contextlib.suppress(OSError):  # seen below
+            in_flight[sock] = next(ids), time.monotonic()
+            body = plant(in_flight[sock][0])
+            with contextlib.suppress(OSError):  # Reading fails, too, below.
                 sock.sendall(_REQUEST % (TOKEN.encode(), len(body), body))
         for key, _ in selector.select(0.01):
             sock = key.data
             data = b""
             with contextlib.suppress(OSError):
                 data = sock.recv(65536)  # A response is small, and sent whole.
-            if sock in asked:
-                told.append(Told(asked[sock][0], int(data[9:12] or 0), asked.pop(sock)[1], time.monotonic()))
+            if sock in in_flight:
+                plant_id, began = in_flight.pop(sock)
+                outcomes.append(Outcome(plant_id, int(data[9:12] or 0), began, time.monotonic()))
             if data:
                 heapq.heappush(idle, (time.monotonic() + pause, id(sock), sock))
             else:
                 selector.unregister(sock)
                 sock.close()
                 connect()
-    return told + [Told(plant_id, 0, began, time.monotonic()) for plant_id, began in asked.values()]
+    return outcomes + [Outcome(plant_id, 0, began, time.monotonic()) for plant_id, began in in_flight.values()]
 
 
-def probe(urls: list[str], seconds: float) -> list[list[Told]]:
-    """Ask each service in turn, fifty times a second, each time on a new connection, as an orchestrator does."""
+def probe(urls: list[str], seconds: float) -> list[list[Outcome]]:
+    """Request /livez of each service, fifty times a second, each time on a new connection, as an orchestrator does."""
     clients = [Client(url, TOKEN) for url in urls]
-    told: list[list[Told]] = [[] for _ in urls]
+    outcomes: list[list[Outcome]] = [[] for _ in urls]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for client, responses in zip(clients, told, strict=True):
+        for client, responses in zip(clients, outcomes, strict=True):
             response = client.request("GET", "/livez")
-            responses.append(Told(0, response.status, response.began, response.ended))
+            responses.append(Outcome(0, response.status, response.began, response.ended))
             client.close()
         time.sleep(0.02)
-    return told
+    return outcomes
 
 
-def waits(told: list[Told]) -> str:
-    seconds = [response.seconds for response in told]
+def waits(outcomes: list[Outcome]) -> str:
+    seconds = [response.seconds for response in outcomes]
     p99 = statistics.quantiles(seconds, n=100)[98]
     return f"slowest {max(seconds) * 1000:.0f} ms, p99 {p99 * 1000:.0f} ms"
 
 
-def stand(stall: AbstractContextManager[None], url: str, seconds: float, clients: int, pause: float) -> Verdict:
-    lasts = WARM_UP_SECONDS + seconds + 3
+def run_stall(stall: AbstractContextManager[None], url: str, seconds: float, clients: int, pause: float) -> Verdict:
+    duration = WARM_UP_SECONDS + seconds + 3
     with (
         running(Service(url)) as service,
-        running(Service("memory:")) as bored,
+        running(Service("memory:")) as idle_service,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
     ):
-        probed = pool.submit(probe, [service.url, bored.url], lasts)
-        crowded = pool.submit(crowd, urlsplit(service.url).netloc, clients, pause, lasts)
+        probed = pool.submit(probe, [service.url, idle_service.url], duration)
+        crowded = pool.submit(crowd, urlsplit(service.url).netloc, clients, pause, duration)
         time.sleep(WARM_UP_SECONDS)
         began = time.monotonic()
         with stall:
             time.sleep(seconds)
         ended = time.monotonic()
-        told = crowded.result()
+        outcomes = crowded.result()
         live, idle = ([response for response in part if response.began > began] for part in probed.result())
     with closing(open_store(url)) as store:
         lost = [
             response.plant_id
-            for response in told
+            for response in outcomes
             if response.status == 200 and not read_plant(store, response.plant_id)
         ]
-    meanwhile = [response for response in told if response.ended > began and response.began < ended]
+    meanwhile = [response for response in outcomes if response.ended > began and response.began < ended]
     statuses = dict(Counter(response.status for response in meanwhile))
     back = min(
-        (response.ended for response in told if response.status == 200 and response.began > ended), default=float("inf")
+        (response.ended for response in outcomes if response.status == 200 and response.began > ended),
+        default=float("inf"),
     )
     slowest_probe, slowest_idle = (max(response.seconds for response in part) for part in (live, idle))
     holds = (
         not lost
         and statuses.keys() <= {200, 503}
-        and max(response.seconds for response in told) < ANSWER_SECONDS
-        and back < ended + ANSWER_SECONDS
+        and max(response.seconds for response in outcomes) < RESPONSE_SECONDS
+        and back < ended + RESPONSE_SECONDS
         and {response.status for response in live} == {200}
         and slowest_probe < PROBE_SECONDS + slowest_idle
     )
-    acknowledged = sum(response.status == 200 for response in told)
+    acknowledged = sum(response.status == 200 for response in outcomes)
     return Verdict(
         holds,
         f"{statuses} in {seconds:.0f} s, first 200 after {back - ended:.2f} s\n"
@@ -244,9 +246,9 @@ STALLS = {
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--only", choices=STALLS, action="append")
-    parser.add_argument("--seconds", type=float, default=10, help="how long each lasts (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10, help="the duration of each (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--pause", type=float, default=0.1, help="of a client between two requests (%(default)s)")
+    parser.add_argument("--pause", type=float, default=0.1, help="of a client before its next request (%(default)s)")
     options = parser.parse_args()
     holds = []
     for name in options.only or STALLS:
@@ -262,7 +264,7 @@ def main() -> int:
                 place.server.create()
                 place.server.start()
             url = place.server.url if kind == "postgresql" else f"sqlite:///{place.file}"
-            verdict = stand(stall(place), url, options.seconds, options.clients, options.pause)
+            verdict = run_stall(stall(place), url, options.seconds, options.clients, options.pause)
             holds.append(report(name, verdict))
     return int(not all(holds))
 

@@ -1,4 +1,4 @@
-// Answers each request with what Go's net/http understood: the method and the body.
+// Echo each request as Go's net/http parsed it: method, target and body.
 package main
 
 import (
@@ -20,12 +20,12 @@ func echo(writer http.ResponseWriter, request *http.Request) {
 	for index, value := range body {
 		points[index] = rune(value)
 	}
-	answer, _ := json.Marshal(map[string]string{
+	response, _ := json.Marshal(map[string]string{
 		"method": request.Method, "target": request.RequestURI, "body": string(points),
 	})
 	writer.Header().Set("Content-Type", "application/json")
-	writer.Header().Set("Content-Length", fmt.Sprint(len(answer)))
-	writer.Write(answer)
+	writer.Header().Set("Content-Length", fmt.Sprint(len(response)))
+	writer.Write(response)
 }
 
 func main() {

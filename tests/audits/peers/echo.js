@@ -1,4 +1,4 @@
-// Answers each request with what Node's parser understood: the method and the body.
+// Echo each request as Node's parser parsed it: method, target and body.
 const http = require("node:http");
 
 const server = http.createServer((request, response) => {
@@ -6,12 +6,12 @@ const server = http.createServer((request, response) => {
   request.on("data", (part) => parts.push(part));
   request.on("end", () => {
     const body = Buffer.concat(parts).toString("latin1");
-    const answer = Buffer.from(JSON.stringify({ method: request.method, target: request.url, body }));
-    response.writeHead(200, { "Content-Type": "application/json", "Content-Length": answer.length });
-    response.end(answer);
+    const content = Buffer.from(JSON.stringify({ method: request.method, target: request.url, body }));
+    response.writeHead(200, { "Content-Type": "application/json", "Content-Length": content.length });
+    response.end(content);
   });
 });
-// Node reads all that has come before it answers anything: what it has understood is to be answered before it refuses.
+// Node parses all input before it responds. Delay the error, so that earlier requests get their responses first.
 server.on("clientError", (error, socket) => {
   const status = error.code === "HPE_HEADER_OVERFLOW" ? "431 Too Large" : "400 Bad Request";
   setTimeout(() => socket.end(`HTTP/1.1 ${status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`), 100);

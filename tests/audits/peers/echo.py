@@ -1,4 +1,4 @@
-"""Answers each request with what a WSGI server understood: the method and the body."""
+"""Echo each request as a WSGI server parsed it: method, target and body."""
 
 import json
 from collections.abc import Callable, Iterable
