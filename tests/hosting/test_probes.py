@@ -72,9 +72,12 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
-    response = hosted(MemoryStore()).get("/?a=1", headers={"Accept": BROWSER})
+    app = hosted(MemoryStore())
+    response = app.get("/?a=1", headers={"Accept": BROWSER})
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
     assert response.json == {"error": 30200, "message": "An interactive description is at docs."}
+    described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
+    assert described["minimum"] <= response.json["error"]
     assert response.headers["Cache-Control"] == "no-store"
 
 

@@ -147,6 +147,7 @@ def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) ->
 def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("old-line\n")
+    tokens.chmod(0o640)
     print_token, add, wait, remove = ROTATE.splitlines()
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command, PLANTS_TOKENS_FILE=str(tokens)) as service:
@@ -159,6 +160,7 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
         run(remove)
         service.wait_for("the token file has changed; valid tokens: 1")
         assert [create(service, 4, "old-line"), create(service, 5, token)] == [401, 200]
+    assert stat.S_IMODE(tokens.stat().st_mode) == 0o640
 
 
 def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
