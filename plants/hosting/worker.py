@@ -41,7 +41,7 @@ class PlantService(Service):
         self._responses: list[tuple[Request, Response, float]] = []
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
-    def identify(self, request: Request) -> None:
+    def after_head(self, request: Request) -> None:
         """Set the request id: the client's, that of its trace (W3C Trace Context), or a new one."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
@@ -62,7 +62,7 @@ class PlantService(Service):
         is_head = request.method == "HEAD"
         return make_response(f"{status} {status.phrase}", headers, body, is_head=is_head)
 
-    def responded(self, request: Request, response: Response) -> None:
+    def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log; count it before it is sent, so that none is missing after a kill."""
         seconds = time.monotonic() - request.started
         if self._metrics:
@@ -143,7 +143,7 @@ class Worker(ServerWorker):
         """Send the heartbeat, and update the gauges."""
         super().notify()
         if self._metrics and hasattr(self, "loop"):
-            self._metrics.set_gauges(self.loop.connection_count(), self.loop.waiting_count())
+            self._metrics.set_gauges(self.loop.connection_count(), self.loop.pending_request_count())
 
     def run(self) -> None:
         """Serve, then close the store."""

@@ -17,7 +17,7 @@ from plants.server.service import Service
 
 # The tests change these, so they are not Final: a compiled constant cannot be changed.
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
-# A batch ends with the body that reaches this size: in the application a body may take ten times as much memory.
+# A batch accepts no more requests once its bodies reach this total: the application may need ten times the memory.
 _MAX_BATCH_BYTES = 262_144
 _MAX_CALL_SECONDS = 0.3  # per batch; requests that it did not reach join the next batch
 
@@ -34,7 +34,7 @@ def is_current(job: Job) -> bool:
 
 
 class Calls:
-    """Calls the applications. Each call returns a response, even if the application fails."""
+    """The calls of the applications. Each call returns a response, even if the application fails."""
 
     def __init__(self, service: Service, log: Any, wake_fd: int, *, threads: int, max_batch: int) -> None:
         """Start ``threads`` threads, which write a byte to ``wake_fd`` when they have completed a batch."""
@@ -43,7 +43,7 @@ class Calls:
         self._wake_fd = wake_fd
         self._woken = False
         self._max_batch = max_batch
-        self.waiting: deque[Job] = deque()
+        self.queued: deque[Job] = deque()
         self._previous_backlog = 0
         self._free_threads = threads
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
@@ -77,26 +77,26 @@ class Calls:
 
     def can_start(self) -> bool:
         """Return whether requests wait and a thread is free."""
-        return bool(self.waiting and self._free_threads)
+        return bool(self.queued and self._free_threads)
 
     def start_batches(self, now: float) -> None:
         """Pass the waiting requests to free threads. While more arrive, wait up to ``_GATHER_SECONDS`` for them."""
-        waiting = self.waiting
+        queued = self.queued
         # Drop requests that were rejected because they waited too long: the oldest come first.
-        while waiting and not is_current(waiting[0]):
-            waiting.popleft()
-        more_follow = len(waiting) > self._previous_backlog and now < waiting[0][1].started + _GATHER_SECONDS
-        while waiting and self._free_threads and not more_follow:
+        while queued and not is_current(queued[0]):
+            queued.popleft()
+        more_follow = len(queued) > self._previous_backlog and now < queued[0][1].started + _GATHER_SECONDS
+        while queued and self._free_threads and not more_follow:
             self._free_threads -= 1
             jobs: list[Job] = []
             batch_bytes = 0
-            while waiting and len(jobs) < self._max_batch and batch_bytes < _MAX_BATCH_BYTES:
-                job = waiting.popleft()
+            while queued and len(jobs) < self._max_batch and batch_bytes < _MAX_BATCH_BYTES:
+                job = queued.popleft()
                 if is_current(job):
                     jobs.append(job)
                     batch_bytes += len(job[1].body.content)
             self._batches.put(jobs)
-        self._previous_backlog = len(waiting)
+        self._previous_backlog = len(queued)
 
     def completed(self) -> Iterator[Completed]:
         """Yield the responses of the batches that the threads have completed."""
@@ -104,7 +104,7 @@ class Calls:
         while self._completed:
             self._free_threads += 1
             completed, left = self._completed.popleft()
-            self.waiting.extendleft(reversed(left))
+            self.queued.extendleft(reversed(left))
             yield from completed
 
     def _work(self) -> None:

@@ -20,13 +20,13 @@ _LINGER_SECONDS: Final = 2.0
 _MAX_ENCRYPTED_BYTES: Final = 16384  # per TLS record; no more is encrypted before the socket has accepted it
 _EMPTY: Final = memoryview(b"")
 
-# The states: what the connection waits for; after the semicolon, what happens at the deadline.
-OPEN: Final = "open"  # the first byte; 408
-RECEIVING: Final = "receiving"  # the rest of a request; 408
-RESPONDING: Final = "responding"  # the application; 503
-WRITING: Final = "writing"  # the client, which reads the response; the connection is closed
-IDLE: Final = "idle"  # the next request; the connection is closed
-CLOSING: Final = "closing"  # the client, which closes in its turn; the connection is closed
+# The states. Each comment: what the connection waits for; what the server does at the deadline.
+OPEN: Final = "open"  # the first byte; responds with 408, but closes the connection while stopping or in the handshake
+RECEIVING: Final = "receiving"  # the rest of a request; responds with 408
+RESPONDING: Final = "responding"  # the application; responds with 503
+WRITING: Final = "writing"  # the client, which reads the response; closes the connection
+IDLE: Final = "idle"  # the next request; closes the connection
+CLOSING: Final = "closing"  # the client, which closes its side; closes the connection
 CLOSED: Final = "closed"  # nothing
 
 
@@ -47,7 +47,7 @@ class Shared:
         self.connections: set[Connection] = set()
         # Connections that wait for their client, the longest inactive first. Activity is a complete head, a part of a
         # body received, or a part of a response read.
-        self.waiting: dict[Connection, None] = {}
+        self.waiting_for_client: dict[Connection, None] = {}
         self.unfinished: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
 
@@ -74,7 +74,7 @@ class Connection:
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
         self._tls = tls
-        shared.waiting[self] = None
+        shared.waiting_for_client[self] = None
         self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
         self._output: memoryview = _EMPTY  # not accepted by the socket yet
         self._linger_until: float = 0.0
@@ -134,7 +134,7 @@ class Connection:
             return
         request = self.request or self._begin_request()
         if not request.parsed:
-            self._shared.service.identify(request)
+            self._shared.service.after_head(request)
         self._finish_request(request, self._shared.service.error_response(error, request), close=True)
 
     def expire(self) -> None:
@@ -174,7 +174,7 @@ class Connection:
             self._input = b""
             self._response = self._output = _EMPTY
             self._shared.connections.discard(self)
-            self._shared.waiting.pop(self, None)
+            self._shared.waiting_for_client.pop(self, None)
             with contextlib.suppress(Exception):  # The socket must be closed whatever fails here.
                 self.watch(0)
             self.sock.close()
@@ -251,7 +251,7 @@ class Connection:
             return False
         request.parse_head(self._input[: end + 4].decode("latin-1"), limits)
         self._input = self._input[end + 4 - request.body.overlap :]
-        self._shared.service.identify(request)
+        self._shared.service.after_head(request)
         return True
 
     def _parse_body(self, request: Request) -> None:
@@ -268,7 +268,7 @@ class Connection:
             request.awaits_continue = False
             if 0 < len(self._input) < before:
                 self._parse_later()
-            self._move_to_end_of_waiting()
+            self._note_activity()
             return
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
@@ -278,7 +278,7 @@ class Connection:
             request.keep_alive = False
         request.environ["server.stopping"] = shared.stopping
         self.state = RESPONDING
-        del shared.waiting[self]
+        del shared.waiting_for_client[self]
         self.deadline = shared.now + shared.timeouts.response
         shared.ready_requests.append((self, request))
 
@@ -294,7 +294,7 @@ class Connection:
         self._drop_request()
         if close:
             self._input = b""
-        self._shared.service.responded(request, response)
+        self._shared.service.before_response(request, response)
         if self._tls or self._output:
             self._response = memoryview(data)
         else:
@@ -321,7 +321,7 @@ class Connection:
             if sent < len(self._output):
                 self._output = self._output[sent:]
                 if self.state == WRITING:
-                    self._move_to_end_of_waiting()
+                    self._note_activity()
                 self.watch(EVENT_WRITE)
                 return
             self._output = _EMPTY
@@ -332,16 +332,16 @@ class Connection:
         else:
             self.state = IDLE
             self.deadline = shared.now + shared.timeouts.keepalive
-            shared.waiting[self] = None
+            shared.waiting_for_client[self] = None
             if self._input:
                 self._parse_later()
             self.watch()
 
-    def _move_to_end_of_waiting(self) -> None:
+    def _note_activity(self) -> None:
         """Make this the last connection that the event loop closes to make room for a new one."""
-        waiting = self._shared.waiting
-        waiting.pop(self, None)
-        waiting[self] = None
+        waiting_for_client = self._shared.waiting_for_client
+        waiting_for_client.pop(self, None)
+        waiting_for_client[self] = None
 
     def _encrypt(self) -> None:
         tls = self._tls
@@ -355,7 +355,7 @@ class Connection:
     def _linger(self) -> None:
         shared = self._shared
         self.state = CLOSING
-        self._move_to_end_of_waiting()
+        self._note_activity()
         self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
         self.deadline = min(shared.now + _LINGER_SECONDS, self._linger_until)
         self._send_close_notify()

@@ -20,13 +20,13 @@ from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
 from plants.server.tls import TLS, restrict
 
-# Limits on the work before other work gets its turn, so that a burst of clients delays no others.
+# Limits on the work before other work gets its turn, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-_MAX_STEPS_PER_STAGE: Final = 64  # events; then the loop calls the application and sheds at most as many connections
+_MAX_STEPS_PER_STAGE: Final = 64  # events before the applications are called; also connections that are shed after that
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
-_BUFFERED_BODIES: Final = 64  # All connections together hold at most the bytes of this many of the largest bodies.
+_MAX_BUFFERED_BODIES: Final = 64  # Above the bytes of this many of the largest bodies, connections are shed.
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
@@ -72,7 +72,7 @@ class Loop:
         self._selector = DefaultSelector()
         self.shared = Shared(self._selector, service, config.limits, config.timeouts)
         self.shared.now = time.monotonic()
-        self._max_buffered_bytes = _BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
+        self._max_buffered_bytes = _MAX_BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
         self._buffered_bytes = 0
         self._in_loop: deque[Job] = deque()  # requests whose application is called in the loop
         self._has_threads = config.threads > 0
@@ -100,7 +100,7 @@ class Loop:
         """Return the number of open connections."""
         return len(self.shared.connections)
 
-    def waiting_count(self) -> int:
+    def pending_request_count(self) -> int:
         """Return the number of requests without a response, queued or in the application."""
         return sum([connection.state == RESPONDING for connection in self.shared.connections])
 
@@ -185,9 +185,9 @@ class Loop:
         while ready:
             job = ready.popleft()
             if job[1].path in self._non_blocking_paths:
-                self._in_loop.appendleft(job)  # Probes must not wait behind slower requests.
+                self._in_loop.appendleft(job)  # It does not block, so it need not wait behind slower requests.
             elif self._has_threads:
-                self._calls.waiting.append(job)
+                self._calls.queued.append(job)
             else:
                 self._in_loop.append(job)
             self._requests_left -= 1
@@ -196,8 +196,8 @@ class Loop:
                 self.stop()
 
     def _call_in_loop(self) -> None:
-        # Each phase (receive, call, respond) runs for all requests of a stage before the next one, because then its
-        # code stays in the processor's cache, and no client that a response wakes takes the processor away.
+        # Run each phase (receive, call, respond) for all requests of a stage before the next: its code stays in the CPU
+        # cache, and a local client that a response wakes does not preempt this process between two requests.
         self._dispatch()
         if not self._in_loop:
             return
@@ -215,8 +215,8 @@ class Loop:
             self._step(connection, connection.respond, request, response)
 
     def _free_memory(self) -> None:
-        others = [connection for connection in self.shared.connections if connection.state != RESPONDING]
-        for connection in nlargest(_MAX_STEPS_PER_STAGE, others, key=attrgetter("counted_bytes")):
+        sheddable = [connection for connection in self.shared.connections if connection.state != RESPONDING]
+        for connection in nlargest(_MAX_STEPS_PER_STAGE, sheddable, key=attrgetter("counted_bytes")):
             if self._buffered_bytes > self._max_buffered_bytes and connection.counted_bytes:
                 self._step(connection, connection.shed)
 
@@ -258,9 +258,9 @@ class Loop:
                 self._listen(False)
                 return
             full = len(self.shared.connections) >= self._max_connections + listener.reserved_connections
-            if full and self.shared.waiting:
-                silent = next(iter(self.shared.waiting))
-                self._step(silent, silent.close)
+            if full and self.shared.waiting_for_client:
+                longest_inactive = next(iter(self.shared.waiting_for_client))
+                self._step(longest_inactive, longest_inactive.close)
                 full = False
             try:
                 sock.setblocking(False)

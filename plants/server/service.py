@@ -1,4 +1,4 @@
-"""What a service may add to the server."""
+"""Hooks by which a service extends the server."""
 
 from http import HTTPStatus
 
@@ -12,7 +12,7 @@ class Service:
     # The application responds to requests for these paths without blocking, so they need no thread.
     non_blocking_paths: frozenset[str] = frozenset()
 
-    def identify(self, request: Request) -> None:
+    def after_head(self, request: Request) -> None:
         """Called once for each request, after its head was parsed or rejected."""
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
@@ -22,7 +22,7 @@ class Service:
         headers = [("Content-Type", "text/plain")]
         return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
 
-    def responded(self, request: Request, response: Response) -> None:
+    def before_response(self, request: Request, response: Response) -> None:
         """Called with each response before it is sent."""
 
     def after_iteration(self) -> None:

@@ -37,7 +37,7 @@ def driver() -> Iterator[Driver]:
 class Failing(Service):
     """Fails for some paths."""
 
-    def responded(self, request: Request, response: Response) -> None:
+    def before_response(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
             raise RuntimeError("no log", response.status)
 
@@ -134,7 +134,7 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
 class Identifying(Service):
     """Adds a header each time it identifies a request."""
 
-    def identify(self, request: Request) -> None:
+    def after_head(self, request: Request) -> None:
         request.extra_headers += b"X-Request-ID: 1\r\n"
 
 
@@ -318,7 +318,7 @@ def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
     reserved = full.accept(GET)
     assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
     gate.set()
-    while full.loop.waiting_count():
+    while full.loop.pending_request_count():
         full.run_once()
     for client in (*served, reserved):
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -674,11 +674,11 @@ def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
                 assert stuck.acquire(timeout=60)
             else:
                 driver.step(connection, connection.reject, HTTPError(503))
-    assert len(driver.loop._calls.waiting) <= 1
+    assert len(driver.loop._calls.queued) <= 1
     gate.set()
     while driver.loop._calls._free_threads < driver.threads:
         driver.run_once()
-    assert not driver.loop._calls.waiting
+    assert not driver.loop._calls.queued
     driver.end()
 
 

@@ -83,8 +83,8 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("\n## ")[0]
     for limit in (
         f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
-        f"{loop._BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
-        f"at least {loop._BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
+        f"{loop._MAX_BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
+        f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
         f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
         f"{loop._SWEEP_SECONDS} s at a time, between steps of at most {loop._MAX_STEPS_PER_STAGE} connections;",
         f"{worker.Worker.response_timeout} s",
