@@ -9,7 +9,7 @@ from plants.server.listener import Environ, Listener
 
 HEAD_BYTES: Final = 65536
 _CHUNK_LINE_BYTES: Final = 4096
-# A client with tiny chunks must not delay the others.
+# A client with tiny chunks must not delay other clients.
 _MAX_CHUNKS_PER_STEP: Final = 64
 # The framing of a chunked body may take 1 KiB, and two bytes more for each byte of content.
 _FRAMING_BYTES: Final = 1024
@@ -21,8 +21,8 @@ _NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
 # RFC 9112, section 5.1: no white space before the colon.
 _FIELD: Final = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")
-# RFC 9112, sections 2.2 (one empty line before it), 2.3 and 3. Stricter than the RFC, because some proxies read them
-# differently: a method has no lower-case letter, no #, and 3 to 20 characters.
+# RFC 9112, sections 2.2 (an empty line may precede a request line), 2.3 and 3. Stricter than the RFC: a method has 3
+# to 20 characters, no lower-case letter and no #, because some proxies parse other methods differently.
 _REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY: Final = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
@@ -30,7 +30,7 @@ _HOST: Final = re.compile(_AUTHORITY)
 _ABSOLUTE_FORM: Final = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
 _MAX_LENGTH_DIGITS: Final = 4000  # int() accepts no more than 4,300.
 _CODINGS: Final = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
-# RFC 9112, sections 7.1 and 7.1.1, with the CRLF before it, which ends the head or the previous chunk.
+# RFC 9112, sections 7.1 and 7.1.1, with the preceding CRLF, which ends the head or the previous chunk.
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
@@ -44,8 +44,8 @@ _NOT_TWICE: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
 _environ_keys: Final[dict[str, str]] = {}
 _MAX_CACHED_NAMES: Final = 512
 _MAX_CACHED_NAME_LENGTH: Final = 64
-_TOO_LARGE_FIELDS: Final = (431, "The header fields are too many or too large.")
-_ONLY_CHUNKED: Final = (501, "The only transfer coding is chunked.")
+_TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are too large.")
+_ONLY_CHUNKED: Final = (501, "The only supported transfer coding is chunked.")
 
 
 class Limits:
@@ -59,7 +59,7 @@ class Limits:
 
 
 class Timeouts:
-    """Times in seconds: for a request to arrive or a response to be read, for the response, and between requests."""
+    """Timeouts in seconds: ``request`` (also for sending a response), ``response`` (the application), ``keepalive``."""
 
     def __init__(self, request: float, response: float, keepalive: float) -> None:
         self.request = request
@@ -114,8 +114,8 @@ class ChunkedBody:
         self.size: int = 0
         self.complete: bool = False
         self._limits = limits
-        self._framing = 0
-        self._missing = 0  # bytes of the current chunk
+        self._framing_bytes = 0
+        self._missing_bytes = 0  # of the current chunk
         self._in_trailers = False
 
     def feed(self, data: bytes) -> bytes:
@@ -127,9 +127,9 @@ class ChunkedBody:
         for _ in range(_MAX_CHUNKS_PER_STEP):
             if self._in_trailers:
                 return self._feed_trailers(data[position:])
-            piece = data[position : position + self._missing]
+            piece = data[position : position + self._missing_bytes]
             self.content += piece
-            self._missing -= len(piece)
+            self._missing_bytes -= len(piece)
             position += len(piece)
             end = data.find(b"\r\n", position + 2, position + _CHUNK_LINE_BYTES)
             if end < 0:
@@ -138,20 +138,20 @@ class ChunkedBody:
                     raise HTTPError(400)
                 break
             self._begin_chunk(data, position, end)
-            position = end + 2 if self._missing else end
+            position = end + 2 if self._missing_bytes else end
         return data[position:]
 
     def _begin_chunk(self, data: bytes, start: int, end: int) -> None:
         line = _CHUNK_LINE.fullmatch(data, start, end)
-        self._framing += end - start + 2
-        if not line or self._framing > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
+        self._framing_bytes += end - start + 2
+        if not line or self._framing_bytes > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
             raise HTTPError(400, "The chunks of the body are malformed, or too small.")
-        self._missing = int(line[1], 16)
-        self.size += self._missing
-        self._in_trailers = not self._missing
+        self._missing_bytes = int(line[1], 16)
+        self.size += self._missing_bytes
+        self._in_trailers = not self._missing_bytes
 
     def _feed_trailers(self, data: bytes) -> bytes:
-        # After the last chunk's line: CRLF, fields, an empty line.
+        # CRLF, fields and an empty line follow the line of the last chunk.
         end = data.find(b"\r\n\r\n")
         if end < 0:
             _check_growing_fields(data, self._limits, lines=self._limits.max_fields)
@@ -170,7 +170,7 @@ class Request:
     """A request, from its first byte to its response.
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so ``method`` and
-    ``path`` are what the client sent; each is empty until it has been parsed. ``started`` is the time of the
+    ``path`` (decoded, without the query) are the parser's copies, and empty until then. ``started`` is the time of the
     first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
     """
 
@@ -272,7 +272,7 @@ class Request:
         expectation = environ.get("HTTP_EXPECT")
         if expectation is not None:
             if expectation.lower() != "100-continue":
-                raise HTTPError(417, "The only expectation that is met is 100-continue.")
+                raise HTTPError(417, "The only supported expectation is 100-continue.")
             self.awaits_continue = is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
 
 
@@ -297,7 +297,7 @@ def _check_growing_fields(data: bytes, limits: Limits, lines: int) -> None:
 
 
 def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
-    """Parse the fields of a head or of trailers, which start after a line and end with an empty one."""
+    """Parse the fields of a head or of trailers: from ``start``, the beginning of a line, to the empty line."""
     fields = _FIELD.findall(section, start)
     # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:

@@ -109,7 +109,7 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
 @lru_cache(maxsize=512)
 def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None, bool]:
     if not _FINAL_STATUS.fullmatch(status):
-        raise ValueError("a status is three digits, a space and a phrase")
+        raise ValueError("a final status is a number from 200 to 599, a space and a phrase")
     lines = [f"HTTP/1.1 {status}\r\n"]
     length = None
     for name, value in headers:
@@ -130,7 +130,7 @@ def _date(second: int) -> bytes:
 
 
 class ErrorLog:
-    """``wsgi.errors`` (PEP 3333): writes to a log by its method ``error``."""
+    """``wsgi.errors`` (PEP 3333) for a log with a method ``error``."""
 
     def __init__(self, error: Callable[..., None]) -> None:
         self._error = error

@@ -8,12 +8,12 @@ import contextlib
 from ssl import OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
 from typing import Final
 
-# Ciphertext for one call of `receive`. Few records are larger; many small ones take OpenSSL some milliseconds.
+# Ciphertext for one call of ``receive``. Few records are larger; many small ones take OpenSSL some milliseconds.
 READ_BYTES: Final = 16384
 _MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
-# What a client may send beside application data. The largest chain of certificates that OpenSSL accepts has 100 KiB.
+# What a client may send besides application data. The largest chain of certificates that OpenSSL accepts has 100 KiB.
 MAX_OVERHEAD_BYTES: Final = 131072
-# Each record with data pays for its own overhead: padding (RFC 8446, section 5.4), or an occasional KeyUpdate.
+# Each record with data raises the limit by this much, for padding (RFC 8446, section 5.4) or an occasional KeyUpdate.
 OVERHEAD_BYTES_PER_RECORD: Final = 4096
 
 
@@ -26,7 +26,7 @@ def restrict(context: SSLContext) -> None:
 class TLS:
     """The server's end of one TLS connection.
 
-    After each call of a method, also after one that raises, send what `data_to_send` returns to the client.
+    After each call of a method, even one that raises, send the client what ``data_to_send`` returns.
     """
 
     def __init__(self, context: SSLContext) -> None:
@@ -38,7 +38,7 @@ class TLS:
         self._overhead = 0
 
     def receive(self, ciphertext: bytes) -> bytes:
-        """Decrypt at most `READ_BYTES` from the client and return the plaintext of the records completed by them.
+        """Decrypt at most ``READ_BYTES`` from the client and return the plaintext of the records completed by them.
 
         :raises SSLError: The handshake failed, a record is invalid, or too much came without application data.
         """
@@ -66,7 +66,7 @@ class TLS:
 
     def close(self) -> None:
         """Send close_notify, if the handshake is complete, without waiting for the client's."""
-        # `unwrap` also reads, but `receive` has left at most one incomplete record.
+        # ``unwrap`` also reads, but ``receive`` has left at most one incomplete record.
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()
 

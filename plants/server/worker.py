@@ -19,7 +19,7 @@ from plants.server.request import Limits, Timeouts
 from plants.server.response import ErrorLog
 from plants.server.service import Service
 
-# Settings of Gunicorn that would add something to a request, or change its meaning.
+# Gunicorn's settings that this worker does not support; setting one logs a warning.
 _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|proxy_protocol|root_path|header_map|(casefold|permit|strip)_.*")
 # mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
