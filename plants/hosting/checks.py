@@ -46,13 +46,13 @@ def url_of(address: Any, cfg: Any) -> str:
     if not isinstance(address, tuple):
         return name_of(address)
     host, port, *_ = address
-    own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not listened at
+    own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not bound here
     return f"{'https' if cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
 
 
 def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
-    """Stop with one line that names the setting if nothing can listen at the address. None and descriptors pass."""
-    with _or_stop(f"cannot listen at {name_of(address)}", f"address with {setting}"):
+    """Stop with one line that names the setting if the address cannot be bound. Do not check None and descriptors."""
+    with _or_stop(f"cannot listen on {name_of(address)}", f"address with {setting}"):
         try:
             _bind(address)
         except OSError as error:
@@ -79,7 +79,7 @@ def _bind(address: Any) -> None:
 
 @contextmanager
 def as_workers(cfg: Any) -> Iterator[None]:
-    """Run as the user and groups of the workers. If they are this process's, call nothing: a sandbox may forbid it."""
+    """Run the block as the workers' user and group. If this process has them, call nothing: a sandbox may forbid it."""
     user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
     if (cfg.uid, cfg.gid) == (user, group):
         yield

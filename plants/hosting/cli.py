@@ -40,7 +40,7 @@ def main() -> None:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"plants: {message}; {self.prog} --help says more.", file=sys.stderr)
+        print(f"plants: {message}; see {self.prog} --help.", file=sys.stderr)
         sys.exit(2)
 
     def print_help(self, file: Any = None) -> None:
@@ -54,9 +54,9 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="serve; plants serve --help lists its options, which are Gunicorn's")
     check = commands.add_parser("check", help="ask whether a service is ready")
-    check.add_argument("url", nargs="?", metavar="URL", help="by default, of the service that serve would start")
+    check.add_argument("url", nargs="?", metavar="URL", help="of the service (default: the one that serve would start)")
     check.set_defaults(run=_check)
-    config = commands.add_parser("config", help="print the settings that serve would have")
+    config = commands.add_parser("config", help="print the settings that serve would use")
     config.add_argument("--json", action="store_true", help="print them as JSON")
     config.set_defaults(run=_config)
     token = commands.add_parser("token", help="print a new random token, and its line for PLANTS_TOKENS_FILE")
@@ -122,7 +122,7 @@ def _own_url() -> str:
     service = UserConfiguration(prog="plants serve")
     address = service.addresses[0]
     if isinstance(address, int):
-        stop(f"the service listens at {name_of(address)}; plants check URL needs an address")
+        stop(f"the service listens on {name_of(address)}, whose address is unknown here; run plants check URL")
     return url_of(address, service.cfg)
 
 

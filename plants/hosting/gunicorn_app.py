@@ -1,4 +1,4 @@
-"""Gunicorn as the command ``plants serve``, with the packaged configuration below the user's."""
+"""Gunicorn as the command ``plants serve``; the user's configuration overrides the packaged one."""
 
 import argparse
 import io
@@ -20,10 +20,13 @@ from plants.stores import StoreUnavailable
 
 _PACKAGED_HELP = """
 where the packaged configuration differs from Gunicorn's defaults:
+  wsgi_app                plants.wsgi:app
+  logger_class            plants.hosting.logs.Logger
+  worker_class            plants.hosting.worker.Worker
   threads                 1 for memory:, 2 for SQLite, 4 for PostgreSQL
   worker_connections      4000
   control_socket_disable  True
-  worker_tmp_dir          /dev/shm
+  worker_tmp_dir          /dev/shm, if it is writable
   forwarded_allow_ips, forwarder_headers, secure_scheme_headers: empty"""
 
 _log = logging.getLogger("gunicorn.error")
@@ -48,11 +51,11 @@ class UserConfiguration(WSGIApplication):
         self.cfg = _Config(self.usage, prog=self.prog)
 
     def init(self, parser: Any, opts: Any, args: list[str]) -> None:
-        """Load the base configuration, before Gunicorn reads all others over it."""
+        """Load the base configuration, which the user's configuration then overrides."""
         self.cfg.set("wsgi_app", "plants.wsgi:app")
         super().init(parser, opts, args[1:])  # without the command itself
         self.load_config_from_file(self.base)
-        # Read only a file that is named; the one in the working directory may belong to another service.
+        # Read no configuration file that the user did not name: one in the working directory may be another service's.
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or self.base
 
     def load_config(self) -> None:
@@ -82,7 +85,7 @@ class Serve(UserConfiguration):
                 super().reload()
             Arbiter(self)
             check(self.cfg)
-            # If they change, Gunicorn binds all of them again, while the old workers still listen at the old ones.
+            # If the addresses change, Gunicorn binds all of them again while the old workers still listen.
             for address in self.addresses if self.addresses != before["addresses"] else ():
                 try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:
@@ -105,9 +108,8 @@ class Serve(UserConfiguration):
             sys.path.insert(0, str(Path(path).absolute()))  # Gunicorn does this later.
         module = str(self.app_uri).partition(":")[0]
         if not self.cfg.paste and not find_spec(module.partition(".")[0]):
-            raise ConfigError(
-                f"there is no module {module!r}; plants serve takes options, and MODULE:APP to serve another"
-            )
+            advice = "plants serve accepts options and, for another application, MODULE:APP"
+            raise ConfigError(f"there is no module {module!r}; {advice}")
 
     def _check(self) -> None:
         """Check what else could stop a start; Gunicorn's own check only loads the application."""
@@ -126,5 +128,5 @@ class Serve(UserConfiguration):
                 store.prepare(create=False)
         except StoreUnavailable as error:
             _log.warning("the store cannot be used now, which is normal before its first start: %s", error)
-        # The application, which Gunicorn loads now, would log a new token, and that is never valid.
+        # Gunicorn loads the application next. Log errors only: it would log a generated token that never becomes valid.
         logging.getLogger("plants").setLevel(logging.ERROR)

@@ -19,7 +19,7 @@ except SettingsError as _error:
 
 
 def on_starting(server: Any) -> None:
-    """Check the configuration, then set up the log, the metrics and the store."""
+    """Set up the log, check the configuration, and set up the metrics and the store."""
     on_reload(server)
     cfg = server.cfg
     check(cfg)
@@ -45,7 +45,7 @@ def when_ready(server: Any) -> None:
         where = f"{without_passwords(settings.store)}{', until the process ends' * STORE_IS_IN_PROCESS}"
         urls = [url_of(listener.sock.getsockname(), server.cfg) for listener in server.LISTENERS]
         page = "".join([f"; try it at {url}/docs" for url in urls if url.startswith("http")][:1])
-        server.log.info("listening at %s; plants are stored in %s%s", " ".join(map(str, server.LISTENERS)), where, page)
+        server.log.info("listening on %s; plants are stored in %s%s", " ".join(map(str, server.LISTENERS)), where, page)
 
 
 def pre_fork(server: Any, worker: Any) -> None:
@@ -55,15 +55,15 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(_worker: Any) -> None:
-    """Start to watch the token file, instead of at the first request."""
+    """Start watching the token file now instead of at the first request."""
     settings.tokens.accepts("-")
 
 
 def _protect_signals_from_forks() -> None:
-    """Let a signal that reaches a worker before it has set up its own handlers end that worker.
+    """Make a signal end a worker that has not set up its own handlers yet.
 
     Python forgets a signal that arrives between ``fork()`` and the child's first instruction, and the handlers of the
-    master would swallow a later one. Then the master would wait for that worker until ``graceful_timeout``.
+    master would swallow a later one. In both cases the master would wait for that worker until ``graceful_timeout``.
     """
     numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -97,7 +97,7 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 
 def on_reload(server: Any) -> None:
-    """Log to Gunicorn's handlers, from its level on: at the start, and after ``HUP``."""
+    """Use Gunicorn's log handlers and level for our logger. Runs at the start and after ``HUP``."""
     handlers = server.log.error_log.handlers
     log = logging.getLogger("plants")
     if log.handlers is handlers or not log.hasHandlers():  # Do not replace the user's logging configuration.

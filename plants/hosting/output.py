@@ -13,33 +13,33 @@ _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 class Output:
     """A descriptor for whole lines of the log, which other processes may share.
 
-    Writes wait for a stalled reader for a second, and later for 5 % of the time. If that is not enough, lines are
-    dropped, and the next successful write begins with ``report(count)``, a line with the number of dropped lines.
+    Writes wait for a stalled reader for up to a second, and then for at most 5 % of the time. If that is not enough,
+    lines are dropped, and the next successful write begins with ``report(count)``, a line with their number.
     """
 
     def __init__(self, descriptor: int, report: Callable[[int], str]) -> None:
         self._descriptor = descriptor
         self._report = report
-        # For one write alone: O_NONBLOCK would change the descriptor for all processes that share it.
+        # RWF_NOWAIT affects one write; O_NONBLOCK would affect every process that shares the descriptor.
         self._flags = getattr(os, "RWF_NOWAIT", 0)
         self._poll = poll()
         self._poll.register(descriptor, POLLOUT)
         self._wait_budget = _MAX_WAIT_SECONDS
         self._waited_at = time.monotonic()
-        self._dropped = 0
+        self._dropped_lines = 0
         self._line_end = b""  # of a line that was written in part
 
     def write(self, lines: str) -> None:
-        """Write the lines or drop them, also if the descriptor is closed or the disk full."""
+        """Write the lines, or drop them if that fails, for example because the disk is full. Never raise an OSError."""
         self.write_bytes(lines.encode(errors="backslashreplace"))
 
     def write_bytes(self, lines: bytes) -> None:
         """Write the lines or drop them."""
-        if self._dropped and self._try_to_write(self._line_end + self._report(self._dropped).encode()):
-            self._dropped = 0
+        if self._dropped_lines and self._try_to_write(self._line_end + self._report(self._dropped_lines).encode()):
+            self._dropped_lines = 0
             self._line_end = b""
-        if self._dropped or not self._try_to_write(lines):
-            self._dropped += lines.count(b"\n")
+        if self._dropped_lines or not self._try_to_write(lines):
+            self._dropped_lines += lines.count(b"\n")
 
     def _try_to_write(self, data: bytes) -> bool:
         while data:
@@ -68,7 +68,7 @@ class Output:
         return os.write(self._descriptor, piece)
 
     def _wait(self) -> bool:
-        if self._dropped:
+        if self._dropped_lines:
             return False
         now = time.monotonic()
         self._wait_budget = min(_MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)

@@ -23,7 +23,7 @@ SETTINGS: Final = {
     "PLANTS_MAX_BODY_BYTES": ("1048576", "the largest request body, in bytes"),
     "PLANTS_REQUEST_TIMEOUT": ("10", "how long a request may take to arrive whole, in seconds"),
     "PLANTS_LOG_FORMAT": ("", "json or text; by default text on a terminal, else json"),
-    "PLANTS_METRICS_BIND": ("", "an address of its own for GET /metrics, such as 127.0.0.1:9100"),
+    "PLANTS_METRICS_BIND": ("", "a separate address for GET /metrics, such as 127.0.0.1:9100"),
 }
 
 SETTINGS_HELP: Final = "\n".join(
@@ -33,7 +33,7 @@ SETTINGS_HELP: Final = "\n".join(
             f"  {name:23} {meaning}{default and f' (default: {default})'}"
             for name, (default, meaning) in SETTINGS.items()
         ),
-        "  PORT                    a port to listen at on all addresses; by default 127.0.0.1:8000",
+        "  PORT                    listen on this port of all addresses (default: 127.0.0.1:8000)",
         "  WEB_CONCURRENCY         the number of worker processes (default: 1)",
         "  GUNICORN_CMD_ARGS       options of plants serve",
     ]
@@ -109,7 +109,7 @@ def is_on_terminal() -> bool:
 
 def without_passwords(url: str) -> str:
     """Return a store's URL with each password replaced by asterisks."""
-    # A password with an @ may hide more of the URL than itself, but never less.
+    # If a password contains @, more than the password may be hidden, but never less.
     url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(
         r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url

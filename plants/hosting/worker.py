@@ -24,7 +24,7 @@ from plants.server.worker import Worker as ServerWorker
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# Gunicorn's settings that turn its own access log on, as syslog does unless that is disabled.
+# Settings that enable Gunicorn's own access log. So does syslog, unless disable_redirect_access_to_syslog is set.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 
@@ -100,7 +100,7 @@ class Worker(ServerWorker):
 
     max_body_bytes: int = settings.max_body_bytes
     request_timeout: float = settings.request_timeout
-    # Below the 5 s in which a request that has arrived completely gets its response, whatever the store does.
+    # The deadlines: a statement (1.5 s) < the store (2.0 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
     max_batch: int = store.max_batch
 

@@ -270,7 +270,7 @@ def the_line_of_a_start_with(metrics: str, *options: str) -> str:
 def test_a_metrics_address_that_cannot_be_bound_is_one_line(port: int) -> None:
     address = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=address) as service:
-        line = f"plants: cannot listen at {address} (Address already in use); choose another address with "
+        line = f"plants: cannot listen on {address} (Address already in use); choose another address with "
         for options in (["--bind=127.0.0.1:0"], ["--bind=127.0.0.1:0", "--reuse-port"]):
             assert the_line_of_a_start_with(address, *options) == f"{line}PLANTS_METRICS_BIND."
         main = f"127.0.0.1:{service.port}"
@@ -294,7 +294,7 @@ def test_check_config_allows_the_running_service_its_address(port: int) -> None:
     options = ["--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
         assert call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}").stderr == ""
-    line = "plants: cannot listen at 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
+    line = "plants: cannot listen on 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
     result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND="192.0.2.1:9100")
     assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
 

@@ -35,9 +35,9 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
         (
             "memory:",
             "0.0.0.0:0",
-            r"listening at http://0\.0\.0\.0:(\d+); .* memory:, until the process ends; try it at http://127\.0\.0\.1:\1/docs",
+            r"listening on http://0\.0\.0\.0:(\d+); .* memory:, until the process ends; try it at http://127\.0\.0\.1:\1/docs",
         ),
-        ("sqlite:///{}/db", "unix:{}/socket", r"listening at unix:.*/socket; plants are stored in sqlite:///.*/db\r\n"),
+        ("sqlite:///{}/db", "unix:{}/socket", r"listening on unix:.*/socket; plants are stored in sqlite:///.*/db\r\n"),
     ],
     ids=["memory", "sqlite"],
 )
@@ -370,7 +370,7 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
 def test_an_address_that_cannot_be_bound_is_one_line(address: str, reason: str) -> None:
     result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
     assert result.returncode == 1
-    line = rf"plants: cannot listen at {address} \(.*({reason}).*\); choose another address with --bind HOST:PORT\.\n"
+    line = rf"plants: cannot listen on {address} \(.*({reason}).*\); choose another address with --bind HOST:PORT\.\n"
     assert re.fullmatch(line, result.stderr)
 
 
@@ -400,7 +400,7 @@ def test_only_a_unix_socket_in_use_stops_the_start(tmp_path: Path) -> None:
         result = run(*SERVE, "--log-level=error", "--bind", f"unix:{path}", PLANTS_TOKENS="a")
         assert result.returncode == 1
         assert result.stderr == (
-            f"plants: cannot listen at unix:{path} (Address already in use); choose another address with "
+            f"plants: cannot listen on unix:{path} (Address already in use); choose another address with "
             "--bind HOST:PORT.\n"
         )
     with serving("--bind", f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
