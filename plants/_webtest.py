@@ -8,10 +8,7 @@ from plants.testing import Deployment
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
-    """A WebTest client of a new in-process deployment.
-
-    It always sends ``token``, the deployment's initial token, even after ``rotate_token()``.
-    """
+    """A WebTest client of a new in-process deployment. It sends its initial token, even after ``rotate_token()``."""
 
     def __init__(self) -> None:
         self.deployment = Deployment()

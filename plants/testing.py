@@ -1,4 +1,4 @@
-"""The service in tests of a client or of a host: in the process, or on a real port.
+"""Run the service in tests of a client or of an application that embeds it: in-process or on a real port.
 
 Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` serves tests in other languages.
 """
@@ -40,11 +40,11 @@ class _Strict:
     """Base of objects on which a misspelt attribute is an error, because setting it would have no effect."""
 
     __slots__ = ()
-    _faults_are_set_by: ClassVar[str]
+    _hint: ClassVar[str]
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and not hasattr(type(self), name):
-            raise AttributeError(f"a {type(self).__name__} has no {name}; {self._faults_are_set_by}")
+            raise AttributeError(f"a {type(self).__name__} has no {name}; {self._hint}")
         super().__setattr__(name, value)
 
 
@@ -55,16 +55,16 @@ def _number(name: str, value: float, largest: float = math.inf) -> float:
 
 
 class FaultyStore(_Strict, PlantStore):
-    """A store that fails and waits on demand. It stores plants in a dictionary, or in another store."""
+    """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary."""
 
-    _faults_are_set_by = "it has fault, delay and fail()"
+    _hint = "it has fault, delay and fail()"
     waiting: int = 0  #: how many adds are delayed now
 
     def __init__(self, store: PlantStore | None = None) -> None:
         if not isinstance(store, PlantStore | None):
             raise TypeError(f"store is a plants.PlantStore or None, not {store!r}")
-        self._given = store
-        self._ends_of_delays = 0
+        self._wrapped_store = store
+        self._end_delays_count = 0
         self._changed = threading.Condition()
         self.reset()
 
@@ -79,7 +79,7 @@ class FaultyStore(_Strict, PlantStore):
 
     @property
     def fault(self) -> Exception | None:
-        """The exception that ``add`` and ``check`` raise: ``plants.StoreUnavailable`` becomes 503, any other 500."""
+        """The exception of ``add`` and ``check``: StoreUnavailable becomes 503, PlantIdInUse 400, others 500."""
         return self._fault
 
     @fault.setter
@@ -90,7 +90,7 @@ class FaultyStore(_Strict, PlantStore):
         self._failing_id: int | None = None
 
     def fail(self, fault: Exception | None = None, *, times: float = math.inf, plant_id: int | None = None) -> None:
-        """Raise ``fault`` (None: a ``plants.StoreUnavailable``) for the next ``times`` adds, or from now on.
+        """Make the next ``times`` adds raise ``fault`` (by default StoreUnavailable, and all adds from now on).
 
         With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
         """
@@ -102,17 +102,17 @@ class FaultyStore(_Strict, PlantStore):
             self._times, self._failing_id = times, plant_id
 
     def reset(self) -> None:
-        """Remove the fault, the delay and the plants, but not the plants of another store."""
+        """Remove the fault, the delay and the plants, but not the plants of a wrapped store."""
         with self._changed:
             self.fault = None
             self.delay = 0.0
-            self._store: PlantStore = MemoryStore() if self._given is None else self._given
+            self._store: PlantStore = MemoryStore() if self._wrapped_store is None else self._wrapped_store
         self.end_delays()
 
     def end_delays(self) -> None:
         """End the delays of all adds in flight."""
         with self._changed:
-            self._ends_of_delays += 1
+            self._end_delays_count += 1
             self._changed.notify_all()
 
     def wait_for_adds(self, number: int, timeout: float = 10.0) -> None:
@@ -127,10 +127,10 @@ class FaultyStore(_Strict, PlantStore):
     def add(self, plant: Plant) -> None:
         """Wait for the delay, then raise the fault or store the plant."""
         with self._changed:
-            store, ends = self._store, self._ends_of_delays  # A reset drops the plants of delayed adds.
+            store, ends = self._store, self._end_delays_count  # A reset drops the plants of delayed adds.
             self.waiting += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ends_of_delays > ends, self.delay)
+            self._changed.wait_for(lambda: self._end_delays_count > ends, self.delay)
             self.waiting -= 1
             fault = self._fault if self._failing_id in {None, plant.id} else None
             if fault:
@@ -152,7 +152,7 @@ class FaultyStore(_Strict, PlantStore):
         self._store.check()
 
     def close(self) -> None:
-        """Close the other store."""
+        """Close the wrapped store."""
         self._store.close()
 
 
@@ -160,7 +160,7 @@ class Received(NamedTuple):
     """A request, and its response.
 
     ``path`` is decoded, ``query`` is not, and the names of ``headers`` are in lower case. ``error`` is the code of an
-    Error body. After a reset, ``status`` is 0 and ``response`` is empty.
+    Error body. If ``fail("reset")`` reset the connection, ``status`` is 0 and ``response`` is empty.
     """
 
     method: str
@@ -181,7 +181,7 @@ class Deployment(_Strict):
 
     _failures: "itertools.repeat[int | str]"
     __slots__ = ("_app", "_failures", "_first_token", "_token", "requests", "store")
-    _faults_are_set_by = "it has fail(), and its store has fault, delay and fail()"
+    _hint = "it has fail(), and its store has fault, delay and fail()"
 
     def __init__(
         self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
@@ -224,7 +224,7 @@ class Deployment(_Strict):
         self._failures = itertools.repeat(failure) if times == math.inf else itertools.repeat(failure, int(times))
 
     def reset(self) -> None:
-        """Return to the start: the first token, no failure, no plants (except in another store), no requests."""
+        """Restore the initial state: the first token, no failures, no requests, no plants but a wrapped store's."""
         self._token = self._first_token
         self._failures = itertools.repeat(0, 0)
         self.store.reset()
@@ -232,7 +232,7 @@ class Deployment(_Strict):
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
-        requests = self.requests  # A reset replaces the list.
+        requests = self.requests  # reset() replaces the list.
         failure = next(self._failures, None) if environ["PATH_INFO"] == "/plants" else None
         body = environ["wsgi.input"].read()
         environ["wsgi.input"] = io.BytesIO(body)
@@ -338,7 +338,7 @@ def _times(words: list[str]) -> float:
     return int(*words) if words else math.inf
 
 
-def _obey(server: Server, command: str) -> object:
+def _run_command(server: Server, command: str) -> object:
     match command.split():
         case ["fail", "503", *times] if not times[1:]:
             server.store.fail(times=_times(times))
@@ -382,7 +382,7 @@ def _main() -> None:
         print(json.dumps({"url": server.url, "token": server.token}), flush=True)
         for line in sys.stdin or ():  # It is None where standard input was closed at the start.
             try:
-                answer = _obey(server, line)
+                answer = _run_command(server, line)
             except ValueError as error:
                 answer = {"error": f"{line.strip()}: {error}"}
             print(json.dumps(answer), flush=True)
