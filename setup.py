@@ -23,7 +23,7 @@ def compiled_server(scratch: str) -> list[Extension]:
     return mypycify([*options, *modules], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
 
 
-# A package index shows the README without the files beside it: a link to one becomes its name.
+# A package index shows the README without the files beside it, so replace a link to one by its text and path.
 readme = (here / "README.md").read_text(encoding="utf-8")
 compiling = os.environ.get("PLANTS_COMPILE") == "1"
 with tempfile.TemporaryDirectory() as scratch:

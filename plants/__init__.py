@@ -10,15 +10,7 @@ if TYPE_CHECKING:
 
 __version__ = "1.1.0.dev0"
 
-__all__ = [
-    "MemoryStore",
-    "Plant",
-    "PlantIdInUse",
-    "PlantStore",
-    "StoreUnavailable",
-    "create_app",
-    "open_store",
-]
+__all__ = ["MemoryStore", "Plant", "PlantIdInUse", "PlantStore", "StoreUnavailable", "create_app", "open_store"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,11 +11,7 @@ from plants.schemas import ErrorSchema, NotAPlant
 from plants.stores import PlantIdInUse, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
-HEADERS = {
-    "Content-Type": "application/json",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 RETRY_AFTER_SECONDS = 1
 
 _log = logging.getLogger(__name__)

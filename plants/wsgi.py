@@ -8,8 +8,7 @@ from plants.hosting.page import PAGE, redirect_browsers
 from plants.probes import probes
 
 announce_new_token()
+_resources = probes(store) | PAGE
 app: Final = redirect_browsers(
-    create_app_with_resources(
-        probes(store) | PAGE, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes
-    )
+    create_app_with_resources(_resources, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes)
 )

@@ -32,9 +32,7 @@ _INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RET
 # Use VALUES, because a distributed engine sends each of its rows to the row's node; those of a SELECT go through one
 # node. Use only these sizes, so that the server plans few statements, each once.
 _INSERTS = {
-    rows: _INSERT.format(
-        "VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3)),
-    ).encode()
+    rows: _INSERT.format("VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3))).encode()
     for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 }
 _INSERT_NOTHING = _INSERT.format("SELECT 0, '', '' WHERE false").encode()
