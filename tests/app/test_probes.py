@@ -29,7 +29,7 @@ def test_a_stopping_service_is_not_ready_and_sends_retry_after() -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_rejects_an_unknown_method(path: str) -> None:
+def test_a_public_path_rejects_an_unknown_method(path: str) -> None:
     response = client().request(path, method="FOO", expect_errors=True)
     assert (response.status_int, response.json["error"]) == (405, 40500)
 

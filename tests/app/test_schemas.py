@@ -410,7 +410,7 @@ def test_a_nested_schema_has_only_the_members_it_is_given() -> None:
     assert json.loads(nested.dumps(PLANT)) == nested.load(FERN) == NAMED
 
 
-def test_load_calls_a_validator_once_whatever_it_returns() -> None:
+def test_load_calls_a_validator_that_returns_none_once() -> None:
     class Recorder(Validator):
         def __call__(self, value: str) -> None:
             validated.append(value)

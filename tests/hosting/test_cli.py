@@ -280,8 +280,7 @@ def test_plants_check_times_out_when_a_server_is_silent() -> None:
 
 
 def test_plants_check_says_that_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     assert the_line(call("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
 
 

@@ -21,7 +21,7 @@ def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
+def test_a_public_path_needs_no_token_for_get_and_head(path: str) -> None:
     app = hosted(MemoryStore())
     assert app.get(path).json
     assert app.head(path).headers["Content-Length"] == str(len(app.get(path).body))
@@ -29,7 +29,7 @@ def test_a_probe_needs_no_token_and_answers_get_and_head(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_probe_has_no_other_method(path: str) -> None:
+def test_a_public_path_has_no_other_method(path: str) -> None:
     response = hosted(MemoryStore()).post(path, expect_errors=True)
     assert (response.status_int, response.json["error"], response.headers["Allow"]) == (
         405,

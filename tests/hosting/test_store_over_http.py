@@ -20,7 +20,7 @@ from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_l
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import children, wait_until
+from tests.support.process import children, resident_bytes, wait_until
 
 
 def create(service: Service, plant_id: int) -> Response:
@@ -149,7 +149,7 @@ def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
             assert not file.exists()
         finally:
             os.kill(new_master, signal.SIGTERM)
-            wait_until(lambda: not Path(f"/proc/{new_master}").exists())
+            wait_until(lambda: not resident_bytes(new_master))
 
 
 @pytest.mark.parametrize("name", ["missing/plants.db", "text.db"])

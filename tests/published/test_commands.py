@@ -18,7 +18,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.published.test_hosting import NGINX
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_until
+from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
@@ -164,10 +164,13 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
 
 
 def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
-    with serving(f"--pid={tmp_path}/run/plants.pid") as service:
-        before = len(service.lines)
+    configuration = tmp_path / "settings.py"
+    configuration.touch()
+    options = [f"--config={configuration}", f"--pid={tmp_path}/run/plants.pid"]
+    with serving(*options, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+        configuration.write_text("workers = 2")
         run(RELOAD)
-        service.wait_for("Booting worker", after=before)
+        wait_for_workers(service.process.pid, 2)
 
 
 def test_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:

@@ -27,14 +27,21 @@ def imports_of(module: str) -> set[str]:
     return found & MODULES.keys() - {module}
 
 
+LAYERS = {
+    "hosting": {"plants.wsgi", "plants.__main__"},
+    "testing": {"plants.testing", "plants.store_suite", "plants.pytest_plugin", "plants._webtest"},
+}
+
+
 def layer_of(module: str) -> str:
-    return next(
-        (layer for layer in ("hosting", "server", "stores") if module.startswith(f"plants.{layer}")),
-        "hosting" if module in {"plants.wsgi", "plants.__main__"} else "application",
-    )
+    for layer in ("hosting", "server", "stores"):
+        if module.startswith(f"plants.{layer}"):
+            return layer
+    return next((layer for layer, modules in LAYERS.items() if module in modules), "application")
 
 
 ALLOWED = {
+    "testing": {"testing", "application", "stores"},
     "hosting": {"hosting", "server", "application", "stores"},
     "server": {"server"},
     "application": {"application", "stores"},

@@ -37,7 +37,7 @@ CONNECTION_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "silent-clients": partial(hostile.silent_clients, clients=100, seconds=1),
     "clients-that-send-a-byte": partial(hostile.silent_clients, clients=100, seconds=1, first=b"P"),
 }
-CREATE_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
+DEPLOYMENT_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "large-creates": partial(hostile.large_creates, clients=12, rounds=2),
     "resets-under-term": partial(hostile.resets_under_term, creates=600, each=300),
     "a-stop-in-the-middle": partial(changes.term_in_the_middle, _creates=0),
@@ -71,9 +71,9 @@ def test_hostile_connections_harm_no_service_with_own_settings(check: Callable[[
     assert verdict.holds, verdict.seen
 
 
-@pytest.mark.parametrize("check", CREATE_CHECKS.values(), ids=CREATE_CHECKS)
+@pytest.mark.parametrize("check", DEPLOYMENT_CHECKS.values(), ids=DEPLOYMENT_CHECKS)
 @pytest.mark.parametrize("deployment", STORES)
-def test_hostile_creates_harm_no_service_of_any_store(
+def test_each_deployment_survives_hostile_creates_and_restarts(
     deployment: tuple[str, int], check: Callable[[str, int], Verdict]
 ) -> None:
     verdict = check(*deployment)

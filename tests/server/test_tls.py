@@ -531,15 +531,16 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
     options = [f"--certfile={certificate}", f"--keyfile={certificate}", f"--ca-certs={certificate}", "--cert-reqs=2"]
     with running_worker(tmp_path, *options, f"--config={configuration}") as server:
 
-        def get(context: ssl.SSLContext) -> bytes:
+        def send(data: bytes, context: ssl.SSLContext) -> bytes:
             with context.wrap_socket(server.client().sock) as sock:
-                sock.sendall(GET)
+                sock.sendall(data)
                 return sock.recv(1000)
 
         known = trusting(TLS13)
         known.load_cert_chain(certificate)
-        assert get(known).startswith(b"HTTP/1.1 200")
+        assert send(GET, known).startswith(b"HTTP/1.1 200")
+        # If the server closed a connection with an unread request, its reset could overtake the alert.
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
-            get(trusting(TLS13))
+            send(b"", trusting(TLS13))
         with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
-            get(trusting(TLS12))
+            send(b"", trusting(TLS12))

@@ -218,7 +218,7 @@ def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> Non
     assert client.response().status == 413
 
 
-def test_a_body_that_is_too_large_reaches_no_application(client: Client) -> None:
+def test_no_byte_of_an_oversized_body_reaches_the_application(client: Client) -> None:
     client.send(post(b"/echo", b"x" * 1001))
     response = client.response()
     assert body_of(response) == ""
