@@ -425,12 +425,12 @@ class HostContract:
         assert send(new_plant(), headers=[*case, JSON_TYPE]).plant == {"name": "Fern"}
 
     @table(*NO_SUCH_PATH)
-    def test_another_path_is_404(self, send: Send, store: PlantStore, case: str) -> None:
+    def test_an_unknown_path_is_404(self, send: Send, store: PlantStore, case: str) -> None:
         assert send(new_plant(), path=case, headers=[AUTH, JSON_TYPE]).error == 40400
         assert store.get(1) is None
 
     @table(*NO_SUCH_METHOD)
-    def test_another_method_is_405(self, send: Send, store: PlantStore, case: str) -> None:
+    def test_an_unsupported_method_is_405(self, send: Send, store: PlantStore, case: str) -> None:
         response = send(method=case, headers=[AUTH, JSON_TYPE])
         assert response.status == 405
         assert "POST" in response.headers["allow"]
@@ -440,7 +440,7 @@ class HostContract:
             assert response.error == 40500
         assert store.get(1) is None
 
-    def test_another_method_on_another_path_is_404(self, send: Send) -> None:
+    def test_an_unsupported_method_on_an_unknown_path_is_404(self, send: Send) -> None:
         assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
 
     def test_options_responds_with_the_allowed_methods(self, send: Send) -> None:
@@ -456,7 +456,9 @@ class HostContract:
         assert send(new_plant(), path=f"/plants?{case}", headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
     @table(*UNSUPPORTED_MEDIA_TYPE)
-    def test_another_media_type_or_content_coding_is_415(self, send: Send, store: PlantStore, case: Headers) -> None:
+    def test_an_unsupported_media_type_or_content_coding_is_415(
+        self, send: Send, store: PlantStore, case: Headers
+    ) -> None:
         assert send(new_plant(), headers=[AUTH, *case]).error == 41500
         assert store.get(1) is None
 
@@ -503,7 +505,7 @@ class HostContract:
 
 
 class Contract(HostContract):
-    """Every row of the contract that an application can decide."""
+    """Every row of the contract, for an application called directly."""
 
     every_row = True
 

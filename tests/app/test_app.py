@@ -1,4 +1,4 @@
-"""The application in the process."""
+"""The application, called in this process."""
 
 import gc
 import io
@@ -59,7 +59,7 @@ def test_path_info_may_be_missing(app: Any) -> None:
     ["/plant\u20ac", "/\uff50lants", "/\ud800", "/plants\udcff"],
     ids=["euro", "full-width p", "surrogate", "byte"],
 )
-def test_a_path_that_the_host_decoded_is_404(app: Any, path: str) -> None:
+def test_a_path_info_that_is_not_latin_1_is_404(app: Any, path: str) -> None:
     assert call(app, Stream(), PATH_INFO=path).error == 40400
     assert call(app, Stream(), PATH_INFO=path, HTTP_AUTHORIZATION="").error == 40100
 
@@ -69,7 +69,7 @@ def test_an_unknown_attribute_of_the_package_raises() -> None:
         plants.__getattr__("crate_app")
 
 
-def test_each_app_without_a_store_has_a_new_one() -> None:
+def test_each_app_without_a_store_gets_its_own() -> None:
     for _ in range(2):
         assert (
             call(plants.create_app(tokens=[TOKEN]), io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
@@ -164,7 +164,7 @@ def test_create_app_accepts_any_positive_limit(limit: int) -> None:
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
 
 
-def test_of_64_concurrent_clients_one_gets_each_id() -> None:
+def test_each_id_is_added_by_exactly_one_of_64_clients() -> None:
     store = MemoryStore()
     app = plants.create_app(store, tokens=[TOKEN])
     barrier = threading.Barrier(64)

@@ -22,7 +22,7 @@ def test_an_exception_in_the_token_check_is_a_500() -> None:
     assert store.get(1) is None
 
 
-def responses(value: object) -> TokenCheck:
+def check_that_returns(value: object) -> TokenCheck:
     class Check:
         def accepts(self, _token: str) -> Any:
             return value
@@ -33,15 +33,15 @@ def responses(value: object) -> TokenCheck:
 async def later() -> None: ...
 
 
-@pytest.mark.parametrize("give", [later, lambda: 1, lambda: "user"], ids=["coroutine", "number", "string"])
-def test_a_token_check_must_return_a_boolean(give: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
-    store, response = MemoryStore(), give()
-    app = plants.create_app(store, tokens=responses(response))
+@pytest.mark.parametrize("make_result", [later, lambda: 1, lambda: "user"], ids=["coroutine", "number", "string"])
+def test_a_token_check_must_return_a_boolean(make_result: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> None:
+    store, result = MemoryStore(), make_result()
+    app = plants.create_app(store, tokens=check_that_returns(result))
     assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
-    assert f"accepts() returned {type(response).__name__}, not True or False" in caplog.text
+    assert f"accepts() returned {type(result).__name__}, not True or False" in caplog.text
     assert store.get(1) is None
-    if give is later:
-        response.close()  # Python warns of a coroutine that was never awaited.
+    if make_result is later:
+        result.close()  # Python warns of a coroutine that was never awaited.
 
 
 def test_tokens_may_be_any_object_with_accepts() -> None:

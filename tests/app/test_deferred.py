@@ -1,4 +1,4 @@
-"""Responses that start once their plant is stored, for a server that says that it accepts them so late."""
+"""Deferred responses: start_response is called once the plant is stored, if the server supports that."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from tests.support.calls import sender
 
 
 class Request:
-    """A request to an application, whose response may start late."""
+    """A request to an application, whose response may be deferred."""
 
     def __init__(self, app: Any, body: bytes, **environ: object) -> None:
         self.started: list[Any] = []
@@ -68,7 +68,7 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
         yield store
 
 
-def test_requests_of_a_batch_are_committed_by_the_first_response(app: Any, store: PlantStore) -> None:
+def test_reading_any_response_commits_the_whole_batch(app: Any, store: PlantStore) -> None:
     requests = [Request(app, new_plant(id=plant_id)) for plant_id in (1, 2, 1)]
     assert [request.started for request in requests] == [[], [], []]
     assert store.get(1) is None
@@ -108,7 +108,7 @@ def test_a_deferred_success_is_like_any_other(app: Any) -> None:
 @pytest.mark.parametrize(
     "environ", [{"server_deferred_response": False}, {"SCRIPT_NAME": "/store"}], ids=["another server", "mounted"]
 )
-def test_other_servers_get_no_deferred_response(app: Any, environ: dict[str, Any]) -> None:
+def test_an_unsupported_or_mounted_app_responds_at_once(app: Any, environ: dict[str, Any]) -> None:
     request = Request(app, new_plant(), **environ)
     [(status, _)] = request.started
     assert status == "200 OK"

@@ -46,9 +46,7 @@ def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("messages", ["no", {"id": ["no"]}, {"id": {"x": ["no"]}}], ids=repr)
-def test_what_a_store_finds_not_valid_is_no_fault_of_the_client(
-    messages: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validation_error_raised_by_a_store_is_500(messages: Any, caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(faulty(ValidationError(messages)), tokens=[TOKEN])
     assert sender(app)(new_plant(), headers=[AUTH, JSON_TYPE]).error == 50000
     assert caplog.messages == ["a request failed"]

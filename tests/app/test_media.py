@@ -23,7 +23,7 @@ def test_the_body_is_not_read_before_the_token_is_checked(app: Any) -> None:
     assert (response.error, stream.sizes) == (40101, [])
 
 
-def test_a_content_length_above_the_limit_is_413_unread(app: Any) -> None:
+def test_a_large_content_length_is_413_before_the_body_is_read(app: Any) -> None:
     stream = Stream(b"x" * (LIMIT + 1))
     response = call(app, stream, CONTENT_LENGTH=str(LIMIT + 1))
     assert (response.error, stream.sizes) == (41300, [])
@@ -97,7 +97,7 @@ def test_a_content_length_may_have_white_space_around_it(app: Any, length: str) 
 
 
 @pytest.mark.parametrize("environ", [{}, {"CONTENT_LENGTH": ""}], ids=repr)
-def test_a_body_without_length_and_end_is_400_with_the_reason(app: Any, environ: dict[str, str]) -> None:
+def test_a_body_of_unknown_length_is_400_with_the_reason(app: Any, environ: dict[str, str]) -> None:
     stream = Stream(new_plant())
     response = call(app, stream, **environ)
     assert (response.error, stream.sizes) == (40001, [])

@@ -71,14 +71,14 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_file_of_another_form_is_refused_without_showing_it(path: Path, content: bytes, message: str) -> None:
+def test_an_invalid_token_file_is_rejected_without_quoting_it(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         TokenFile(path)
     assert "cret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         TokenFile(tmp_path / "nothing")
 
@@ -89,7 +89,7 @@ def look_twice(tokens: TokenFile, clock: list[float]) -> None:
         tokens.poll()
 
 
-def test_a_change_takes_effect_once_it_was_read_twice(
+def test_a_change_takes_effect_after_two_equal_reads(
     path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -108,7 +108,7 @@ def test_a_change_takes_effect_once_it_was_read_twice(
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
-def test_a_settled_file_is_not_read_again(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_not_read_again(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = TokenFile(path)
     look_twice(tokens, clock)
     with monkeypatch.context() as patch:
@@ -215,7 +215,7 @@ def test_a_pipe_is_read_once_at_the_start(tmp_path: Path) -> None:
     assert not {*threading.enumerate()} - before
 
 
-# A fork copies everything but what has been published, as copy() does.
+# Published tokens are in shared memory. copy() shares that mapping and copies the rest, so it stands in for a fork.
 
 
 def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list[float]) -> None:

@@ -58,7 +58,7 @@ def test_each_command_has_a_help(command: str) -> None:
     assert call("help", command).stdout == result.stdout
 
 
-def test_without_a_command_it_says_how_it_is_used_and_fails() -> None:
+def test_without_a_command_plants_prints_its_help_and_fails() -> None:
     result = call()
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == call("help").stdout
@@ -72,7 +72,7 @@ def test_without_a_command_it_says_how_it_is_used_and_fails() -> None:
         ("config --fast", "unrecognized arguments: --fast; see plants --help."),
     ],
 )
-def test_an_unknown_command_or_argument_is_one_line(arguments: str, problem: str) -> None:
+def test_an_unknown_command_or_argument_fails_in_one_line(arguments: str, problem: str) -> None:
     assert re.fullmatch(problem, the_line(call(*arguments.split()), 2))
 
 
@@ -182,7 +182,7 @@ def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> Non
     ],
     ids=["name", "value", "Gunicorn's"],
 )
-def test_a_bad_configuration_is_one_line(env: dict[str, str], start: str) -> None:
+def test_a_bad_configuration_is_reported_in_one_line(env: dict[str, str], start: str) -> None:
     assert the_line(call("config", **env)).startswith(start)
 
 
@@ -246,7 +246,7 @@ def test_plants_check_asks_at_the_default_address_of_gunicorn() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
+def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
@@ -269,7 +269,7 @@ def test_plants_check_says_why_a_service_is_not_ready(tmp_path: Path) -> None:
     ],
     ids=["redirection", "no status", "another protocol", "two lines"],
 )
-def test_plants_check_says_what_another_server_does(response: bytes, reason: str) -> None:
+def test_plants_check_reports_an_unexpected_response(response: bytes, reason: str) -> None:
     with answering(response) as url:
         assert the_line(call("check", url)) == f"{url}/readyz: {reason}"
 
@@ -279,7 +279,7 @@ def test_plants_check_times_out_when_a_server_is_silent() -> None:
         assert the_line(call("check", url)) == f"{url}/readyz: no answer within 2 seconds."
 
 
-def test_plants_check_says_that_nobody_listens() -> None:
+def test_plants_check_reports_a_refused_connection() -> None:
     port = free_port()
     assert the_line(call("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
 
@@ -290,7 +290,7 @@ def test_plants_check_speaks_tls() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://[", ""], ids=repr)
-def test_plants_check_takes_only_an_address_of_http(url: str) -> None:
+def test_plants_check_accepts_only_http_addresses(url: str) -> None:
     assert the_line(call("check", url)).startswith(f"{url.rstrip('/')}/readyz: ")
 
 
@@ -322,12 +322,12 @@ def test_plants_check_cannot_ask_a_descriptor() -> None:
 
 
 @pytest.mark.parametrize("port", ["", "http", "99999"], ids=repr)
-def test_plants_check_judges_a_port_as_serve_does(port: str) -> None:
+def test_plants_check_validates_the_port_as_serve_does(port: str) -> None:
     line = "PORT is not usable: set a number from 0 to 65535, or unset it."
     assert the_line(call("check", PORT=port)) == line
 
 
-def test_plants_check_judges_gunicorn_s_options_as_serve_does() -> None:
+def test_plants_check_parses_gunicorns_options_as_serve_does() -> None:
     assert the_line(call("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
 
 
@@ -379,7 +379,7 @@ cannot_be_served = pytest.mark.parametrize(
 
 
 @cannot_be_served
-def test_what_cannot_be_served_is_one_line(options: str, env: dict[str, str], line: str) -> None:
+def test_what_cannot_be_served_is_reported_in_one_line(options: str, env: dict[str, str], line: str) -> None:
     assert the_line(call("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
 
 
@@ -390,7 +390,7 @@ def test_check_config_reports_the_same_line(options: str, env: dict[str, str], l
 
 
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
-def test_an_unknown_application_is_one_line(options: list[str], tmp_path: Path) -> None:
+def test_an_unknown_application_is_reported_in_one_line(options: list[str], tmp_path: Path) -> None:
     line = "there is no module 'foo'; plants serve accepts options and, for another application, MODULE:APP."
     for app in ("foo", "foo:app"):
         assert the_line(call("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
@@ -449,13 +449,13 @@ def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, wher
     assert (found["wsgi_app"], found["worker_class"]) == ("plants.wsgi:app", "plants.hosting.worker.Worker")
 
 
-def test_a_configuration_file_that_nobody_names_is_not_read(tmp_path: Path) -> None:
+def test_a_configuration_file_that_is_not_named_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 7\n")
     found = read_by(call("serve", "--print-config", PLANTS_TOKENS=TOKEN, cwd=tmp_path))
     assert (found["worker_connections"], found["config"]) == ("4000", "python:plants.hosting.gunicorn_conf")
 
 
-def test_another_application_may_be_named(tmp_path: Path) -> None:
+def test_serve_accepts_the_name_of_another_application(tmp_path: Path) -> None:
     (tmp_path / "wrapped.py").write_text(
         "from plants.wsgi import app as wrapped\n"
         "def app(environ, start_response):\n"
@@ -560,7 +560,7 @@ def test_signals_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["token", "config", "help"])
 @pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_a_full_standard_output_is_one_line(command: str, buffered: str) -> None:
+def test_a_full_standard_output_is_reported_in_one_line(command: str, buffered: str) -> None:
     env = environment(PYTHONUNBUFFERED=buffered)
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
@@ -594,7 +594,7 @@ def test_a_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytes
     ],
     ids=["file", "no file"],
 )
-def test_any_other_os_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, line: str) -> None:
+def test_any_other_os_error_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, line: str) -> None:
     def fail() -> None:
         raise error
 

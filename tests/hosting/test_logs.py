@@ -75,7 +75,7 @@ def test_a_request_has_a_line_on_standard_output(talkative: Service) -> None:
     }
 
 
-def test_the_line_of_a_failure_has_what_the_client_was_told(talkative: Service) -> None:
+def test_the_line_of_a_failure_has_the_error_sent_to_the_client(talkative: Service) -> None:
     headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
     response = talkative.send(b'{"id": "1", "name": "Fern"}', headers=headers)
     assert response.error == 40002
@@ -251,7 +251,7 @@ def test_requests_stay_on_stdout_if_only_errors_go_to_syslog() -> None:
         wait_until(lambda: re.search(rb"gunicorn\.(gunicorn\.error: |plants)", syslog.recv(65536)))
 
 
-def test_another_logger_is_told_of_each_request() -> None:
+def test_a_custom_logger_class_logs_each_request() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as statsd:
         statsd.bind(("127.0.0.1", 0))
         statsd.settimeout(60)
@@ -295,7 +295,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("redirection", [">&-", "> >(exec true)", "> /dev/full"], ids=["closed", "left", "full"])
-def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) -> None:
+def test_an_unwritable_stdout_does_not_fail_requests(redirection: str) -> None:
     command = ["bash", "-c", f'exec "$@" {redirection}', "bash", *SERVE]
     with serving(command=command) as service:
         for plant_id in range(5):
@@ -303,7 +303,7 @@ def test_a_standard_output_that_takes_nothing_costs_no_answer(redirection: str) 
             assert (response.status, response.plant) == (200, {"name": "Fern"})
 
 
-def test_a_stalled_log_reader_harms_nobody() -> None:
+def test_a_stalled_log_reader_blocks_no_request() -> None:
     port = free_port()
     command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug"]
     read_end, write_end = os.pipe()
@@ -343,7 +343,7 @@ def log_format_with(stderr: Any) -> str:
     return result.stdout.strip()
 
 
-def test_on_a_terminal_it_is_text() -> None:
+def test_the_log_format_defaults_to_text_on_a_terminal() -> None:
     terminal, end = pty.openpty()
     try:
         assert log_format_with(end) == "text"

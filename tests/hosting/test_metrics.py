@@ -121,7 +121,7 @@ def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) ->
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_their_files_do_not_grow_with_workers_that_end(port: int, store: str) -> None:
+def test_metrics_files_do_not_accumulate_as_workers_end(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
         wait_until(lambda: all(metrics_files(worker) for worker in children(service.process.pid)))
@@ -137,7 +137,7 @@ def test_their_files_do_not_grow_with_workers_that_end(port: int, store: str) ->
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_no_hook_of_the_master_imports_their_client_late(port: int, tmp_path: Path) -> None:
+def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path: Path) -> None:
     conf, modules = tmp_path / "conf.py", tmp_path / "modules"
     conf.write_text(
         f"import sys\ndef pre_fork(server, worker):\n    open({str(modules)!r}, 'w').write(' '.join(sys.modules))\n"
@@ -160,7 +160,7 @@ def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_they_count_what_the_store_could_not_take(port: int, tmp_path: Path, store: str) -> None:
+def test_store_failures_are_counted(port: int, tmp_path: Path, store: str) -> None:
     with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
         (tmp_path / "plants.db").rename(tmp_path / "elsewhere")
@@ -171,7 +171,7 @@ def test_they_count_what_the_store_could_not_take(port: int, tmp_path: Path, sto
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_they_are_answered_while_requests_wait_for_the_store(port: int, tmp_path: Path, store: str) -> None:
+def test_metrics_respond_while_requests_wait_for_the_store(port: int, tmp_path: Path, store: str) -> None:
     with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
         with (
@@ -223,7 +223,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]"])
-def test_nothing_else_answers_where_they_are(host: str, port: int) -> None:
+def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"{host}:{port}") as service:
         target = "::1" if host == "[::1]" else "127.0.0.1"
 
@@ -239,7 +239,7 @@ def test_nothing_else_answers_where_they_are(host: str, port: int) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_without_the_setting_there_are_none() -> None:
+def test_without_the_setting_metrics_are_off() -> None:
     with serving() as service:
         headers: Headers = [AUTH]
         assert service.send(method="GET", path="/metrics", headers=headers).error == 40400
@@ -248,7 +248,7 @@ def test_without_the_setting_there_are_none() -> None:
 @pytest.mark.parametrize(
     "text", ["", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1"]
 )
-def test_an_address_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_metrics_address_is_rejected(text: str) -> None:
     with pytest.raises(SettingsError, match=r"set an address and a port, such as 127\.0\.0\.1:9100"):
         Settings.from_environ({"PLANTS_METRICS_BIND": text})
 
@@ -267,7 +267,7 @@ def the_line_of_a_start_with(metrics: str, *options: str) -> str:
     return line
 
 
-def test_a_metrics_address_that_cannot_be_bound_is_one_line(port: int) -> None:
+def test_an_unusable_metrics_address_is_reported_in_one_line(port: int) -> None:
     address = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=address) as service:
         line = f"plants: cannot listen on {address} (Address already in use); choose another address with "
@@ -279,7 +279,7 @@ def test_a_metrics_address_that_cannot_be_bound_is_one_line(port: int) -> None:
     assert "unknown.invalid" in the_line_of_a_start_with("unknown.invalid:9100", "--bind=127.0.0.1:0")
 
 
-def test_without_a_place_for_files_the_start_stops_with_one_line(port: int, tmp_path: Path) -> None:
+def test_without_a_writable_directory_a_start_fails_in_one_line(port: int, tmp_path: Path) -> None:
     code = (
         "import os, sys, tempfile; os.access = lambda *_: False; tempfile.tempdir = sys.argv.pop()\n"
         "from plants.hosting.cli import main; main()"
@@ -299,7 +299,7 @@ def test_check_config_allows_the_running_service_its_address(port: int) -> None:
     assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
 
 
-def test_their_folder_is_private_and_goes_with_the_service(port: int) -> None:
+def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         folder = folder_of(service.process.pid)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

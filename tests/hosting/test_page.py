@@ -81,7 +81,7 @@ def window() -> Iterator[Browser]:
 def browser(window: Browser, service: Service) -> Browser:
     """A browser that shows the page."""
     window.complaints()
-    window.hosts_asked()
+    window.requested_hosts()
     window.shows(1280, 900, "light")
     window.open(f"http://127.0.0.1:{service.port}/docs")
     return window
@@ -136,7 +136,7 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser, servi
     statuses = ["status of 400", "status of 401", "status of 401", "status of 400"]
     complaints = browser.complaints()
     assert all(status in complaint for status, complaint in zip(statuses, complaints, strict=True)), complaints
-    assert browser.hosts_asked() == {f"127.0.0.1:{service.port}"}
+    assert browser.requested_hosts() == {f"127.0.0.1:{service.port}"}
 
 
 @needs_chromium

@@ -41,7 +41,7 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
     ],
     ids=["memory", "sqlite"],
 )
-def test_on_a_terminal_a_start_says_where_it_is(store: str, bind: str, line: str, tmp_path: Path) -> None:
+def test_on_a_terminal_a_start_prints_its_address(store: str, bind: str, line: str, tmp_path: Path) -> None:
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=store.format(tmp_path))
     terminal, end = pty.openpty()
     process = subprocess.Popen([*SERVE, f"--bind={bind.format(tmp_path)}"], cwd=CHECKOUT, env=env, stderr=end)
@@ -57,7 +57,7 @@ def test_on_a_terminal_a_start_says_where_it_is(store: str, bind: str, line: str
         os.close(terminal)
 
 
-def test_plants_that_are_lost_with_a_worker_are_a_warning() -> None:
+def test_losing_plants_with_a_worker_logs_a_warning() -> None:
     with serving() as service:
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
 
 
 @needs_root
-def test_a_new_file_belongs_to_the_user_whom_the_workers_run_as() -> None:
+def test_a_new_file_is_owned_by_the_worker_user() -> None:
     user = 12345
     with tempfile.TemporaryDirectory() as folder:  # Not pytest's: that one is root's alone.
         os.chown(folder, user, user)
@@ -228,7 +228,7 @@ USERS_IN_GROUPS = [user for user in pwd.getpwall() if user.pw_uid and len(os.get
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
 @pytest.mark.skipif(not USERS_IN_GROUPS, reason="no user is in a further group")
 @pytest.mark.parametrize(("options", "status"), [([], 1), (["--initgroups"], 0)], ids=["without", "with"])
-def test_initgroups_counts_when_workers_read_the_token_file(options: list[str], status: int) -> None:
+def test_initgroups_decides_whether_workers_can_read_the_tokens(options: list[str], status: int) -> None:
     user = USERS_IN_GROUPS[0]
     [group, *_] = {*os.getgrouplist(user.pw_name, 12345)} - {12345, *os.getgroups()}
     with tempfile.NamedTemporaryFile("w") as tokens:
@@ -259,7 +259,7 @@ def test_a_start_that_may_not_change_its_user_ends_with_one_line() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_sandbox_may_forbid_to_change_users_and_owners(tmp_path: Path) -> None:
+def test_a_sandbox_may_forbid_changing_users_and_owners(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SANDBOX, "serve"]
     store, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
     with serving(command=command, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
@@ -276,7 +276,7 @@ def test_a_listening_socket_may_be_inherited() -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_signals_term_and_int_stop_it() -> None:
+def test_the_signals_term_and_int_stop_the_service() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
             service.process.send_signal(number)
@@ -341,7 +341,7 @@ def test_a_bad_setting_stops_plain_gunicorn_in_one_line() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_without_tokens_another_server_logs_a_new_one() -> None:
+def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     result = run(sys.executable, "-c", "from plants import wsgi; print(wsgi.settings.new_token)")
     assert result.stderr == (f"no token is set; a new one is valid until the service stops: {result.stdout.strip()}\n")
 
@@ -367,7 +367,7 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     ids=["port", "name"],
 )
 @pytest.mark.usefixtures("unmeasured")
-def test_an_address_that_cannot_be_bound_is_one_line(address: str, reason: str) -> None:
+def test_an_unusable_address_is_reported_in_one_line(address: str, reason: str) -> None:
     result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
     assert result.returncode == 1
     line = rf"plants: cannot listen on {address} \(.*({reason}).*\); choose another address with --bind HOST:PORT\.\n"
@@ -375,7 +375,7 @@ def test_an_address_that_cannot_be_bound_is_one_line(address: str, reason: str) 
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_missing_certificate_is_one_line_under_gunicorn_itself() -> None:
+def test_plain_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
     options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
     assert result.returncode == 1
@@ -383,7 +383,7 @@ def test_a_missing_certificate_is_one_line_under_gunicorn_itself() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_addresses_that_are_not_ports_are_left_to_gunicorn(tmp_path: Path) -> None:
+def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with serving("--bind", f"unix:{path}") as service, socket.socket(socket.AF_UNIX) as client:
         service.wait_for("Booting worker")

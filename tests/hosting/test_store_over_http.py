@@ -34,7 +34,7 @@ def ids_in(file: Path) -> set[int]:
 
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
 @pytest.mark.usefixtures("unmeasured")
-def test_requests_and_probes_are_answered_while_the_store_waits(
+def test_requests_and_probes_get_responses_while_the_store_waits(
     stall: Stall, tmp_path: Path, server: PostgresServer
 ) -> None:
     place = Place(tmp_path, server)
@@ -183,7 +183,7 @@ def two_workers(file: Path) -> Iterator[list[http.client.HTTPConnection]]:
         yield list(of_worker.values())
 
 
-def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path) -> None:
+def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
@@ -197,7 +197,7 @@ def test_ids_stay_in_use_when_the_log_beside_the_file_is_removed(tmp_path: Path)
     assert ids_in(file) >= {1, 2}
 
 
-def test_plants_survive_a_crash_after_the_lock_file_was_removed(tmp_path: Path) -> None:
+def test_plants_survive_a_crash_after_the_shm_file_was_removed(tmp_path: Path) -> None:
     file, crashed = tmp_path / "plants.db", tmp_path / "crashed"
     crashed.mkdir()
     ids = count(1000)

@@ -38,14 +38,14 @@ def test_a_401_has_exactly_these_headers_in_one_case(service: Service) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
-def test_a_clients_request_id_is_the_answers(service: Service, request_id: str) -> None:
+def test_a_request_id_from_the_client_is_returned(service: Service, request_id: str) -> None:
     trace = ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")
     response = service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id), trace])
     assert response.headers["x-request-id"] == request_id
 
 
 @pytest.mark.parametrize("fields", [[], [("X-Request-ID", "not valid")]], ids=["alone", "with an id that is not valid"])
-def test_else_the_id_is_that_of_the_trace(service: Service, fields: Headers) -> None:
+def test_the_trace_id_is_used_without_a_valid_request_id(service: Service, fields: Headers) -> None:
     headers = [*fields, ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01")]
     assert service.send(method="GET", path="/livez", headers=headers).headers["x-request-id"] == TRACE
 
@@ -68,7 +68,7 @@ def test_else_the_id_is_that_of_the_trace(service: Service, fields: Headers) -> 
     ],
     ids=str,
 )
-def test_without_a_valid_one_an_id_is_new(service: Service, fields: Headers) -> None:
+def test_an_id_is_generated_without_a_valid_request_or_trace_id(service: Service, fields: Headers) -> None:
     found = {service.send(method="GET", path="/livez", headers=fields).headers["x-request-id"] for _ in range(3)}
     assert len(found) == 3
     assert all(re.fullmatch(NEW, request_id) for request_id in found)
@@ -106,7 +106,7 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
     )
 
 
-def test_rejected_requests_keep_the_id_that_was_parsed(service: Service) -> None:
+def test_a_rejected_request_has_the_id_that_was_parsed(service: Service) -> None:
     with client_of(service) as client:
         response = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").response()
     assert (response.status, response.headers["x-request-id"]) == (400, "mine")
@@ -124,7 +124,7 @@ def test_a_request_timeout_is_logged_with_an_id_and_what_arrived() -> None:
             assert (line["method"], line["path"]) == request
 
 
-def test_the_id_finds_the_line_of_what_the_application_answers(service: Service) -> None:
+def test_the_line_of_each_response_is_found_by_its_id(service: Service) -> None:
     for number, headers in enumerate([[], [AUTH], [AUTH, JSON_TYPE]]):
         response = service.send(new_plant(id=number), headers=headers)
         assert service.line_of(response.headers["x-request-id"])["status"] == response.status

@@ -105,10 +105,10 @@ def test_every_end_of_a_connection_frees_its_memory(driver: Driver) -> None:
 
 
 def test_clients_that_do_not_read_are_closed_to_free_memory(driver: Driver) -> None:
-    hoarder, connection = driver.connect()
+    non_reader, connection = driver.connect()
     small, _ = driver.connect()
-    with hoarder, small:
-        hoarder.sendall(GET.replace(b"/late", b"/large"))
+    with non_reader, small:
+        non_reader.sendall(GET.replace(b"/late", b"/large"))
         driver.run_once()
         driver.run_once()
         assert connection.state == CLOSED
@@ -295,10 +295,10 @@ def test_a_full_loop_closes_stalled_uploads_first(full: FullDriver) -> None:
 
 def test_a_full_loop_closes_clients_that_do_not_read(full: FullDriver) -> None:
     full.loop._max_buffered_bytes = 10**9
-    deaf = full.accept(GET.replace(b"/late", b"/large"))
+    non_reader = full.accept(GET.replace(b"/late", b"/large"))
     for _ in range(3):
         full.accept()
-    with deaf.makefile("rb") as received:
+    with non_reader.makefile("rb") as received:
         assert len(received.read()) < 8_000_000
 
 
@@ -325,7 +325,7 @@ def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
     full.end()
 
 
-def test_a_client_that_still_sends_after_the_response_is_read_on(driver: Driver) -> None:
+def test_the_loop_keeps_reading_after_an_early_response(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(POST.replace(b"900", b"1000000") + b"x")
@@ -343,7 +343,7 @@ def test_a_client_that_still_sends_after_the_response_is_read_on(driver: Driver)
         assert connection.buffered_bytes() == 0
 
 
-def test_an_empty_line_after_a_request_starts_no_other(driver: Driver) -> None:
+def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(GET + b"\r\n")
@@ -506,7 +506,7 @@ def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptur
     driver.end()
 
 
-class LateApp:
+class DeferredApp:
     """Starts its responses late, and records what happens to each."""
 
     def __init__(self) -> None:
@@ -517,10 +517,10 @@ class LateApp:
         self.events.append(f"call {path}")
         if path == "/end":
             raise SystemExit
-        return LateResponse(self.events, path, start_response)
+        return DeferredResponse(self.events, path, start_response)
 
 
-class LateResponse:
+class DeferredResponse:
     def __init__(self, events: list[str], path: str, start_response: Callable[..., Any]) -> None:
         self.events = events
         self.path = path
@@ -539,7 +539,7 @@ class LateResponse:
 
 def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
     """Return what happens to requests that one thread handles, and the start of each response."""
-    late = LateApp()
+    late = DeferredApp()
     driver = Driver(app=late, threads=1)
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
@@ -571,7 +571,7 @@ def test_requests_that_follow_each_other_are_one_batch() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_failure_in_a_batch_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     events, responses = events_of_a_batch(["/end", "/cancel", "/3"])
     assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 500", b"HTTP/1.1 500", b"HTTP/1.1 200"]
@@ -586,7 +586,7 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
     assert responses == [b"HTTP/1.1 200"] * 2
 
 
-def test_only_a_server_with_threads_accepts_a_late_response() -> None:
+def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
     for threads in (0, 1):
         environs: list[dict[str, Any]] = []
 
@@ -607,7 +607,7 @@ def test_only_a_server_with_threads_accepts_a_late_response() -> None:
 
 def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
-    late = LateApp()
+    late = DeferredApp()
     driver = Driver(app=late, threads=1)
     clients = [driver.connect() for _ in range(5)]
     for client, connection in clients:

@@ -55,7 +55,7 @@ def test_no_import_is_circular() -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_a_wing_imports_only_the_wings_below_it() -> None:
+def test_a_layer_imports_only_the_layers_below_it() -> None:
     wrong = [
         (module, imported)
         for module in MODULES

@@ -27,7 +27,7 @@ def words(page: str) -> str:
     return " ".join(page.split())
 
 
-def bytes_a_plant() -> list[int]:
+def bytes_per_plant() -> list[int]:
     """Return the documented bytes: SQLite, PostgreSQL, its table, its index; with random ids, SQLite and PostgreSQL."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
@@ -40,7 +40,7 @@ def bytes_a_plant() -> list[int]:
 
 @pytest.mark.parametrize("order", ["in order", "random"])
 def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path, server: PostgresServer) -> None:
-    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, most_in_postgresql = bytes_a_plant()
+    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, most_in_postgresql = bytes_per_plant()
     assert in_postgresql == in_table + in_index
     ids: Sequence[int] = range(PLANTS)
     if order == "random":
@@ -68,7 +68,7 @@ def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path
 
 
 def test_the_table_of_sizes_is_calculated_correctly() -> None:
-    in_sqlite, in_postgresql, *_ = bytes_a_plant()
+    in_sqlite, in_postgresql, *_ = bytes_per_plant()
     rows = re.findall(
         r"^\| (\d+,000) \| ([\d.]+) (b|tr)illion \| (?:([\d.]+) TB)? ?\| (\d[\d.]*) TB", SCALING, re.MULTILINE
     )

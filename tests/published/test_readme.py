@@ -145,7 +145,7 @@ def test_the_second_snippet_is_a_test_that_passes(plants_server: Server) -> None
     assert plants_server.store.get(1) == plants.Plant(1, "Fern")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert sorted(plants.__all__) == plants.__all__
     assert all(hasattr(plants, name) for name in plants.__all__)
     assert set(plants.__all__) < set(dir(plants))

@@ -63,18 +63,18 @@ def does_not_apply(reason: str, *rows: str) -> dict[str, str]:
 
 
 METHOD_IN_LOWER_CASE = does_not_apply(
-    "the server rejects, or changes, a method in lower case", "another_method_is_405[post]"
+    "the server rejects, or changes, a method in lower case", "an_unsupported_method_is_405[post]"
 )
 ANY_METHOD_IN_LOWER_CASE = METHOD_IN_LOWER_CASE | does_not_apply(
     "the server rejects a method in lower case",
-    "another_method_is_405[Post]",
+    "an_unsupported_method_is_405[Post]",
     "without_a_token_every_path_and_method_is_401[method post]",
     "without_a_token_every_path_and_method_is_401[method Post]",
 )
 SLASHES = does_not_apply(
     "the server folds slashes, or parses what stands between them as a host",
-    "another_path_is_404[two slashes before it]",
-    "another_path_is_404[three slashes before it]",
+    "an_unknown_path_is_404[two slashes before it]",
+    "an_unknown_path_is_404[three slashes before it]",
 )
 CHUNKED = "a_chunked_body_is_read"
 
@@ -109,7 +109,7 @@ class TestUWSGI(Served):
     does_not_apply = does_not_apply(
         "uWSGI offers an application a chunked body through an interface of its own only", CHUNKED
     ) | does_not_apply(
-        "uWSGI resolves dots in the path", "another_path_is_404[dots]", "another_path_is_404[dots that come back]"
+        "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that come back]"
     )
 
 
@@ -134,7 +134,7 @@ class TestCheroot(Served):
             "a_token_that_is_not_valid_is_401[two valid headers]",
             "a_request_without_a_bearer_token_is_401[a basic header, then a bearer header]",
         )
-        | does_not_apply("Cheroot rejects CONNECT itself", "another_method_is_405[CONNECT]")
+        | does_not_apply("Cheroot rejects CONNECT itself", "an_unsupported_method_is_405[CONNECT]")
         | METHOD_IN_LOWER_CASE
         | SLASHES
     )

@@ -10,7 +10,7 @@ SOURCES = "".join(file.read_text() for file in (CHECKOUT / "tests").rglob("test_
 TEST_NAMES = set(re.findall(r"^ *def (test_\w+)\(", SOURCES, re.MULTILINE))
 DOCUMENTS = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
 BENCHMARK = "test_every_benchmark_accepts_its_documented_options"
-NOBODY_HAS_RUN_IT = "the document says that nobody has run it"
+NOT_RUN = "the document says that nobody has run it"
 # For each document, the tests of its blocks, in their order; a text with spaces is a reason.
 TESTS = {
     "README.md": [
@@ -52,7 +52,7 @@ TESTS = {
         "test_the_systemd_installation_prepares_the_unit",
         "test_nginx_drains_a_service_before_it_stops",
     ],
-    "scaling.md": ["test_the_table_for_citus_is_used", *[NOBODY_HAS_RUN_IT] * 2, *[BENCHMARK] * 6],
+    "scaling.md": ["test_the_table_for_citus_is_used", *[NOT_RUN] * 2, *[BENCHMARK] * 6],
     "stores.md": [
         "test_a_file_is_read",
         "test_all_plants_are_moved_from_sqlite_to_postgresql_once",
@@ -81,7 +81,7 @@ def test_every_block_has_a_test_or_a_reason() -> None:
     }
 
 
-def test_every_test_of_a_block_is_there() -> None:
+def test_every_test_of_a_block_exists() -> None:
     named = {test for tests in TESTS.values() for test in tests if " " not in test}
     assert named - TEST_NAMES == set()
 

@@ -69,7 +69,7 @@ def test_a_store_unavailable_fault_is_503(plants_server: Server) -> None:
     assert post(plants_server).status == 200
 
 
-def test_another_fault_is_500(plants_server: Server) -> None:
+def test_an_unexpected_fault_is_500(plants_server: Server) -> None:
     plants_server.store.fault = RuntimeError("on demand")
     assert post(plants_server).error == 50000
 
@@ -405,7 +405,7 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_open_connection_does_not_keep_a_server() -> None:
+def test_an_open_connection_does_not_keep_a_server_running() -> None:
     before = threads_and_files()
     with serve() as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)

@@ -238,7 +238,7 @@ def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, n
         assert server.ended() == 0
 
 
-def test_a_signal_to_stop_at_once_may_come_twice(tmp_path: Path) -> None:
+def test_a_second_sigint_does_not_abort_requests_in_flight(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: "waiting" in server.notes())

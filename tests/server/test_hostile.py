@@ -55,18 +55,18 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 
 @pytest.fixture(autouse=True)
-def bystanders_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_bystanders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bystander, "pause", 0.02)
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_what_bad_clients_do_ends_nothing_but_themselves(service: Service, check: Callable[[Service], Verdict]) -> None:
+def test_hostile_clients_end_only_their_own_connections(service: Service, check: Callable[[Service], Verdict]) -> None:
     verdict = hostile.unharmed(service, check)
     assert verdict.holds, verdict.seen
 
 
 @pytest.mark.parametrize("check", CONNECTION_CHECKS.values(), ids=CONNECTION_CHECKS)
-def test_hostile_connections_harm_no_service_with_own_settings(check: Callable[[str, int], Verdict]) -> None:
+def test_a_specially_configured_service_survives_hostile_clients(check: Callable[[str, int], Verdict]) -> None:
     verdict = check("sqlite", 2)
     assert verdict.holds, verdict.seen
 

@@ -223,7 +223,7 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
     assert rejection(feed, ChunkedBody(LARGE), large + line(5000)[:4094]) == 400
 
 
-def test_framing_is_limited_to_1_kib_and_2_bytes_per_byte() -> None:
+def test_framing_is_limited_to_1_kib_plus_twice_the_content() -> None:
     def chunk(framing: int, content: int) -> bytes:
         return (
             b"%x;a=" % content + b"b" * (framing - len(b"%x;a=\r\n\r\n" % content)) + b"\r\n" + b"x" * content + b"\r\n"

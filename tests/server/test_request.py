@@ -205,7 +205,7 @@ def test_an_invalid_request_is_rejected_and_not_run(
 
 
 @pytest.mark.parametrize("length", [1, len(GOOD) - 5, len(GOOD) - 1], ids=["in-line", "in-head", "in-body"])
-def test_a_reset_in_the_middle_carries_nothing_out(server: Server, length: int) -> None:
+def test_a_reset_before_the_end_of_a_request_runs_nothing(server: Server, length: int) -> None:
     before = len(server.notes())
     server.client().send(GOOD[:length]).reset()
     assert server.get("/next").status == 200
@@ -217,20 +217,20 @@ def test_garbage_after_a_request_leaves_its_response_alone(server: Server) -> No
     assert (good.status, refusal.error) == (200, 40000)
 
 
-def test_what_follows_a_request_that_closes_is_not_read(server: Server) -> None:
+def test_nothing_is_read_after_a_request_with_connection_close(server: Server) -> None:
     before = len(server.notes())
     closing = GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n")
     assert [response.status for response in server.client().send(closing + HIDDEN).responses()] == [200]
     assert server.notes()[before:] == ["POST /good 4 of 4"]
 
 
-def test_a_refusal_of_head_has_no_body(server: Server) -> None:
+def test_a_rejection_of_head_has_no_body(server: Server) -> None:
     with server.client() as client:
         client.send(b"HEAD / HTTP/1.1\r\n\r\n")
         assert client.response("HEAD").status == 400
         assert client.is_closed()
 
 
-def test_an_unusual_method_is_the_applications_to_judge(server: Server) -> None:
+def test_an_unusual_method_reaches_the_application(server: Server) -> None:
     with server.client() as client:
         assert client.send(b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n").response().status == 200

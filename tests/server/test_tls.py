@@ -133,7 +133,7 @@ def test_what_is_not_tls_fails_the_handshake(tls: TLS, data: bytes) -> None:
     tls.close()
 
 
-def test_tls_1_1_is_refused_with_an_alert(tls: TLS) -> None:
+def test_tls_1_1_is_rejected_with_an_alert(tls: TLS) -> None:
     context = trusting(TLS12)
     hello = bytearray(TLSClient(context).step())
     hello[9:11] = b"\x03\x02"
@@ -222,7 +222,7 @@ def test_padded_records_do_not_close_a_connection(tls: TLS, tmp_path: Path) -> N
     assert receive(tls, b"".join(records.data(b"x" * 100, 4000) for _ in range(200))) == b"x" * 20_000
 
 
-def test_renegotiation_is_refused_and_data_go_on(tls: TLS, tmp_path: Path) -> None:
+def test_renegotiation_is_rejected_and_data_still_pass(tls: TLS, tmp_path: Path) -> None:
     records = records12(tls, tmp_path)
     assert tls.receive(records.client_hello()) == b""
     assert tls.data_to_send()[:1] == b"\x15"
@@ -233,7 +233,7 @@ def test_renegotiation_is_refused_and_data_go_on(tls: TLS, tmp_path: Path) -> No
 
 
 @VERSIONS
-def test_close_notify_of_the_client_follows_its_data(tls: TLS, version: ssl.TLSVersion) -> None:
+def test_data_before_close_notify_is_returned(tls: TLS, version: ssl.TLSVersion) -> None:
     client = connect(tls, trusting(version))
     ciphertext = client.encrypt(b"request")
     with pytest.raises(ssl.SSLWantReadError):
@@ -419,7 +419,7 @@ def fill(connection: Connection) -> int:
 
 
 @pytest.mark.parametrize("data", [b"", GET], ids=["alone", "with-a-request"])
-def test_an_answer_to_a_key_update_waits_for_the_client(peers: Peers, data: bytes, tmp_path: Path) -> None:
+def test_a_response_to_a_key_update_waits_for_the_client(peers: Peers, data: bytes, tmp_path: Path) -> None:
     context = trusting()
     context.keylog_filename = str(tmp_path / "keys")
     peer = peers(context)

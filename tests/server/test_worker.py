@@ -47,7 +47,7 @@ def post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
     return request(b"Content-Length: %d\r\n%b" % (len(body), fields), target, b"POST") + body
 
 
-def test_the_environ_is_honest(server: Server, client: Client) -> None:
+def test_the_environ_describes_the_request(server: Server, client: Client) -> None:
     response = client.send(
         post(b"/a%20b?c=%20d", b"body", b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\n")
     ).response()
@@ -128,19 +128,19 @@ def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
     assert [len(body_of(response)) for response in responses] == list(range(count))
 
 
-def test_a_request_in_single_bytes_is_answered(client: Client) -> None:
+def test_a_request_in_single_bytes_gets_its_response(client: Client) -> None:
     client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in post(b"/echo", b"body"):
         client.send(bytes([byte]))
     assert body_of(client.response()) == "body"
 
 
-def test_a_repeated_head_means_the_same_with_another_body(client: Client) -> None:
+def test_a_repeated_head_gets_the_body_that_follows_it(client: Client) -> None:
     for body in (b"one", b"two", b"six"):
         assert body_of(client.send(post(b"/echo", body)).response()) == body.decode()
 
 
-def test_a_head_that_differs_in_one_byte_is_read_anew(client: Client) -> None:
+def test_a_head_that_differs_in_one_byte_is_parsed_anew(client: Client) -> None:
     client.send(post(b"/echo/a", b"one")).response()
     response = client.send(post(b"/echo/b", b"one")).response()
     assert environ_of(response)["PATH_INFO"] == "/echo/b"
@@ -148,7 +148,7 @@ def test_a_head_that_differs_in_one_byte_is_read_anew(client: Client) -> None:
     assert body_of(response) == "four"
 
 
-def test_a_repeated_head_whose_body_comes_later_is_waited_for(client: Client) -> None:
+def test_a_repeated_head_waits_for_its_own_body(client: Client) -> None:
     client.send(post(b"/echo", b"one")).response()
     whole = post(b"/echo", b"two")
     assert body_of(client.send(whole[:-1]).send(whole[-1:]).response()) == "two"
@@ -156,7 +156,7 @@ def test_a_repeated_head_whose_body_comes_later_is_waited_for(client: Client) ->
     assert body_of(client.response()) == "six"
 
 
-def test_a_client_that_only_ends_its_side_gets_its_answers(client: Client) -> None:
+def test_a_half_closed_connection_gets_its_responses(client: Client) -> None:
     client.send(request() * 3).end()
     assert [response.status for response in client.responses()] == [200, 200, 200]
 
@@ -183,7 +183,7 @@ def test_a_connection_stays_open_if_the_client_wants_it(
         assert client.is_closed()
 
 
-def test_a_body_is_asked_for_if_the_client_waits_for_that(client: Client) -> None:
+def test_100_continue_is_sent_if_expected(client: Client) -> None:
     client.send(HEAD + b"Expect: 100-Continue\r\nContent-Length: 4\r\n\r\n")
     assert client.response().status == 100
     assert body_of(client.send(b"body").response()) == "body"
@@ -192,7 +192,7 @@ def test_a_body_is_asked_for_if_the_client_waits_for_that(client: Client) -> Non
 @pytest.mark.parametrize(
     ("version", "length"), [pytest.param(b"1.1", 0, id="no-body"), pytest.param(b"1.0", 4, id="HTTP/1.0")]
 )
-def test_a_body_is_not_asked_for_in_vain(client: Client, version: bytes, length: int) -> None:
+def test_no_100_continue_without_a_body_or_in_http_1_0(client: Client, version: bytes, length: int) -> None:
     fields = b"Expect: 100-continue\r\nContent-Length: %d\r\n" % length
     client.send(request(fields, b"/echo", b"POST", version) + b"x" * length)
     assert client.response().status == 200
@@ -225,7 +225,7 @@ def test_no_byte_of_an_oversized_body_reaches_the_application(client: Client) ->
     assert environ_of(response)["CONTENT_LENGTH"] == "1001"
 
 
-def test_a_list_is_sent_with_its_length(client: Client) -> None:
+def test_a_response_returned_as_a_list_gets_a_content_length(client: Client) -> None:
     response = client.send(request(target=b"/written")).response()
     assert (response.headers["content-length"], response.body) == ("20", b"written and returned")
     assert "transfer-encoding" not in response.headers
@@ -266,7 +266,7 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
 
 
 @pytest.mark.parametrize("target", [b"/echo", b"/written"], ids=["answered-in-blocks", "answered-at-once"])
-def test_a_client_that_breaks_off_many_requests_harms_nobody(server: Server, target: bytes) -> None:
+def test_a_reset_during_many_requests_harms_no_other_client(server: Server, target: bytes) -> None:
     with server.client() as client:
         client.send(request(target=target) * 2000).sock.recv(1)
         client.reset()
@@ -285,7 +285,7 @@ def test_a_status_without_a_body_is_sent_without_one(client: Client, line: str) 
     assert client.send(request()).response().status == 200
 
 
-def test_fields_of_the_connection_are_not_the_applications(client: Client) -> None:
+def test_hop_by_hop_headers_of_the_application_are_dropped(client: Client) -> None:
     fields = [["Connection", "close"], ["Keep-Alive", "timeout=1"], ["X-Own", "1"]]
     response = client.send(post(b"/status", json.dumps(["200 OK", fields]).encode())).response()
     assert not response.headers.keys() & {"connection", "keep-alive"}
@@ -303,7 +303,7 @@ def test_fields_of_the_connection_are_not_the_applications(client: Client) -> No
         pytest.param("200 OK", [["Content-Length", "four"]], id="length"),
     ],
 )
-def test_a_head_that_cannot_be_sent_is_a_fault(client: Client, line: str, fields: list[list[str]]) -> None:
+def test_an_invalid_response_head_is_a_500(client: Client, line: str, fields: list[list[str]]) -> None:
     client.send(post(b"/status", json.dumps([line, fields]).encode()))
     assert client.response().error == 50000
 
@@ -366,7 +366,7 @@ def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client:
         assert paths == ["/wait", "/echo/second", "/echo/third"]
 
 
-def test_a_unix_socket_has_no_addresses_to_tell(tmp_path: Path) -> None:
+def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:
     with running_worker(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
         environ = environ_of(client.send(request()).response())
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")

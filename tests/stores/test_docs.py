@@ -84,8 +84,8 @@ def test_a_file_is_read(file: Path) -> None:
 def test_a_file_is_copied_under_load(file: Path) -> None:
     with closing(open_store(f"sqlite:///{file}")) as store, under_load(store):
         run(COPY_FILE, file)
-    response, number = run(CHECK_COPY, file).strip("()\n").split(", ")
-    assert response == "'ok'"
+    verdict, number = run(CHECK_COPY, file).strip("()\n").split(", ")
+    assert verdict == "'ok'"
     with closing(open_store(f"sqlite:///{file}.copy")) as copied:
         assert [copied.get(plant.id) for plant in PLANTS] == PLANTS
     with closing(sqlite3.connect(file)) as whole:

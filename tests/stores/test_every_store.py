@@ -100,9 +100,9 @@ def is_available(store: PlantStore) -> bool:
 
 
 class StoreContract(StoreSuite):
-    """Subclass with a fixture ``store_url``; ``forgets`` says that the store ends with its process."""
+    """Subclasses define ``store_url``, and set ``volatile`` if plants do not outlive the process."""
 
-    forgets = False
+    volatile = False
 
     @pytest.fixture
     def store(self, store_url: str) -> Iterator[PlantStore]:
@@ -117,14 +117,14 @@ class StoreContract(StoreSuite):
 
     @pytest.fixture
     def lasting_url(self, store_url: str) -> str:
-        if self.forgets:
+        if self.volatile:
             pytest.skip("the store ends with its process")
         return store_url
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
-        """Return the store as another process has it."""
-        with contextlib.closing(store if self.forgets else open_store(store_url)) as peer:
+        """Return a second store object on the same URL, as another process would open."""
+        with contextlib.closing(store if self.volatile else open_store(store_url)) as peer:
             yield peer
 
     def test_a_batch_returns_a_result_for_each_plant(self, store: PlantStore) -> None:
@@ -198,7 +198,7 @@ class StoreContract(StoreSuite):
     def test_forked_processes_use_a_prepared_store(self, lasting_url: str) -> None:
         subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=60)
 
-    def test_a_store_that_others_serve_is_not_made(self, lasting_url: str) -> None:
+    def test_prepare_without_create_does_not_create_the_store(self, lasting_url: str) -> None:
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 store.prepare(create=False)
@@ -207,11 +207,12 @@ class StoreContract(StoreSuite):
             with contextlib.closing(open_store(lasting_url)) as first:
                 first.prepare()
                 first.check()
-                wait_until(lambda: is_available(store))  # while the first one has it open
+                # The first one still has the file open.
+                wait_until(lambda: is_available(store))
 
-    def test_an_outage_is_two_lines_of_the_log(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_outage_logs_its_start_and_its_end(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
         def is_over() -> bool:
-            is_available(store)  # A probe is no refused request.
+            is_available(store)  # A probe does not count as a refused request.
             results.append(outcome(partial(store.add, Plant(100 + len(results), "fern"))))
             return results[-1] == "added" and len(caplog.messages) == 2
 
@@ -280,7 +281,7 @@ class StoreContract(StoreSuite):
 
 
 class TestMemoryStore(StoreContract):
-    forgets = True
+    volatile = True
 
     @pytest.fixture
     def store_url(self) -> str:
@@ -349,7 +350,7 @@ BAD_URLS = {
 
 
 @pytest.mark.parametrize(("url", "hint"), BAD_URLS.values(), ids=BAD_URLS)
-def test_a_bad_url_is_refused_in_one_line_that_helps(url: str, hint: str) -> None:
+def test_a_bad_url_is_rejected_in_one_line_that_helps(url: str, hint: str) -> None:
     if hint == POSTGRES:
         pytest.importorskip("psycopg")
     with pytest.raises(ValueError, match=hint) as caught:

@@ -1,4 +1,4 @@
-"""Every store against a plain dictionary: any calls in any order, and nothing but what the dictionary says."""
+"""Every store returns what a plain dictionary would, for any calls in any order."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from plants.stores.batch import BatchStore
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
 
-# For each line it forks a process that says what its batches are told, and that the test kills.
+# For each line of stdin, fork a client that adds the batches and prints the results of each; the test then kills it.
 CLIENTS = """
 import contextlib, json, os, signal, sys
 import plants.stores.sqlite
@@ -70,10 +70,10 @@ class Model(PlantStore):
         return self.plants.get(plant_id)
 
     def check(self) -> None:
-        """Return, as a dictionary takes every plant."""
+        """Do nothing: a dictionary is always available."""
 
     def close(self) -> None:
-        """Return, as a dictionary holds nothing to release."""
+        """Do nothing: a dictionary has nothing to release."""
 
 
 def add(store: PlantStore, plant: Plant) -> object:
@@ -81,7 +81,7 @@ def add(store: PlantStore, plant: Plant) -> object:
 
 
 def outcome(result: Callable[[], None]) -> object:
-    """Return the id that is in use, or that the plant was added."""
+    """Return the id in use, or "added"."""
     try:
         result()
     except PlantIdInUse as error:
@@ -98,7 +98,7 @@ batches = st.lists(st.sampled_from(IDS), min_size=1, max_size=3).flatmap(
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """One store, or several of one URL, as several processes have it."""
+    """One store, or several stores on one URL, as in several processes."""
 
     number_of_stores = 1
 
@@ -136,8 +136,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
 
     def settle(self, unsure: list[Plant]) -> None:
-        """Use the ids of plants that may be kept or not; each that is kept is as it was given."""
-        # By adding, not by reading: a server may still be about to keep what a client sent before it was killed.
+        """Resolve the ids whose outcome is unknown; a stored plant must be one that was submitted."""
+        # Add instead of reading, because the server may still commit a statement of the killed client.
         for plant_id in {plant.id for plant in unsure} - set(self.model.plants):
             plant: Plant | None = Plant(plant_id, "settled")
             with contextlib.suppress(PlantIdInUse):
@@ -168,16 +168,16 @@ class LastingMachine(StoreMachine):
         self.stores[number].close()
         self.stores[number] = open_store(self.url)
 
-    @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), responses=st.integers(0, 5))
-    def be_killed(self, batches: list[list[Plant]], responses: int) -> None:
-        """Kill a process that adds, once it has been told of so many batches, or of all."""
+    @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), reports=st.integers(0, 5))
+    def be_killed(self, batches: list[list[Plant]], reports: int) -> None:
+        """Kill a client after it has reported the results of up to ``reports`` batches."""
         stdin, stdout = self.clients.stdin, self.clients.stdout
         assert stdin
         assert stdout
         stdin.write(json.dumps([self.url, batches]) + "\n")
         stdin.flush()
         pid = int(stdout.readline())
-        lines = [stdout.readline() for _ in batches[:responses]]
+        lines = [stdout.readline() for _ in batches[:reports]]
         os.kill(pid, signal.SIGKILL)
         lines += iter(stdout.readline, "dead\n")
         for batch, line in zip(batches, lines, strict=False):

@@ -72,15 +72,15 @@ def connections_of(store: PostgresStore) -> PostgresConnections:
 
 @contextmanager
 def setting(admin: psycopg.Connection, name: LiteralString, value: LiteralString) -> Iterator[None]:
-    def let(statement: LiteralString) -> None:
+    def alter(statement: LiteralString) -> None:
         admin.execute(statement)
         admin.execute("SELECT pg_reload_conf()")
 
-    let(f"ALTER SYSTEM SET {name} = '{value}'")
+    alter(f"ALTER SYSTEM SET {name} = '{value}'")
     try:
         yield
     finally:
-        let(f"ALTER SYSTEM RESET {name}")
+        alter(f"ALTER SYSTEM RESET {name}")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def table_locked(server: PostgresServer) -> Iterator[None]:
         yield
 
 
-def test_a_connection_lost_while_idle_costs_no_add(store: PostgresStore, server: PostgresServer) -> None:
+def test_a_lost_idle_connection_fails_no_add(store: PostgresStore, server: PostgresServer) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(100))))
     server.stop()
@@ -134,7 +134,7 @@ def test_an_add_whose_connection_is_lost_is_not_retried(
     assert store.get(1) is None
 
 
-def test_a_process_with_a_thousand_open_files_has_connections(store: PostgresStore) -> None:
+def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as files:
@@ -208,12 +208,12 @@ def test_the_pool_leaves_a_server_that_became_a_standby(store: PostgresStore, ad
     wait_until(lambda: is_available(store))
 
 
-def test_a_cancelled_wait_for_the_standby_is_no_success(
+def test_a_cancelled_wait_for_the_standby_is_not_a_success(
     store: PostgresStore, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     store.check()
     with setting(admin, "synchronous_standby_names", "absent"):
-        # The first adds may come before the setting does.
+        # The first adds may run before the setting takes effect.
         adds = thread.submit(lambda: list(map(store.add, (Plant(plant_id, "oak") for plant_id in count()))))
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
         rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
@@ -269,7 +269,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("statement", "reason"), FAILURES.values(), ids=FAILURES)
-def test_an_insert_that_the_table_cannot_take_is_unavailable(
+def test_an_insert_that_the_table_rejects_is_unavailable(
     store: PostgresStore, server: PostgresServer, statement: str, reason: str
 ) -> None:
     store.check()
@@ -293,7 +293,7 @@ def test_a_database_that_forbids_ddl_is_unavailable(server: PostgresServer, admi
         admin.execute("DROP FUNCTION forbid")
 
 
-def test_a_trigger_created_later_makes_no_free_id_in_use(store: PostgresStore, server: PostgresServer) -> None:
+def test_a_new_trigger_does_not_make_a_free_id_look_used(store: PostgresStore, server: PostgresServer) -> None:
     store.add(Plant(1, "oak"))
     server.execute("CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     server.execute("CREATE TRIGGER skip BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION skip()")
@@ -340,7 +340,7 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
 
 
 @pytest.mark.parametrize("plant", [Plant(2**63, "oak"), Plant(1, "\0"), Plant(1, "\ud800")], ids=["id", "0", "\\ud800"])
-def test_a_plant_that_postgresql_cannot_hold_is_no_outage(store: PostgresStore, plant: Plant) -> None:
+def test_a_plant_that_postgresql_cannot_hold_is_not_an_outage(store: PostgresStore, plant: Plant) -> None:
     with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
         store.add(plant)
     store.add(Plant(1, "oak"))
@@ -364,11 +364,11 @@ SHAPES = {
     "no tag": ("TABLE plants (id bigint PRIMARY KEY, name text)", "lacks one of"),
     "no key": ("TABLE plants (id bigint, name text, tag text)", "no unique key on id alone"),
     "a wider key": ("TABLE plants (id bigint, name text, tag text, UNIQUE (id, name))", "no unique key on id alone"),
-    "a key for some": (
+    "a partial key": (
         "TABLE plants (id bigint, name text, tag text); CREATE UNIQUE INDEX ON plants (id) WHERE id > 0",
         "no unique key on id alone",
     ),
-    "a key that waits": (
+    "a deferrable key": (
         "TABLE plants (id bigint PRIMARY KEY DEFERRABLE, name text, tag text)",
         "no unique key on id alone",
     ),
@@ -385,7 +385,7 @@ SHAPES = {
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
         "rejects the store's inserts: place",
     ),
-    "ids of its own": (
+    "generated ids": (
         "TABLE plants (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text, tag text)",
         "rejects the store's inserts: id",
     ),
@@ -433,7 +433,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("definition", "reason"), SHAPES.values(), ids=SHAPES)
-def test_a_table_of_another_shape_is_rejected_with_a_reason(
+def test_a_table_with_the_wrong_schema_is_rejected_with_a_reason(
     server: PostgresServer, definition: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.execute(f"CREATE {definition}")
@@ -578,7 +578,7 @@ def test_while_the_table_is_locked_one_caller_retries(
     assert store.get(0) == Plant(0, "oak")
 
 
-def test_a_held_id_costs_only_its_own_plant(store: PostgresStore, server: PostgresServer) -> None:
+def test_an_id_that_is_locked_elsewhere_fails_only_its_plant(store: PostgresStore, server: PostgresServer) -> None:
     plants = [Plant(plant_id, "oak") for plant_id in range(20)]
     store.check()
     with psycopg.connect(server.url) as other:
@@ -611,7 +611,7 @@ def test_a_batch_waits_for_a_short_lock_on_the_table(
     assert batch.result() == ["added"] * number
 
 
-def test_a_plant_that_a_constraint_refuses_costs_only_itself(
+def test_a_plant_rejected_by_a_constraint_fails_alone(
     store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
@@ -623,7 +623,7 @@ def test_a_plant_that_a_constraint_refuses_costs_only_itself(
         store.check()
 
 
-def test_a_plant_that_postgresql_cannot_hold_costs_only_itself(store: PostgresStore) -> None:
+def test_in_a_batch_a_plant_postgresql_cannot_hold_fails_alone(store: PostgresStore) -> None:
     pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "fern"))]
     pending[0].result()
     with pytest.raises(psycopg.DataError):
@@ -693,7 +693,7 @@ def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
 
 
-def test_the_pool_tries_the_host_that_worked_last_first(server: PostgresServer) -> None:
+def test_the_pool_tries_the_most_recently_working_host_first(server: PostgresServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
         store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", timeout=5)
@@ -733,7 +733,7 @@ def test_a_url_with_more_addresses_than_hosts_is_rejected() -> None:
         PostgresStore.from_url("postgresql://a,b/plants?hostaddr=127.0.0.1,127.0.0.2,127.0.0.3")
 
 
-def test_a_batch_whose_connection_is_lost_is_unknown_as_a_whole(
+def test_a_lost_connection_makes_the_whole_batch_unavailable(
     store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     store.check()
@@ -779,10 +779,10 @@ def test_the_log_omits_the_messages_of_the_server(
 ) -> None:
     store.check()
     server.execute("""
-        CREATE OR REPLACE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS
+        CREATE OR REPLACE FUNCTION quote_plant() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''53400'', MESSAGE = NEW.name || chr(10) || NEW.name; END'
     """)
-    server.execute("CREATE TRIGGER tell BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION tell()")
+    server.execute("CREATE TRIGGER quote_plant BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION quote_plant()")
     with pytest.raises(StoreUnavailable):
         store.add(Plant(1, "oak"))
     assert caplog.messages == ["the store is unavailable: ConfigurationLimitExceeded, SQLSTATE 53400"]

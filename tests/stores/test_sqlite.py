@@ -78,7 +78,7 @@ def replaced(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def log_removed(path: Path) -> Iterator[None]:
+def wal_removed(path: Path) -> Iterator[None]:
     path.with_name(f"{path.name}-wal").unlink()
     yield
 
@@ -123,7 +123,7 @@ def not_a_database(path: Path) -> Iterator[None]:
     path.write_bytes(whole)
 
 
-WHILE_OPEN = [moved_away, directory_moved_away, replaced, log_removed, disk_full]
+WHILE_OPEN = [moved_away, directory_moved_away, replaced, wal_removed, disk_full]
 WHILE_CLOSED = [directory_moved_away, disk_full, read_only, not_a_database]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
@@ -154,7 +154,7 @@ def test_an_opening_store_recovers_when_the_cause_is_gone(path: Path, breakage: 
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_directory_that_comes_later_is_used_and_none_is_made(path: Path) -> None:
+def test_a_missing_directory_is_not_created_but_used_later(path: Path) -> None:
     with closing(SQLiteStore(f"{path.parent}/later/plants.db")) as store:
         with pytest.raises(StoreUnavailable, match="unable to open"):
             store.add(Plant(1, "oak"))
@@ -172,7 +172,7 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
-def test_adds_time_out_for_good_if_the_file_is_locked(hasty: SQLiteStore, path: Path) -> None:
+def test_an_add_that_timed_out_on_a_lock_is_never_stored(hasty: SQLiteStore, path: Path) -> None:
     wait_until(lambda: is_available(hasty))
     with locked(path), ThreadPoolExecutor(4) as threads:
         adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
@@ -216,7 +216,7 @@ def test_closing_a_store_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> No
         hasty.add(Plant(1, "oak"))
 
 
-def test_an_add_whose_time_is_over_is_no_outage(
+def test_an_add_past_its_deadline_does_not_log_an_outage(
     hasty: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_until(lambda: is_available(hasty))
@@ -233,14 +233,14 @@ def test_an_add_whose_time_is_over_is_no_outage(
 
 @contextmanager
 def all_waiting(store: SQLiteStore, path: Path, plants: list[Plant]) -> Iterator[list[Future[None]]]:
-    """Hold the file until every plant waits for it."""
+    """Lock the file; once every add waits for the lock, run the block, then release it."""
     with ThreadPoolExecutor(len(plants)) as threads, locked(path):
         adds = [threads.submit(store.add, plant) for plant in plants]
         wait_until(lambda: number_waiting(store) == len(plants))
         yield adds
 
 
-def test_all_adds_that_wait_are_one_transaction(store: SQLiteStore, path: Path) -> None:
+def test_waiting_adds_commit_in_one_transaction(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     log = path.with_name("plants.db-wal")
     before = log.stat().st_size
@@ -251,7 +251,7 @@ def test_all_adds_that_wait_are_one_transaction(store: SQLiteStore, path: Path) 
 
 
 class SlowDisk(str):
-    """A name on which the commit waits for ``disk``."""
+    """A plant name that blocks when SQLite binds it, until ``disk`` is set."""
 
     has_begun: threading.Event
     disk: threading.Event
@@ -281,7 +281,7 @@ def test_a_follower_times_out_when_its_leader_hangs(hasty: SQLiteStore) -> None:
 
 
 class Interrupt(str):
-    """A name that ends the commit as Ctrl-C or a greenlet's timeout does."""
+    """A plant name that raises KeyboardInterrupt when SQLite binds it, as Ctrl-C during a commit would."""
 
     __slots__ = ()
 
@@ -307,7 +307,7 @@ def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore, path: P
     assert [type(add.exception()) for add in adds] == [type(None), OverflowError, UnicodeEncodeError, type(None)]
 
 
-def test_to_prepare_a_store_waits_for_the_file(store: SQLiteStore, path: Path) -> None:
+def test_prepare_waits_for_a_locked_file(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "Fern"))
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -381,13 +381,13 @@ def test_a_flickering_outage_is_logged_once(
     assert [message.partition(": ")[0] for message in caplog.messages] == [begin, end, begin, end][:lines]
 
 
-def test_what_is_committed_to_a_file_that_is_gone_is_not_kept(store: SQLiteStore, path: Path) -> None:
+def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         connections_of(store)._write(lambda _connection: path.unlink(), time.monotonic() + 5)
 
 
-def test_nothing_is_written_without_the_shared_lock_file(store: SQLiteStore, path: Path) -> None:
+def test_nothing_is_written_if_the_shm_file_is_gone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     log = path.with_name("plants.db-wal")
     with closing(sqlite3.connect(path)) as other:
@@ -399,7 +399,7 @@ def test_nothing_is_written_without_the_shared_lock_file(store: SQLiteStore, pat
         assert log.read_bytes() == before
 
 
-def test_closing_leaves_a_log_without_lock_file_alone(store: SQLiteStore, path: Path) -> None:
+def test_close_does_not_checkpoint_if_the_shm_file_is_gone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute("SELECT count(*) FROM plants").fetchall()
@@ -431,7 +431,7 @@ def test_closing_waits_for_a_checkpoint_of_another_process(store: SQLiteStore, p
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM plants").fetchone() == (1,)
         store.add(Plant(2, "Moss"))
-        # It waits for the reader.
+        # This checkpoint waits for the reader.
         copies = threads.submit(wait_until, lambda: not is_busy(copier, "PRAGMA wal_checkpoint(FULL)"))
         with closing(sqlite3.connect(path)) as other:
             wait_until(lambda: is_busy(other, "PRAGMA wal_checkpoint"))
@@ -444,7 +444,7 @@ def test_closing_waits_for_a_checkpoint_of_another_process(store: SQLiteStore, p
         assert of_the_file_alone.get(2) == Plant(2, "Moss")
 
 
-def test_adds_that_wait_when_the_store_is_closed_are_kept(store: SQLiteStore, path: Path) -> None:
+def test_adds_that_wait_when_the_store_is_closed_are_stored(store: SQLiteStore, path: Path) -> None:
     store.check()
     with ThreadPoolExecutor(1) as thread:
         with all_waiting(store, path, [Plant(1, "oak"), Plant(2, "oak"), Plant(3, "oak")]) as adds:
@@ -471,7 +471,7 @@ def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Pat
     huge = Plant(2, "x" * 20_000_000)  # more than SQLite buffers until the commit
     with disk_full(path):
         assert add_together(store, [Plant(1, "oak"), huge]) == ["unavailable"] * 2
-    wait_until(lambda: is_available(store))  # It has an outage if the write took long.
+    wait_until(lambda: is_available(store))  # If the write took long, the breaker is open.
     assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
 
@@ -483,8 +483,8 @@ def test_a_batch_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
     assert hasty.get(1) is None
 
 
-def written_pages(store: SQLiteStore) -> list[str]:
-    """Return a list to which each write of a check is appended from now on."""
+def probe_writes(store: SQLiteStore) -> list[str]:
+    """Return a list that collects the statements with which probes write."""
     store.check()
     writer = connections_of(store)._writer
     assert writer
@@ -498,14 +498,12 @@ def written_pages(store: SQLiteStore) -> list[str]:
     return statements
 
 
-def test_probes_that_come_at_once_share_a_check(
-    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe() -> None:
         together.wait()
         store.check()
 
-    written = written_pages(store)
+    written = probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
     monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
     together = threading.Barrier(33, timeout=60)
@@ -518,7 +516,7 @@ def test_probes_that_come_at_once_share_a_check(
 
 
 def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = written_pages(store)
+    written = probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
     for plant_id in range(3):
         store.add(Plant(plant_id, "oak"))
@@ -545,7 +543,7 @@ def test_a_probe_times_out_when_the_disk_hangs(hasty: SQLiteStore, monkeypatch: 
         hasty.check()
 
 
-def test_a_read_waits_for_no_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store.add(Plant(1, "oak"))
     with locked(path):
         assert store.get(1) == Plant(1, "oak")
@@ -553,7 +551,7 @@ def test_a_read_waits_for_no_writer(store: SQLiteStore, path: Path, caplog: pyte
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, log_removed])
+@pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, wal_removed])
 def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, path: Path, breakage: Breakage) -> None:
     store.add(Plant(1, "oak"))
     assert store.get(1)
@@ -563,7 +561,7 @@ def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, pat
     assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, path: Path) -> None:
+def test_reads_fail_until_an_add_recovers_the_wal(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     assert store.get(1)
     path.with_name("plants.db-wal").unlink()
@@ -574,7 +572,7 @@ def test_a_read_fails_until_an_add_has_recovered_the_log(store: SQLiteStore, pat
     assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_log_that_is_not_emptied_is_a_line_of_the_log(
+def test_an_oversized_wal_logs_a_warning(
     store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 5_000_000)
@@ -627,7 +625,7 @@ in_a_child(used)
 """
 
 
-def test_a_forked_child_refuses_a_file_its_parent_has_open(path: Path) -> None:
+def test_a_forked_child_cannot_use_a_file_its_parent_has_open(path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=60)
 
 
@@ -695,18 +693,18 @@ store = open_store(sys.argv[1])
 for line in sys.stdin:
     try:
         store.add(Plant(int(line), "oak"))
-        print("kept", flush=True)
+        print("added", flush=True)
     except StoreUnavailable:
         print("unavailable", flush=True)
 """
 
 
-def test_what_is_kept_after_the_lock_file_was_removed_stays(store: SQLiteStore, path: Path) -> None:
+def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore, path: Path) -> None:
     def neighbour_adds(plant_id: int) -> bool:
         assert neighbour.stdin
         assert neighbour.stdout
         print(plant_id, file=neighbour.stdin, flush=True)
-        return neighbour.stdout.readline() == "kept\n"
+        return neighbour.stdout.readline() == "added\n"
 
     def adds(plant_id: int) -> bool:
         try:
@@ -753,7 +751,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("definition", SHAPES.values(), ids=SHAPES)
-def test_a_table_of_another_shape_is_refused(path: Path, definition: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_with_the_wrong_schema_is_rejected(
+    path: Path, definition: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.executescript(definition)
     with closing(SQLiteStore(str(path))) as store:
@@ -780,7 +780,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_table_that_changes_is_refused_by_the_next_add(
+def test_a_table_that_changes_is_rejected_by_the_next_add(
     store: SQLiteStore, path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(Plant(0, "oak"))
@@ -806,7 +806,7 @@ def test_a_plant_that_was_not_inserted_is_not_acknowledged(store: SQLiteStore) -
     store.add(Plant(1, "oak"))
     writer = connections_of(store)._writer
     assert writer
-    # Only this connection sees a temporary trigger, and no version of the schema does.
+    # A temporary trigger does not change the schema version, so the store cannot detect it before the insert.
     writer.connection.execute(
         "CREATE TEMP TRIGGER never BEFORE INSERT ON main.plants WHEN NEW.id = 3 BEGIN SELECT RAISE(IGNORE); END"
     )
@@ -815,7 +815,7 @@ def test_a_plant_that_was_not_inserted_is_not_acknowledged(store: SQLiteStore) -
 
 
 @pytest.mark.parametrize("breakage", ["no directory", "not a database"])
-def test_what_is_wrong_with_the_file_is_told_at_the_start(path: Path, breakage: str) -> None:
+def test_prepare_reports_an_unusable_file(path: Path, breakage: str) -> None:
     if breakage == "no directory":
         path = path.with_name("none") / "plants.db"
     else:
@@ -824,7 +824,7 @@ def test_what_is_wrong_with_the_file_is_told_at_the_start(path: Path, breakage: 
         store.prepare()
 
 
-def test_the_last_one_that_closes_leaves_the_file_complete(path: Path) -> None:
+def test_closing_the_last_store_checkpoints_the_whole_wal(path: Path) -> None:
     stores = [SQLiteStore(str(path)) for _ in range(2)]
     for number, store in enumerate(stores):
         store.add(Plant(number, "oak"))
@@ -836,7 +836,7 @@ def test_the_last_one_that_closes_leaves_the_file_complete(path: Path) -> None:
         assert [copied.get(0), copied.get(1)] == [Plant(0, "oak"), Plant(1, "oak")]
 
 
-def test_the_log_is_short_again_after_a_long_reader(store: SQLiteStore, path: Path) -> None:
+def test_the_wal_shrinks_after_a_long_reader_ends(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     log = path.with_name("plants.db-wal")
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -850,7 +850,7 @@ def test_the_log_is_short_again_after_a_long_reader(store: SQLiteStore, path: Pa
     assert log.stat().st_size <= 16_777_216
 
 
-def test_the_driver_tells_an_id_in_use_from_another_constraint() -> None:
+def test_the_driver_distinguishes_an_id_in_use_from_a_constraint() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT UNIQUE, tag TEXT)")
         connection.execute(_INSERT, (1, "oak", None))
@@ -877,7 +877,7 @@ def test_a_busy_neighbour_does_not_starve_an_add(store: SQLiteStore, path: Path)
         assert [thread.result() for thread in busy] == [None] * 4
 
 
-def test_a_commit_is_on_the_disk_before_its_answer(store: SQLiteStore) -> None:
+def test_commits_use_wal_synchronous_full_and_fullfsync(store: SQLiteStore) -> None:
     def settings(connection: sqlite3.Connection) -> list[object]:
         pragmas = ("journal_mode", "synchronous", "fullfsync")
         return [connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]

@@ -79,7 +79,7 @@ class Browser:
         """Return what the browser has logged since the last call: errors and violations of the content policy."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
-    def hosts_asked(self) -> set[str]:
+    def requested_hosts(self) -> set[str]:
         """Return the hosts that the pages sent requests to since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.post("se/log", type="performance")]
         urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]

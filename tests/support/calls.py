@@ -1,4 +1,4 @@
-"""Calling an application in the process."""
+"""Call an application in this process."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ def sender(app: Any, prefix: str = "") -> Send:
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         joined: dict[str, str] = {}
         for name, value in headers:
-            # RFC 3875, section 4.1.18: fields of one name are given to the application as one.
+            # RFC 3875, section 4.1.18: headers with the same name are joined.
             joined[name] = f"{joined[name]},{value}" if name in joined else value
         response = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
         return Response(
@@ -57,10 +57,10 @@ def asgi_sender(app: Any, prefix: str = "") -> Send:
         async def receive() -> dict[str, Any]:
             return parts.pop(0)
 
-        async def take(message: dict[str, Any]) -> None:
+        async def send_message(message: dict[str, Any]) -> None:
             messages.append(message)
 
-        asyncio.run(app(scope, receive, take))
+        asyncio.run(app(scope, receive, send_message))
         response = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
         return Response(messages[0]["status"], response, b"".join(message.get("body", b"") for message in messages))
 

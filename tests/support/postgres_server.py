@@ -90,10 +90,10 @@ class PostgresServer:
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
             process = start(command, user=USER, cwd=self.directory.parent, stdout=log, stderr=log)
         self._running.append(process)
-        wait_until(lambda: self.responses() or process.poll() is not None)
+        wait_until(lambda: self.is_responding() or process.poll() is not None)
         assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
 
-    def responses(self) -> bool:
+    def is_responding(self) -> bool:
         import psycopg
 
         try:
