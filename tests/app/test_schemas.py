@@ -315,7 +315,7 @@ DUMPS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "load_only of the schema": (declare(), {"load_only": ["tag"]}, PLANT, NAMED),
     "an integer": (declare(id=fields.Integer()), {}, UNTAGGED, {"name": "Fern", "id": 1}),
     "as_string": (declare(id=fields.Integer(as_string=True)), {}, UNTAGGED, {"name": "Fern", "id": "1"}),
-    "an integer to convert": (declare(id=fields.String()), {}, UNTAGGED, {"name": "Fern", "id": "1"}),
+    "an integer to convert": (declare(id=fields.String()), {}, PLANT, {**SHADED, "id": "1"}),
     "another type": (declare(id=fields.Float()), {}, UNTAGGED, {"name": "Fern", "id": 1.0}),
     "a subclass of a type": (declare(tag=Cased()), {}, Plant(1, "Fern", "SHADE"), SHADED),
     "a member that no plant has": (declare(x=fields.String()), {}, PLANT, SHADED),
