@@ -84,14 +84,14 @@ def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception
 
 
 @pytest.mark.parametrize(
-    "length", ["-1", "-0", "x", "1x", "1.5", "0x10", "\xb2", "9" * 5000, "+25", "2_5", "\u0662\u0665", "25,25", "25\n"]
+    "length", ["-1", "-0", "x", "25X", "1.5", "0x10", "\xb2", "9" * 5000, "+25", "2_5", "\u0662\u0665", "25,25", "25\n"]
 )
 def test_a_malformed_content_length_is_400(app: Any, length: str) -> None:
     response = call(app, Stream(new_plant()), CONTENT_LENGTH=length)
     assert (response.error, response.message) == (40000, "The Content-Length is not a number.")
 
 
-@pytest.mark.parametrize("length", ["25", "025", " 25\t"])
+@pytest.mark.parametrize("length", ["25", " 25\t", pytest.param(f"{25:04000}", id="4,000 digits")])
 def test_a_content_length_may_have_white_space_around_it(app: Any, length: str) -> None:
     assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).plant == {"name": "Fern"}
 

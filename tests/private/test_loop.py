@@ -127,6 +127,7 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
     kept = [size for (_, connection), size in zip(clients, sizes, strict=True) if connection.request]
     assert kept == sizes[: len(kept)]
     assert driver.loop._buffered_bytes == sum(kept) <= 5000 < sum(kept) + kept[-1] + 5
+    assert b"receiving as much as it can hold" in clients[-1][0].recv(1000)
     for client, _ in clients:
         client.close()
 
@@ -357,6 +358,13 @@ def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver) -> 
         client.sendall(b"\r")
         driver.run_once()
         assert connection.state is IDLE
+
+
+def test_a_stopping_worker_waits_briefly_for_a_first_request(driver: Driver) -> None:
+    driver.loop.stop()
+    client, connection = driver.connect()
+    assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
+    client.close()
 
 
 def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver) -> None:
@@ -659,7 +667,9 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
         gate.set()
         while driver.loop._calls._free_threads < driver.threads:
             driver.run_once()
-        assert client.recv(1000).startswith(b"HTTP/1.1 503")
+        response = client.recv(1000)
+        assert response.startswith(b"HTTP/1.1 503")
+        assert b"could not be answered in time" in response
         assert client.recv(1000) == b""
     driver.end()
 

@@ -150,6 +150,27 @@ def test_any_other_method_is_malformed(method: str) -> None:
     assert rejection(parse, head(line=f"{method} / HTTP/1.1".encode())) == 400
 
 
+REJECTIONS = {
+    "a long line": (head_with_line_of(61), 414, "request line"),
+    "a long field": (head_with_field_of(51), 431, "header fields"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "Host"),
+    "a fragment": (head(line=b"GET /#a HTTP/1.1"), 400, "fragment"),
+    "a tunnel": (head(line=b"CONNECT a:1 HTTP/1.1"), 501, "proxy"),
+    "user information": (head(line=b"GET http://b@a/ HTTP/1.1"), 400, "user information"),
+    "another coding": (head(b"Transfer-Encoding: gzip, chunked"), 501, "chunked"),
+    "an unknown coding": (head(b"Transfer-Encoding: x"), 501, "chunked"),
+    "another expectation": (head(b"Expect: more"), 417, "100-continue"),
+}
+
+
+@pytest.mark.parametrize(("data", "status", "cause"), REJECTIONS.values(), ids=REJECTIONS)
+def test_the_message_of_a_rejection_names_the_cause(data: bytes, status: int, cause: str) -> None:
+    with pytest.raises(HTTPError) as caught:
+        parse(data)
+    assert caught.value.status == status
+    assert cause in str(caught.value.message)
+
+
 # Bodies
 
 

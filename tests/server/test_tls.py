@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, WRITING, Connection
+from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
 from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restrict
 from tests.support.loop_driver import Driver
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
@@ -436,6 +436,16 @@ def test_a_response_to_a_key_update_waits_for_the_client(peers: Peers, data: byt
         peer.driver.run_once()
     assert peer.client.decrypt(received[filled:])[:12] == (b"HTTP/1.1 200" if data else b"")
     assert peer.client.decrypt(peer.exchange(records.data(GET))).startswith(b"HTTP/1.1 200")
+
+
+def test_a_key_update_in_the_middle_of_a_request_is_answered(peers: Peers, tmp_path: Path) -> None:
+    context = trusting()
+    context.keylog_filename = str(tmp_path / "keys")
+    peer = peers(context)
+    records = Records13(peer.client.ssl, tmp_path / "keys")
+    assert peer.exchange(records.data(POST)) == b""
+    assert peer.exchange(records.key_update() + records.key_update() + records.data(b"content")) != b""
+    assert peer.connection.state == RECEIVING
 
 
 def test_a_flood_closes_the_connection(peers: Peers, tmp_path: Path) -> None:
