@@ -291,7 +291,7 @@ NOT_JSON = [
     ("101 deep after much that is not", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),
 ]
 
-# The last column: the fields that the message must name.
+# The last column has the fields that the message must name.
 NOT_A_NEW_PLANT = [
     ("null", b"null", []),
     ("true", b"true", []),

@@ -27,7 +27,7 @@ lines = st.one_of(
 contents = st.lists(lines, max_size=6).flatmap(
     lambda parts: st.sampled_from([b"\n", b"\r\n", b"\r", b""]).map(lambda end: end.join(parts))
 )
-# What an environment can hold: no U+0000, and a byte that is no UTF-8 is a surrogate.
+# What an environment can hold: no U+0000, and a byte that is not UTF-8 is a surrogate.
 texts = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
     st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12).flatmap(
@@ -62,11 +62,11 @@ def messages() -> Iterator[list[str]]:
     """Every message of the log, of all examples."""
     messages: list[str] = []
 
-    class Keep(logging.Handler):
+    class Recorder(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             messages.append(record.getMessage())
 
-    handler = Keep()
+    handler = Recorder()
     log = logging.getLogger("plants")
     log.addHandler(handler)
     yield messages
@@ -78,7 +78,7 @@ def test_any_bytes_are_tokens_or_rejected_without_echo(tmp_path: Path) -> None:
 
     @examples(100)
     @given(contents)
-    def hold(content: bytes) -> None:
+    def check(content: bytes) -> None:
         path.write_bytes(content)
         problem = ""
         try:
@@ -87,7 +87,7 @@ def test_any_bytes_are_tokens_or_rejected_without_echo(tmp_path: Path) -> None:
             problem = str(error)
         assert REFUSAL.fullmatch(problem) or not tokens.accepts("never-given")
 
-    hold()
+    check()
 
 
 def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
@@ -97,7 +97,7 @@ def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
 
     @examples(100)
     @given(contents)
-    def hold(content: bytes) -> None:
+    def check(content: bytes) -> None:
         path.write_bytes(b"earlier")
         tokens = TokenFile(path)
         path.write_bytes(content)
@@ -112,7 +112,7 @@ def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
         else:
             assert [stays, tokens.accepts(SECRET)] == [anew.accepts("earlier"), anew.accepts(SECRET)]
 
-    hold()
+    check()
     assert messages
     assert not [message for message in messages if SECRET in message or not message.isprintable()]
 
@@ -125,7 +125,7 @@ def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
 
     @examples(50)
     @given(texts)
-    def hold(text: str) -> None:
+    def check(text: str) -> None:
         value = f"{SECRET},{text}" if name == "PLANTS_TOKENS" else text
         problem = f"{name} is not usable: "
         try:
@@ -137,17 +137,17 @@ def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
         # The path of the file is shown, whatever it is.
         assert name == "PLANTS_TOKENS_FILE" or SECRET not in problem
 
-    hold()
+    check()
 
 
 def test_any_unknown_name_is_rejected_in_one_line_that_names_it() -> None:
     @examples(50)
     @given(texts.filter(lambda text: f"PLANTS_{text}" not in SETTINGS and SECRET not in text))
-    def hold(text: str) -> None:
+    def check(text: str) -> None:
         with pytest.raises(SettingsError) as caught:
             Settings.from_environ({"PLANTS_TOKENS": SECRET, f"PLANTS_{text}": SECRET})
         assert str(caught.value).startswith(f"{ascii(f'PLANTS_{text}')[1:-1]} is not a setting")
         assert str(caught.value).isprintable()
         assert SECRET not in str(caught.value)
 
-    hold()
+    check()

@@ -1,4 +1,4 @@
-"""A short form of the audit of changes: what an operator changes under load, no client notices."""
+"""Clients notice nothing while an operator changes a service under load."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ CHANGES = [
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit measures how long clients wait. Here the machine may be busy, so only lost requests count."""
     monkeypatch.setattr(changes, "RESPONSE_SECONDS", 20.0)
     monkeypatch.setattr(changes, "CLOSE_SECONDS", 3.0)

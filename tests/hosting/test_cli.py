@@ -24,7 +24,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg
-from tests.support.process import PATIENCE_SECONDS, children, free_port, wait_until
+from tests.support.process import END, PATIENCE_SECONDS, children, free_port, wait_until
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -190,14 +190,14 @@ def test_a_bad_configuration_is_reported_in_one_line(env: dict[str, str], start:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_check_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a busy machine take its time for a response to a check."""
     monkeypatch.setattr(cli, "_CHECK_SECONDS", PATIENCE_SECONDS)
 
 
 @contextmanager
-def answering(response: bytes) -> Iterator[str]:
-    """Return the URL of a server that gives each of its clients one response, and nothing if that is empty."""
+def responding_with(response: bytes) -> Iterator[str]:
+    """Return the URL of a server that sends this response to every client, or sends nothing if it is empty."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held = []
 
@@ -222,7 +222,7 @@ def answering(response: bytes) -> Iterator[str]:
             client.close()
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_check_timeout")
 def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
@@ -245,20 +245,20 @@ def test_plants_check_asks_at_the_default_address_of_gunicorn() -> None:
         assert f"http://{host}:8000/readyz: " in result.stdout + result.stderr
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_check_timeout")
 def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         file.unlink()
-        # A plant that was just stored answers a probe for half a second.
+        # For half a second after an add, the probe does not check the store.
         wait_until(lambda: call("check", PORT=str(service.port)).returncode)
         result = call("check", PORT=str(service.port))
         line = the_line(result)
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_check_timeout")
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
@@ -270,12 +270,12 @@ def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None
     ids=["redirection", "no status", "another protocol", "two lines"],
 )
 def test_plants_check_reports_an_unexpected_response(response: bytes, reason: str) -> None:
-    with answering(response) as url:
+    with responding_with(response) as url:
         assert the_line(call("check", url)) == f"{url}/readyz: {reason}"
 
 
 def test_plants_check_times_out_when_a_server_is_silent() -> None:
-    with answering(b"") as url:
+    with responding_with(b"") as url:
         assert the_line(call("check", url)) == f"{url}/readyz: no answer within 2 seconds."
 
 
@@ -285,7 +285,7 @@ def test_plants_check_reports_a_refused_connection() -> None:
 
 
 def test_plants_check_speaks_tls() -> None:
-    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+    with responding_with(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
         assert "SSL" in the_line(call("check", url.replace("http", "https")))
 
 
@@ -294,7 +294,7 @@ def test_plants_check_accepts_only_http_addresses(url: str) -> None:
     assert the_line(call("check", url)).startswith(f"{url.rstrip('/')}/readyz: ")
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_check_timeout")
 def test_plants_check_asks_through_the_service_s_unix_socket(tmp_path: Path) -> None:
     bind = f"unix:{tmp_path}/socket"
     with serving("--bind", bind):
@@ -302,7 +302,7 @@ def test_plants_check_asks_through_the_service_s_unix_socket(tmp_path: Path) -> 
     assert the_line(call("check", bind)) == f"{bind}: No such file or directory."
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_check_timeout")
 def test_plants_check_finds_the_service_with_tls(tmp_path: Path) -> None:
     options = f"--certfile {make_certificate(tmp_path)}"
     (tmp_path / "mine.py").write_text(f"certfile = '{options.split()[1]}'\n")
@@ -433,7 +433,7 @@ def test_check_config_logs_no_generated_token() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def read_by(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
+def printed_config(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """Return what --print-config prints."""
     assert result.returncode == 0, result.stderr
     return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
@@ -444,14 +444,14 @@ def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, wher
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
     options, env = (["-c", "mine.py"], {}) if where == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
     result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
-    found = read_by(result)
+    found = printed_config(result)
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert (found["wsgi_app"], found["worker_class"]) == ("plants.wsgi:app", "plants.hosting.worker.Worker")
 
 
 def test_a_configuration_file_that_is_not_named_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 7\n")
-    found = read_by(call("serve", "--print-config", PLANTS_TOKENS=TOKEN, cwd=tmp_path))
+    found = printed_config(call("serve", "--print-config", PLANTS_TOKENS=TOKEN, cwd=tmp_path))
     assert (found["worker_connections"], found["config"]) == ("4000", "python:plants.hosting.gunicorn_conf")
 
 
@@ -482,12 +482,12 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
         service.process.terminate()
         service.process.wait(60)
         try:
-            # Only the new one is left.
+            # Only the new master still serves.
             response = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])
             assert response.plant == {"name": "Fern"}
         finally:
             os.kill(new, signal.SIGTERM)
-            service.wait_for(r"\(end\)")
+            service.wait_for(re.escape(END))
 
 
 def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
     file.write_text(hook.format("one"))
     with serving("-c", str(file)) as service:
         service.wait_for("worker one is here")
-        # Of another length: Python would take a file of the same second and the same length for the one that it knows.
+        # The text must differ in length: Python reuses the bytecode of a file with the same size and mtime in seconds.
         file.write_text(hook.format("another"))
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("worker another is here")
@@ -539,7 +539,7 @@ def test_hup_keeps_a_configuration_if_the_new_one_cannot_serve(tmp_path: Path) -
         assert service.stop() == 0
 
 
-# Signals before it serves, and where nobody reads
+# Signals during the start, and output that cannot be written
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "TERM"])

@@ -1,4 +1,4 @@
-"""The log: what its lines say, and that nobody outside can write one."""
+"""The log: the members of its lines, and that no client can forge one."""
 
 import json
 import logging
@@ -21,12 +21,12 @@ from plants.server.request import Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import PATIENCE_SECONDS, UNMEASURED, children, free_port, kill, start, wait_until
+from tests.support.process import END, PATIENCE_SECONDS, UNMEASURED, children, free_port, kill, start, wait_until
 from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
-# A path that would look like the end of its line, and like another one.
+# A path that, logged verbatim, would end its line and forge a second one.
 FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%20200%20%C2%85"
 
 APP = """
@@ -46,8 +46,8 @@ def app(environ, start_response):
 """
 
 
-def of(service: Service, request_id: str) -> dict[str, Any]:
-    """Return the line about a request, without what differs each time."""
+def access_line(service: Service, request_id: str) -> dict[str, Any]:
+    """Return the access line of a request, without the members that differ each time."""
     line = service.line_of(request_id)
     assert re.fullmatch(TIMESTAMP, line.pop("ts"))
     assert 0 <= line.pop("duration") < 10
@@ -55,15 +55,15 @@ def of(service: Service, request_id: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def talkative() -> Iterator[Service]:
+def service() -> Iterator[Service]:
     with serving(command=[*UNMEASURED, *SERVE]) as service:
         yield service
 
 
-def test_a_request_has_a_line_on_standard_output(talkative: Service) -> None:
+def test_a_request_has_a_line_on_standard_output(service: Service) -> None:
     headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
-    response = talkative.send(new_plant(), path="/plants?a=1", headers=headers)
-    assert of(talkative, "first") == {
+    response = service.send(new_plant(), path="/plants?a=1", headers=headers)
+    assert access_line(service, "first") == {
         "level": "info",
         "logger": "plants.access",
         "request_id": "first",
@@ -75,11 +75,11 @@ def test_a_request_has_a_line_on_standard_output(talkative: Service) -> None:
     }
 
 
-def test_the_line_of_a_failure_has_the_error_sent_to_the_client(talkative: Service) -> None:
+def test_the_line_of_a_failure_has_the_error_sent_to_the_client(service: Service) -> None:
     headers = [AUTH, JSON_TYPE, ("X-Request-ID", "second")]
-    response = talkative.send(b'{"id": "1", "name": "Fern"}', headers=headers)
+    response = service.send(b'{"id": "1", "name": "Fern"}', headers=headers)
     assert response.error == 40002
-    assert of(talkative, "second") == {
+    assert access_line(service, "second") == {
         "level": "warning",
         "logger": "plants.access",
         "request_id": "second",
@@ -93,13 +93,13 @@ def test_the_line_of_a_failure_has_the_error_sent_to_the_client(talkative: Servi
     }
 
 
-def test_a_log_line_is_never_longer_than_pipe_buf(talkative: Service) -> None:
-    with Client(socket.create_connection(("127.0.0.1", talkative.port))) as client:
+def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
+    with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
         request_id = "x" * 128
         client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
         assert client.response().status == 401
-    assert talkative.line_of(request_id)["path"] == "/" + "\xff" * 199
-    (line,) = [line for line in talkative.access if request_id in line]
+    assert service.line_of(request_id)["path"] == "/" + "\xff" * 199
+    (line,) = [line for line in service.access if request_id in line]
     assert len(line) <= 4096
 
 
@@ -123,7 +123,7 @@ def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
 
 def test_at_the_level_of_warnings_the_log_is_quiet(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    # The file tells the port; the level is that of a user who wants to hear of failures only.
+    # The file contains the port, because the port is not logged at this level.
     conf = tmp_path / "conf.py"
     conf.write_text(
         f"def when_ready(server): open({str(log)!r}, 'w').write(str(server.LISTENERS[0].sock.getsockname()[1]))"
@@ -237,7 +237,7 @@ def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
             *["POST /plants HTTP/1.1|/plants||-|-|-|first"] * 2,
             f"GET {FORGED} HTTP/1.1|{FORGED}||-|-|-|second",
         ]
-    assert service.access == ["(end)"]
+    assert service.access == [END]
 
 
 def test_requests_stay_on_stdout_if_only_errors_go_to_syslog() -> None:
@@ -291,7 +291,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
         service.wait_for("the token file has changed; valid tokens: 1")
 
 
-# Where nobody reads
+# Output that is not read
 
 
 @pytest.mark.parametrize("redirection", [">&-", "> >(exec true)", "> /dev/full"], ids=["closed", "left", "full"])

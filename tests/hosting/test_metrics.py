@@ -218,7 +218,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
             assert {client.response().status for _ in range(100)} == {401}
         found = counted(port)
         assert found["other", "other", "401", "40100"] == 2_000
-        assert len(found) <= 2  # and that the service has started
+        assert len(found) <= 2  # The second label set counts the probe that waited for the start.
         assert {key[0] for key in found} <= KNOWN_METHODS
 
 
@@ -306,7 +306,7 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
         boots = len(service.lines)
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Worker exiting", after=boots)
-        assert folder_of(service.process.pid) == folder  # The worker that has ended took nothing away.
+        assert folder_of(service.process.pid) == folder  # The exiting worker did not delete the folder.
         assert service.stop() == 0
         assert not folder.exists()
 

@@ -80,9 +80,9 @@ def window() -> Iterator[Browser]:
 @pytest.fixture
 def browser(window: Browser, service: Service) -> Browser:
     """A browser that shows the page."""
-    window.complaints()
+    window.console_errors()
     window.requested_hosts()
-    window.shows(1280, 900, "light")
+    window.emulate_screen(1280, 900, "light")
     window.open(f"http://127.0.0.1:{service.port}/docs")
     return window
 
@@ -134,7 +134,7 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser, servi
     assert send(browser).startswith("No response: ")
 
     statuses = ["status of 400", "status of 401", "status of 401", "status of 400"]
-    complaints = browser.complaints()
+    complaints = browser.console_errors()
     assert all(status in complaint for status, complaint in zip(statuses, complaints, strict=True)), complaints
     assert browser.requested_hosts() == {f"127.0.0.1:{service.port}"}
 
@@ -208,7 +208,7 @@ def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
 
 @needs_chromium
 def test_the_page_shows_the_operation_and_every_error_code(browser: Browser) -> None:
-    assert browser.complaints() == []
+    assert browser.console_errors() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
     assert text_of(browser, "origin").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
     assert "`" not in browser.run("return document.body.innerText")
@@ -289,7 +289,7 @@ CONTRASTS = """
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_enough_contrast(browser: Browser, scheme: str) -> None:
-    browser.shows(1280, 900, scheme)
+    browser.emulate_screen(1280, 900, scheme)
     dark = browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 22)"
     assert dark == (scheme == "dark")
     contrasts = browser.run(CONTRASTS)
@@ -299,7 +299,7 @@ def test_all_text_has_enough_contrast(browser: Browser, scheme: str) -> None:
 
 @needs_chromium
 def test_a_phone_shows_the_form_without_scrolling(browser: Browser) -> None:
-    browser.shows(375, 812, "light")
+    browser.emulate_screen(375, 812, "light")
     tops = "return ['operation', 'token', 'body', 'reference'].map((id) => document.getElementById(id).offsetTop)"
     assert browser.run(tops) == sorted(browser.run(tops))
     assert browser.run("return document.querySelector('button').getBoundingClientRect().bottom") < 812

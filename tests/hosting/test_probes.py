@@ -1,4 +1,4 @@
-"""The paths around the interface."""
+"""The paths beside the API: probes, interface description, redirect to the page."""
 
 from importlib.resources import files
 from typing import Any

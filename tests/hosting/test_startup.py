@@ -1,4 +1,4 @@
-"""How a hosted service starts, and where it logs."""
+"""The start of a hosted service, and the place of its log."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_a_removed_token_stays_invalid_in_a_new_worker(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
-# The second worker waits before its first instruction until somebody writes into the pipe.
+# The second worker waits before its first instruction until the test writes into the pipe.
 LATE_WORKER = """
 import os
 forks = 0
@@ -157,7 +157,7 @@ def test_a_signal_to_a_worker_that_has_not_started_is_not_lost(tmp_path: Path) -
         service.wait_for("Handling signal: term")
         wait_until(lambda: first not in children(service.process.pid))
         pipe.write_bytes(b"")
-        assert service.ended() == 0
+        assert service.wait_for_exit() == 0
     assert not Path(f"/proc/{late}").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> 
 @needs_root
 def test_a_new_file_is_owned_by_the_worker_user() -> None:
     user = 12345
-    with tempfile.TemporaryDirectory() as folder:  # Not pytest's: that one is root's alone.
+    with tempfile.TemporaryDirectory() as folder:  # Not tmp_path, because only root may enter it.
         os.chown(folder, user, user)
         file = Path(folder, "plants.db")
         command = [*SERVE, "--bind=127.0.0.1:0", f"--user={user}", f"--group={user}"]
@@ -240,7 +240,7 @@ def test_initgroups_decides_whether_workers_can_read_the_tokens(options: list[st
         assert run(*command, PLANTS_TOKENS_FILE=tokens.name).returncode == status
 
 
-# As SystemCallFilter=~@privileged does, in deploy/plants.service.
+# Simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
 SANDBOX = """
 import os
 def forbidden(*_): raise PermissionError(1, "Operation not permitted")

@@ -171,7 +171,7 @@ def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
 
 @contextmanager
 def two_workers(file: Path) -> Iterator[list[http.client.HTTPConnection]]:
-    """Serve with two workers, each of which has the file open; give a connection to each."""
+    """Serve with two workers, each of which has the file open; yield one connection per worker."""
     with serving("--keep-alive=60", workers=2, PLANTS_STORE=f"sqlite:///{file}") as service, ExitStack() as stack:
         of_worker: dict[str, http.client.HTTPConnection] = {}
         ids = count(1)
@@ -187,7 +187,7 @@ def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
-        # The one notices, and tries again after a while, before the other has noticed.
+        # The first worker notices and retries before the second has noticed.
         give_up = time.monotonic() + 1.5
         while time.monotonic() < give_up:
             assert add(one, 1)[0] != 200
@@ -207,16 +207,16 @@ def test_plants_survive_a_crash_after_the_shm_file_was_removed(tmp_path: Path) -
 
     with two_workers(file) as (one, other):
         Path(f"{file}-shm").unlink()
-        # The one notices, goes on with a lock file of its own, and keeps plants before the other has noticed.
+        # The first worker notices, creates its own -shm file, and stores plants before the second has noticed.
         wait_until(lambda: add(one, next(ids))[0] == 200)
-        kept = adds(one)
-        assert kept
-        kept += adds(other)
+        stored = adds(one)
+        assert stored
+        stored += adds(other)
         wait_until(lambda: add(other, next(ids))[0] == 200)
-        kept += adds(one) + adds(other)
+        stored += adds(one) + adds(other)
         for path in (file, Path(f"{file}-wal")):
             shutil.copy(path, crashed)
-    assert ids_in(crashed / file.name) >= set(kept)
+    assert ids_in(crashed / file.name) >= set(stored)
 
 
 MOUNTED = """

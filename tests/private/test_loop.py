@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
-from plants.server.loop import _MAX_EXPIRED_PER_ITERATION
+from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
@@ -35,7 +35,7 @@ def driver() -> Iterator[Driver]:
 
 
 class Failing(Service):
-    """Fails for some paths."""
+    """Fails to log /unlogged, and to make any error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
@@ -162,7 +162,7 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 
 
 class ShortOfDescriptors(socket.socket):
-    """A listening socket of a system without free descriptors; then of one whose first client has gone."""
+    """accept() fails with EMFILE; once ``short`` is False, the first client it returns has already disconnected."""
 
     short = True
     gone = 1
@@ -459,7 +459,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     def response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         answered.append(environ["PATH_INFO"])
         if environ["PATH_INFO"] == "/long":
-            time.sleep(0.11)
+            time.sleep(1.1 * _SWEEP_SECONDS)
         start_response("200 OK", [])
         return []
 
@@ -515,7 +515,7 @@ def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptur
 
 
 class DeferredApp:
-    """Starts its responses late, and records what happens to each."""
+    """Defers the start of its responses, and records what happens to each."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -565,12 +565,12 @@ def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_gather_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch wait for all its requests: a busy machine may take longer between two iterations."""
     monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_gather_time")
 def test_requests_that_follow_each_other_are_one_batch() -> None:
     events, responses = events_of_a_batch(["/1", "/2", "/3"])
     assert events[:3] == ["call /1", "call /2", "call /3"]
@@ -578,7 +578,7 @@ def test_requests_that_follow_each_other_are_one_batch() -> None:
     assert responses == [b"HTTP/1.1 200"] * 3
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_gather_time")
 def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     events, responses = events_of_a_batch(["/end", "/cancel", "/3"])
     assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
@@ -586,7 +586,7 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
     assert caplog.messages == ["the application failed"] * 2
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_gather_time")
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
     events, responses = events_of_a_batch(["/1", "/2"])

@@ -18,7 +18,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.published.test_hosting import NGINX
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
+from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
@@ -127,7 +127,8 @@ def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Pa
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:
-    # The README's command is the same installation; systemctl needs a systemd that runs.
+    # The first line is not run, because a test of the README covers the same installation. systemctl is replaced,
+    # because it needs a running systemd.
     first, *script = INSTALL.splitlines()
     assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"
     units = tmp_path / "etc/systemd/system"
@@ -188,11 +189,11 @@ def test_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
             waited, _, check = check.partition("; ")
             assert waited == "sleep 3"
             run(f"{old}\n{check}\n{stop}", **address_of(service))
-            assert service.ended() == 0
+            assert service.wait_for_exit() == 0
             assert create(service, 1) == 400
         finally:
             os.kill(new, signal.SIGTERM)
-            service.wait_for(r"\(end\)")
+            service.wait_for(re.escape(END))
 
 
 @needs("nginx")
@@ -218,5 +219,5 @@ def test_nginx_drains_a_service_before_it_stops(run: Run, tmp_path: Path) -> Non
         run(drain.replace("nginx -s", f"{shlex.join(nginx)} -s"))
         balancer.wait_for("exited with code 0")  # the worker with the old configuration
         run(stop)
-        assert services[0].ended() == 0
+        assert services[0].wait_for_exit() == 0
         assert send_to(ports["8000"], new_plant(), headers=[AUTH, JSON_TYPE]).status == 200

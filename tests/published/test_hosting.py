@@ -55,7 +55,7 @@ def accepts_connections(port: int) -> bool:
 
 @pytest.fixture(params=[pytest.param(name, marks=needs(name)) for name in COMMANDS])
 def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
-    """The port of a proxy before a service."""
+    """The port of a proxy in front of a service."""
     port = free_port()
     with ExitStack() as stack:
         service = stack.enter_context(serving())
@@ -66,8 +66,8 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
             text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
         (tmp_path / "config").write_text(text)
         env = environment(HOME=str(tmp_path))
-        proxy = stack.enter_context(Process(COMMANDS[request.param], cwd=tmp_path, env=env))
-        wait_until(lambda: accepts_connections(port)), proxy.lines
+        stack.enter_context(Process(COMMANDS[request.param], cwd=tmp_path, env=env))
+        wait_until(lambda: accepts_connections(port))
         yield port
 
 

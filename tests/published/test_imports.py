@@ -50,7 +50,7 @@ ALLOWED = {
 
 
 def test_no_import_is_circular() -> None:
-    # A package that chooses among its own modules, as open_store() does, is no circle.
+    # A package that chooses among its own modules, as open_store() does, does not count as circular.
     graph = {module: {name for name in imports_of(module) if not name.startswith(f"{module}.")} for module in MODULES}
     TopologicalSorter(graph).prepare()
 

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,24 +28,34 @@ def words(page: str) -> str:
     return " ".join(page.split())
 
 
-def bytes_per_plant() -> list[int]:
-    """Return the documented bytes: SQLite, PostgreSQL, its table, its index; with random ids, SQLite and PostgreSQL."""
+class BytesPerPlant(NamedTuple):
+    in_sqlite: int
+    in_postgresql: int
+    in_table: int
+    in_index: int
+    random_in_sqlite: int
+    most_in_postgresql: int
+
+
+def bytes_per_plant() -> BytesPerPlant:
+    """Return the documented bytes, the last two of them with random ids."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
         r"where ids come in order; where they are random, (\d+) and up to (\d+)\."
     )
-    said = re.search(pattern, words(SCALING))
-    assert said
-    return [int(number) for number in said.groups()]
+    match = re.search(pattern, words(SCALING))
+    assert match
+    return BytesPerPlant(*map(int, match.groups()))
 
 
 @pytest.mark.parametrize("order", ["in order", "random"])
 def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path, server: PostgresServer) -> None:
-    in_sqlite, in_postgresql, in_table, in_index, random_in_sqlite, most_in_postgresql = bytes_per_plant()
-    assert in_postgresql == in_table + in_index
+    documented = bytes_per_plant()
+    in_sqlite = documented.in_sqlite
+    assert documented.in_postgresql == documented.in_table + documented.in_index
     ids: Sequence[int] = range(PLANTS)
     if order == "random":
-        in_sqlite = random_in_sqlite
+        in_sqlite = documented.random_in_sqlite
         ids = random.Random(1).sample(range(2**62), PLANTS)
     plants = [(plant_id, f"plant {number:06}", "tree") for number, plant_id in enumerate(ids)]
     file = tmp_path / "plants.db"
@@ -62,13 +73,14 @@ def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path
         sizes = connection.execute("SELECT pg_relation_size('plants'), pg_relation_size('plants_pkey')").fetchone()
     assert sizes
     of_table, of_index = (size / PLANTS for size in sizes)
-    assert of_table == pytest.approx(in_table, abs=1)
-    # How full the pages of an index of random ids are depends on how many there are.
-    assert in_index - 1 < of_index < (most_in_postgresql - in_table if order == "random" else in_index + 1)
+    assert of_table == pytest.approx(documented.in_table, abs=1)
+    # With random ids, how full the index pages are depends on the number of plants.
+    most_in_index = documented.most_in_postgresql - documented.in_table
+    assert documented.in_index - 1 < of_index < (most_in_index if order == "random" else documented.in_index + 1)
 
 
 def test_the_table_of_sizes_is_calculated_correctly() -> None:
-    in_sqlite, in_postgresql, *_ = bytes_per_plant()
+    documented = bytes_per_plant()
     rows = re.findall(
         r"^\| (\d+,000) \| ([\d.]+) (b|tr)illion \| (?:([\d.]+) TB)? ?\| (\d[\d.]*) TB", SCALING, re.MULTILINE
     )
@@ -76,8 +88,9 @@ def test_the_table_of_sizes_is_calculated_correctly() -> None:
     for rate, number, unit, sqlite_tb, postgresql_tb in rows:
         plants = int(rate.replace(",", "")) * SECONDS_A_YEAR
         assert float(number) * {"b": 1e9, "tr": 1e12}[unit] == pytest.approx(plants, rel=0.01)
-        assert float(sqlite_tb or plants * in_sqlite / 1e12) == pytest.approx(plants * in_sqlite / 1e12, rel=0.03)
-        assert float(postgresql_tb) == pytest.approx(plants * in_postgresql / 1e12, rel=0.03)
+        in_sqlite = plants * documented.in_sqlite / 1e12
+        assert float(sqlite_tb or in_sqlite) == pytest.approx(in_sqlite, rel=0.03)
+        assert float(postgresql_tb) == pytest.approx(plants * documented.in_postgresql / 1e12, rel=0.03)
 
 
 @needs_psycopg
@@ -110,7 +123,8 @@ def test_the_documented_log_line_is_one_that_the_service_writes() -> None:
 
 
 def test_the_table_of_metrics_agrees_with_the_code() -> None:
-    named = {name.removesuffix("_total") for name in column(OPERATING, "name")}  # which a counter has when it is read
+    # Prometheus appends _total to the names of counters.
+    named = {name.removesuffix("_total") for name in column(OPERATING, "name")}
     assert named == set(re.findall(r'"((?:plants|http_server)_\w+)"', inspect.getsource(metrics)))
 
 

@@ -46,14 +46,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
     (clone / "build/lib/plants").mkdir(parents=True)
     (clone / "build/lib/plants/deleted.py").touch()
-    # The command ends with the service itself, which each test starts for itself.
+    # Drop the last part, which starts the service; each test starts its own.
     setup, _, _ = START.rpartition(" && ")
     command = setup.replace("python3", shlex.quote(sys.executable), 1)
     subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=600)
     return clone
 
 
-def start(where: Path, environment: Path) -> list[dict[str, str]]:
+def responses_of_a_start(where: Path, environment: Path) -> list[dict[str, str]]:
     """Start the service with the README's command, send its requests, stop it, and return the responses."""
     command = START.rpartition(" && ")[2].replace(".venv", shlex.quote(str(environment)))
     with Service(["sh", "-c", f"exec env {command}"], where, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
@@ -65,14 +65,14 @@ def start(where: Path, environment: Path) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_readme_shows_the_responses_to_its_requests() -> None:
-    plant, error = map(json.dumps, start(CHECKOUT, Path(sys.prefix)))
+    plant, error = map(json.dumps, responses_of_a_start(CHECKOUT, Path(sys.prefix)))
     assert f"the response is `{plant}`" in README
     assert f"```json\n{error}\n```" in README
 
 
 @pytest.mark.network
 def test_a_clean_copy_needs_only_the_readmes_commands(clone: Path) -> None:
-    assert start(clone, Path(".venv"))
+    assert responses_of_a_start(clone, Path(".venv"))
 
 
 @pytest.mark.network

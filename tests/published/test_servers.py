@@ -107,7 +107,7 @@ class TestWaitress(Served):
 class TestUWSGI(Served):
     server = "uWSGI"
     does_not_apply = does_not_apply(
-        "uWSGI offers an application a chunked body through an interface of its own only", CHUNKED
+        "uWSGI offers an application a chunked body through its own API only", CHUNKED
     ) | does_not_apply(
         "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that come back]"
     )

@@ -422,7 +422,7 @@ def test_two_servers_in_one_process_share_nothing() -> None:
         assert one.store.get(1) == other.store.get(1) == Plant(1, "Fern")
 
 
-# The others take longer to start than the tests.
+# Disable these plugins, because they take longer to load than the tests take to run.
 FEW_PLUGINS = ("-p", "no:hypothesispytest", "-p", "no:xdist")
 OTHER_PROJECT = """
 import json, urllib.request
@@ -517,7 +517,7 @@ def test_the_extra_is_all_that_another_project_installs(tmp_path: Path) -> None:
     subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, check=True, timeout=300)
 
 
-def tell(process: "subprocess.Popen[str]", line: str) -> Any:
+def send_command(process: "subprocess.Popen[str]", line: str) -> Any:
     assert process.stdin
     assert process.stdout
     print(line, file=process.stdin, flush=True)
@@ -531,27 +531,35 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         assert first["token"] == "mine"
         server = Address(first["url"], "mine")
         assert post(server).status == 200
-        assert tell(process, "fail 503 2") == first
+        assert send_command(process, "fail 503 2") == first
         assert [post(server, id=2).status for _ in range(3)] == [503, 503, 200]
-        tell(process, "fail 500")
+        send_command(process, "fail 500")
         assert post(server).error == 50000
-        token = tell(process, "rotate")["token"]
+        token = send_command(process, "rotate")["token"]
         assert (post(server).error, post(server, token=token).error) == (40101, 50000)
-        assert [request["status"] for request in tell(process, "requests")] == [200, 503, 503, 200, 500, 401, 500]
-        assert json.loads(tell(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
-        assert tell(process, "reset") == first
-        assert tell(process, "fail 429 1") == first
+        assert [request["status"] for request in send_command(process, "requests")] == [
+            200,
+            503,
+            503,
+            200,
+            500,
+            401,
+            500,
+        ]
+        assert json.loads(send_command(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
+        assert send_command(process, "reset") == first
+        assert send_command(process, "fail 429 1") == first
         assert [post(server, id=3).status for _ in range(2)] == [429, 200]
-        tell(process, "fail id 4 1")
+        send_command(process, "fail id 4 1")
         assert [post(server, id=number).status for number in (5, 4, 4)] == [200, 503, 200]
-        tell(process, "fail cut 1")
+        send_command(process, "fail cut 1")
         with pytest.raises(http.client.IncompleteRead):
             post(server, id=6)
-        requests = tell(process, "requests")
+        requests = send_command(process, "requests")
         assert [request["error"] for request in requests] == [42900, None, None, 50300, None, None]
         assert requests[-1]["response"] == '{"name":'
-        assert tell(process, "reset") == first
-        assert tell(process, "delay 0.001") == first
+        assert send_command(process, "reset") == first
+        assert send_command(process, "delay 0.001") == first
         assert post(server).status == 200
         for wrong in (
             "",
@@ -568,7 +576,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
             "delay -1",
             "FAIL 503",
         ):
-            assert tell(process, wrong)["error"].startswith(f"{wrong}: ")
+            assert send_command(process, wrong)["error"].startswith(f"{wrong}: ")
         process.stdin.close() if process.stdin else None
         assert process.wait(60) == 0
 

@@ -1,4 +1,4 @@
-"""How long the worker waits, for whom, and how it ends."""
+"""Timeouts, limits and shutdown of the worker."""
 
 import contextlib
 import itertools
@@ -27,28 +27,28 @@ def get(target: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server_with_1s_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running_worker(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="1") as server:
         yield server
 
 
-def test_a_request_timeout_is_408_and_delays_no_other_client(impatient: Server) -> None:
-    stalled = [impatient.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
-    after_another = impatient.client().send(POST + POST[:20])
+def test_a_request_timeout_is_408_and_delays_no_other_client(server_with_1s_timeouts: Server) -> None:
+    stalled = [server_with_1s_timeouts.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
+    after_another = server_with_1s_timeouts.client().send(POST + POST[:20])
     assert after_another.response().status == 200
-    assert impatient.get().status == 200
+    assert server_with_1s_timeouts.get().status == 200
     for client in [*stalled, after_another]:
         (refusal,) = client.responses()
         assert refusal.error == 40800
 
 
-def test_a_request_timeout_is_408_for_each_of_many_clients(impatient: Server) -> None:
-    clients = [impatient.client().send(POST[:-1]) for _ in range(50)]
+def test_a_request_timeout_is_408_for_each_of_many_clients(server_with_1s_timeouts: Server) -> None:
+    clients = [server_with_1s_timeouts.client().send(POST[:-1]) for _ in range(50)]
     assert [client.response().error for client in clients] == [40800] * 50
 
 
-def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Server) -> None:
-    with impatient.client() as client:
+def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeouts: Server) -> None:
+    with server_with_1s_timeouts.client() as client:
         client.send(b"GET /")
         while not client.has_news():
             client.send(b"a")
@@ -56,28 +56,28 @@ def test_a_trickling_client_does_not_extend_the_request_timeout(impatient: Serve
         assert client.response().error == 40800
 
 
-def test_the_keepalive_timeout_closes_an_idle_connection(impatient: Server) -> None:
-    with impatient.client() as client:
+def test_the_keepalive_timeout_closes_an_idle_connection(server_with_1s_timeouts: Server) -> None:
+    with server_with_1s_timeouts.client() as client:
         assert client.send(GET).response().status == 200
         assert client.is_closed()
 
 
-def test_a_client_that_does_not_read_is_cut_off(impatient: Server) -> None:
-    before = resident_bytes(_worker_pid(impatient))
-    with impatient.client() as client:
+def test_a_client_that_does_not_read_is_cut_off(server_with_1s_timeouts: Server) -> None:
+    before = resident_bytes(_worker_pid(server_with_1s_timeouts))
+    with server_with_1s_timeouts.client() as client:
         client.send(get("/large") * 10)
         client.sock.recv(1)
-        wait_until(lambda: _connections(impatient) == 0)
-        assert resident_bytes(_worker_pid(impatient)) - before < 40_000_000
+        wait_until(lambda: _connections(server_with_1s_timeouts) == 0)
+        assert resident_bytes(_worker_pid(server_with_1s_timeouts)) - before < 40_000_000
 
 
-def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(impatient: Server) -> None:
-    with impatient.client() as client:
-        # It may also be read, and ignored, until the connection is closed.
+def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(server_with_1s_timeouts: Server) -> None:
+    with server_with_1s_timeouts.client() as client:
+        # The server may also read and discard the requests until it closes the connection.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             client.send(GET * 4_000_000)
-        wait_until(lambda: _connections(impatient) == 0)
-    assert impatient.get().status == 200
+        wait_until(lambda: _connections(server_with_1s_timeouts) == 0)
+    assert server_with_1s_timeouts.get().status == 200
 
 
 def _worker_pid(server: Server) -> int:
@@ -189,7 +189,7 @@ def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, t
             (response,) = client.send(POST[-1:]).responses()
             assert (response.status, response.headers["connection"]) == (200, "close")
             assert b'"server.stopping": true' in response.body
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -208,7 +208,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
         assert second.headers["connection"] == "close"
         (response,) = alone.responses()
         assert response.headers["connection"] == "close"
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -219,7 +219,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
         server.signal(signal.SIGTERM)
         with pytest.raises((ConnectionResetError, EOFError)):
             client.response()
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
         (tmp_path / "gate").touch()
 
 
@@ -235,7 +235,7 @@ def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, n
         assert [idle.is_closed(), half.is_closed()] == [True, True]
         (tmp_path / "gate").touch()
         assert client.response().status == 200
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
 
 
 def test_a_second_sigint_does_not_abort_requests_in_flight(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_second_sigint_does_not_abort_requests_in_flight(tmp_path: Path) -> No
         os.kill(_worker_pid(server), signal.SIGINT)
         (tmp_path / "gate").touch()
         assert client.response().status == 200
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
 
 
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
         pid = _worker_pid(server)
         assert server.get().status == 200
         server.signal(signal.SIGKILL)
-        server.ended()
+        server.wait_for_exit()
         wait_until(lambda: not resident_bytes(pid))
 
 
@@ -275,9 +275,9 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                     connecting_at = time.monotonic()
                     client = server.client()
                 target = f"/{name}/{number}"
-                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. Then nobody has read
-                # the request, or it would be among the notes.
-                # On a busy machine this thread may also pause for longer than a worker that stops waits for a request.
+                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. The worker has then
+                # not read the request; otherwise the request would be in the notes.
+                # On a busy machine, this thread may also take longer to send its request than a stopping worker waits.
                 late = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2
                 with contextlib.suppress(*((EOFError, ConnectionError) if late else ())):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
@@ -317,7 +317,7 @@ def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
         server.wait_for("Booting worker", times=2)
         new = int((tmp_path / "pid.2").read_text())
         server.signal(signal.SIGTERM)
-        assert server.ended() == 0
+        assert server.wait_for_exit() == 0
         assert server.get().status == 200
         os.kill(new, signal.SIGTERM)
         server.wait_for("Shutting down: Master", times=2)
@@ -335,7 +335,7 @@ def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
         wait_until(lambda: server.get("/two").status == 200 and "/two" in log.read_text())
 
 
-# What is told of a request
+# Access log and warnings
 
 
 def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:

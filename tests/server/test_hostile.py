@@ -1,4 +1,4 @@
-"""A short form of the hostile audit, on a service with each store: what bad clients do ends nothing but themselves."""
+"""A short form of the hostile audit: a hostile client can end only its own connections."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +9,7 @@ from tests.audits import changes, hostile
 from tests.audits.clients import MIB, Bystander, Service, running_service
 from tests.audits.report import Verdict
 
-# The audit measures the slowest response; here it only must not wait for an attack.
+# The audit measures the slowest response. Here the machine may be busy, but no response may wait for the attack.
 PATIENT_SECONDS = 20
 LARGEST_BODY = 65536
 
@@ -27,7 +27,7 @@ CHECKS: dict[str, Callable[[Service], Verdict]] = {
     "large-framing": hostile.large_framing,
     "stalled": partial(hostile.stalled, clients=100, seconds=2, limit=PATIENT_SECONDS),
 }
-# What happens to connections, whatever the store.
+# These checks start a service with special settings, and do not depend on the store.
 CONNECTION_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "few-descriptors": partial(hostile.few_descriptors, files=100, clients=300, seconds=1),
     "no-descriptor-left": hostile.no_descriptor_left,

@@ -77,6 +77,7 @@ def test_a_head_may_reach_each_limit_but_not_exceed_it(
 ) -> None:
     assert parse(make(limit), limits).parsed
     assert rejection(parse, make(limit + 1), limits) == status
+    # If the head is malformed, too, either error is right.
     assert rejection(parse, make(limit + 1).replace(b"Host", b"H st"), limits) in (400, status)
 
 
@@ -236,7 +237,7 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
     def line(size: int) -> bytes:
         return b"1;a=".ljust(size - 2, b"b") + b"\r\n"
 
-    large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It pays for the framing of the line.
+    large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It raises the framing limit, so that only the line limit can reject.
     for size, status in ((4094, 0), (4095, 400)):
         for packets in ([large + line(size) + b"x"], [large, line(size), b"x"], [large, line(size)[:-1], b"\nx"]):
             assert rejection(feed, ChunkedBody(LARGE), *packets) == status

@@ -1,4 +1,4 @@
-"""What the worker makes of requests that are wrong: each gets an Error or a closed connection, and harms nobody."""
+"""Invalid requests: each gets an error or a closed connection."""
 
 import re
 import socket
@@ -10,7 +10,7 @@ from tests.support.worker_server import Server, running_worker
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
 POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
-# What a smuggler wants to be read as a request.
+# A request that an attacker hides in another one (request smuggling).
 HIDDEN = b"POST /hidden HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
 
 

@@ -180,7 +180,7 @@ def test_a_flood_of_key_updates_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.key_update() for _ in range(3 * MAX_OVERHEAD_BYTES // 27))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One KeyUpdate for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends one KeyUpdate for each.
 
 
 def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.client_hello() for _ in range(3 * MAX_OVERHEAD_BYTES // 33))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # One alert for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends one alert for each.
 
 
 def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ def test_close_sends_close_notify_without_waiting(tls: TLS, version: ssl.TLSVers
     tls.close()
 
 
-def test_close_reads_no_flood(tls: TLS, tmp_path: Path) -> None:
+def test_close_does_not_read_a_flood(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
     tls.receive(b"".join(records.key_update() for _ in range(100)))
     tls.data_to_send()
     tls.close()
-    assert len(tls.data_to_send()) == 24
+    assert len(tls.data_to_send()) == 24  # one record: the close_notify, and no KeyUpdate
 
 
 def test_close_before_the_handshake_sends_nothing(tls: TLS) -> None:

@@ -43,7 +43,7 @@ def store(server: PostgresServer) -> Iterator[PostgresStore]:
 
 
 @pytest.fixture
-def hasty(server: PostgresServer) -> Iterator[PostgresStore]:
+def store_with_1s_timeout(server: PostgresServer) -> Iterator[PostgresStore]:
     with closing(PostgresStore(server.url, timeout=1)) as store:
         yield store
 
@@ -146,25 +146,27 @@ def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> N
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_an_add_to_a_locked_table_times_out(hasty: PostgresStore, server: PostgresServer) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_an_add_to_a_locked_table_times_out(store_with_1s_timeout: PostgresStore, server: PostgresServer) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     with table_locked(server), pytest.raises(StoreUnavailable, match="LockNotAvailable"):
-        hasty.add(Plant(1, "oak"))
-    wait_until(lambda: is_available(hasty))
-    assert hasty.get(1) is None
+        store_with_1s_timeout.add(Plant(1, "oak"))
+    wait_until(lambda: is_available(store_with_1s_timeout))
+    assert store_with_1s_timeout.get(1) is None
 
 
-def test_an_add_to_a_server_that_hangs_times_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_an_add_to_a_server_that_hangs_times_out(
+    store_with_1s_timeout: PostgresStore, admin: psycopg.Connection
+) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     [(pid,)] = rows(admin, f"SELECT pid {OURS}")
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
-            hasty.add(Plant(1, "oak"))
+            store_with_1s_timeout.add(Plant(1, "oak"))
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: is_available(hasty))
+    wait_until(lambda: is_available(store_with_1s_timeout))
 
 
 def test_an_add_over_a_network_that_drops_packets_times_out() -> None:
@@ -189,15 +191,17 @@ def test_a_serialization_failure_is_retried(server: PostgresServer, thread: Thre
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_retries_of_serialization_failures_time_out(hasty: PostgresStore, admin: psycopg.Connection) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_retries_of_serialization_failures_time_out(
+    store_with_1s_timeout: PostgresStore, admin: psycopg.Connection
+) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     admin.execute("""
         CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''40001'', MESSAGE = ''again''; END'
     """)
     admin.execute("CREATE TRIGGER fail BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()")
     with pytest.raises(StoreUnavailable, match="40001"):
-        hasty.add(Plant(1, "oak"))
+        store_with_1s_timeout.add(Plant(1, "oak"))
 
 
 def test_the_pool_leaves_a_server_that_became_a_standby(store: PostgresStore, admin: psycopg.Connection) -> None:
@@ -591,12 +595,17 @@ def test_an_id_that_is_locked_elsewhere_fails_only_its_plant(store: PostgresStor
     assert add_together(store, plants) == ["in use"] * 20
 
 
-def test_a_lock_on_the_table_fails_the_whole_batch(hasty: PostgresStore, server: PostgresServer) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_a_lock_on_the_table_fails_the_whole_batch(
+    store_with_1s_timeout: PostgresStore, server: PostgresServer
+) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     with table_locked(server):
-        assert add_together(hasty, [Plant(plant_id, "oak") for plant_id in range(100)]) == ["unavailable"] * 100
-    wait_until(lambda: is_available(hasty))
-    assert hasty.get(0) is None
+        assert (
+            add_together(store_with_1s_timeout, [Plant(plant_id, "oak") for plant_id in range(100)])
+            == ["unavailable"] * 100
+        )
+    wait_until(lambda: is_available(store_with_1s_timeout))
+    assert store_with_1s_timeout.get(0) is None
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -40,7 +40,7 @@ def store(path: Path) -> Iterator[SQLiteStore]:
 
 
 @pytest.fixture
-def hasty(path: Path) -> Iterator[SQLiteStore]:
+def store_with_1s_timeout(path: Path) -> Iterator[SQLiteStore]:
     with closing(SQLiteStore(str(path), timeout=1)) as store:
         yield store
 
@@ -172,13 +172,13 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
-def test_an_add_that_timed_out_on_a_lock_is_never_stored(hasty: SQLiteStore, path: Path) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_an_add_that_timed_out_on_a_lock_is_never_stored(store_with_1s_timeout: SQLiteStore, path: Path) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     with locked(path), ThreadPoolExecutor(4) as threads:
-        adds = [threads.submit(hasty.add, Plant(plant_id, "oak")) for plant_id in range(4)]
+        adds = [threads.submit(store_with_1s_timeout.add, Plant(plant_id, "oak")) for plant_id in range(4)]
         assert [type(add.exception(timeout=60)) for add in adds] == [StoreUnavailable] * 4
-    wait_until(lambda: is_available(hasty))
-    assert [hasty.get(plant_id) for plant_id in range(4)] == [None] * 4
+    wait_until(lambda: is_available(store_with_1s_timeout))
+    assert [store_with_1s_timeout.get(plant_id) for plant_id in range(4)] == [None] * 4
 
 
 @contextmanager
@@ -200,35 +200,35 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
         assert hanging.exception() is None
 
 
-def test_an_add_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
-    with disk_hanging(hasty):
+def test_an_add_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStore) -> None:
+    with disk_hanging(store_with_1s_timeout):
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="no answer"):
-                hasty.add(Plant(1, "oak"))
-    wait_until(lambda: add_together(hasty, [Plant(2, "oak")]) != ["unavailable"])
-    assert hasty.get(1) is None
+                store_with_1s_timeout.add(Plant(1, "oak"))
+    wait_until(lambda: add_together(store_with_1s_timeout, [Plant(2, "oak")]) != ["unavailable"])
+    assert store_with_1s_timeout.get(1) is None
 
 
-def test_closing_a_store_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
-    with disk_hanging(hasty):
-        hasty.close()
+def test_closing_a_store_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStore) -> None:
+    with disk_hanging(store_with_1s_timeout):
+        store_with_1s_timeout.close()
     with pytest.raises(StoreUnavailable, match=r": the store is closed$"):
-        hasty.add(Plant(1, "oak"))
+        store_with_1s_timeout.add(Plant(1, "oak"))
 
 
 def test_an_add_past_its_deadline_does_not_log_an_outage(
-    hasty: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store_with_1s_timeout: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_until(lambda: is_available(hasty))
+    wait_until(lambda: is_available(store_with_1s_timeout))
     caplog.clear()
-    monkeypatch.setattr(hasty, "_timeout", -1.0)
-    late = hasty.submit(Plant(1, "oak"))
+    monkeypatch.setattr(store_with_1s_timeout, "_timeout", -1.0)
+    late = store_with_1s_timeout.submit(Plant(1, "oak"))
     monkeypatch.undo()
     with pytest.raises(StoreUnavailable, match=r"^no time left$"):
         late.result()
     assert caplog.messages == []
-    wait_until(lambda: add_together(hasty, [Plant(2, "oak")]) != ["unavailable"])
-    assert hasty.get(1) is None
+    wait_until(lambda: add_together(store_with_1s_timeout, [Plant(2, "oak")]) != ["unavailable"])
+    assert store_with_1s_timeout.get(1) is None
 
 
 @contextmanager
@@ -262,11 +262,11 @@ class SlowDisk(str):
         return str(self)
 
 
-def test_a_follower_times_out_when_its_leader_hangs(hasty: SQLiteStore) -> None:
-    wait_until(lambda: is_available(hasty))
+def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLiteStore) -> None:
+    wait_until(lambda: is_available(store_with_1s_timeout))
     name = SlowDisk("oak")
     name.has_begun, name.disk = threading.Event(), threading.Event()
-    leader, follower = hasty.submit(Plant(1, name)), hasty.submit(Plant(2, "fern"))
+    leader, follower = store_with_1s_timeout.submit(Plant(1, name)), store_with_1s_timeout.submit(Plant(2, "fern"))
     with ThreadPoolExecutor(1) as thread:
         leading = thread.submit(leader.result)
         try:
@@ -277,7 +277,7 @@ def test_a_follower_times_out_when_its_leader_hangs(hasty: SQLiteStore) -> None:
             name.disk.set()
         assert leading.exception() is None
     follower.result()
-    assert hasty.get(2) == Plant(2, "fern")
+    assert store_with_1s_timeout.get(2) == Plant(2, "fern")
 
 
 class Interrupt(str):
@@ -475,12 +475,12 @@ def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Pat
     assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
 
-def test_a_batch_times_out_when_the_disk_hangs(hasty: SQLiteStore) -> None:
-    with disk_hanging(hasty):
+def test_a_batch_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStore) -> None:
+    with disk_hanging(store_with_1s_timeout):
         for _ in range(2):
-            assert add_together(hasty, [Plant(1, "oak"), Plant(2, "oak")]) == ["unavailable"] * 2
-    wait_until(lambda: is_available(hasty))
-    assert hasty.get(1) is None
+            assert add_together(store_with_1s_timeout, [Plant(1, "oak"), Plant(2, "oak")]) == ["unavailable"] * 2
+    wait_until(lambda: is_available(store_with_1s_timeout))
+    assert store_with_1s_timeout.get(1) is None
 
 
 def probe_writes(store: SQLiteStore) -> list[str]:
@@ -535,12 +535,14 @@ def test_a_probe_notices_a_full_disk_despite_ids_in_use(
     wait_until(lambda: is_available(store))
 
 
-def test_a_probe_times_out_when_the_disk_hangs(hasty: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_times_out_when_the_disk_hangs(
+    store_with_1s_timeout: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
-    with hasty._breaker._probe_lock, pytest.raises(StoreUnavailable, match=r"^no answer in time$"):
-        hasty.check()
-    with disk_hanging(hasty), pytest.raises(StoreUnavailable, match=r"\.db: no answer in time$"):
-        hasty.check()
+    with store_with_1s_timeout._breaker._probe_lock, pytest.raises(StoreUnavailable, match=r"^no answer in time$"):
+        store_with_1s_timeout.check()
+    with disk_hanging(store_with_1s_timeout), pytest.raises(StoreUnavailable, match=r"\.db: no answer in time$"):
+        store_with_1s_timeout.check()
 
 
 def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:

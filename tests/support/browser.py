@@ -64,18 +64,18 @@ class Browser:
         self.run(script % condition)
 
     def press(self, keys: str) -> None:
-        """Press keys one by one, wherever the focus is."""
+        """Press keys one by one in the focused element."""
         presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
 
-    def shows(self, width: int, height: int, scheme: str) -> None:
+    def emulate_screen(self, width: int, height: int, scheme: str) -> None:
         """Emulate a screen of this size in pixels, and a user who prefers a light or dark colour scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """Return what the browser has logged since the last call: errors and violations of the content policy."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 

@@ -71,7 +71,7 @@ class Service(Process):
     def stop(self) -> int:
         """Stop it, and return its exit status."""
         self.process.terminate()
-        return self.ended()
+        return self.wait_for_exit()
 
 
 def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
@@ -99,7 +99,7 @@ def environment(**env: str) -> dict[str, str]:
 
 
 def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself, as its user does."""
+    """Run a command as a user would, and wait until it exits."""
     return subprocess.run(
         command,
         cwd=cwd,
@@ -130,7 +130,7 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
             stack.callback(log.setLevel, log.level)
             stack.callback(vars(log).update, handlers=[*log.handlers], propagate=log.propagate)
         stack.enter_context(_imported_anew(re.compile(r"gunicorn(\..+)?|plants\.hosting\.(?!cli$).+|plants\.wsgi")))
-        patch.delattr("gunicorn.arbiter.Arbiter.manage_workers")  # Without it, no start succeeds.
+        patch.delattr("gunicorn.arbiter.Arbiter.manage_workers")  # The arbiter then fails instead of serving.
         patch.setattr(sys, "argv", ["plants", *arguments])
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "stdout", output)

@@ -75,6 +75,6 @@ class Driver:
             connection.close()
         self.loop._selector.close()
         self.listener.sock.close()
-        # A thread that has just completed a batch is about to write to the pipe.
+        # With threads, leave the pipe open: a thread may still write to it after its last batch.
         for descriptor in () if self.threads else self.pipe:
             os.close(descriptor)

@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
-# No test measures time with it. It is long because a busy machine may need 10 s to start a service.
+# How long a test waits before it fails. It is long because a busy machine may need 10 s to start a service; no test
+# measures time with it.
 PATIENCE_SECONDS = 60
-# The last line, once the process has closed the file.
+# Appended to the lines of a stream when the process closes it.
 END = "(end)"
-# Before a command: its coverage is not measured, as with the fixture of this name.
+# This prefix of a command turns off its coverage measurement, like the fixture of the same name.
 UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
 # It reads the id of each process group when the group starts, and the negative id when it has ended. When the test run
 # ends, even by SIGKILL, it kills the groups that are left.
@@ -178,8 +179,8 @@ class Process:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def ended(self) -> int:
-        """Wait for the end, and return the exit status."""
+    def wait_for_exit(self) -> int:
+        """Wait until the process exits, and return its exit status."""
         return self.process.wait(PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:

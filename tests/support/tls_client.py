@@ -101,7 +101,8 @@ class Records13:
         return record
 
     def _use(self, secret: bytes) -> None:
-        # HMAC by hand, because `hmac` takes three times as long and the flood must outrun the server.
+        # HMAC by hand, because `hmac` takes three times as long, and a flood of these records must be sent faster than
+        # the server decrypts them.
         pad = secret.ljust(128, b"\0")
         self._inner, self._outer = (hashlib.sha384(pad.translate(mask)) for mask in _HMAC_MASKS)
         self._aead = AESGCM(self._expand(b"key", 32))

@@ -16,7 +16,7 @@ NOTES = Path(os.environ.get("TEST_NOTES", os.devnull))
 
 
 def note(text: str) -> None:
-    """Leave a line that outlives the process."""
+    """Append a line to the notes file."""
     with NOTES.open("a") as notes:
         notes.write(f"{text}\n")
 
@@ -86,7 +86,7 @@ def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]
 
 
 def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Replace a response that has not been sent by the report of an error."""
+    """Replace an unsent response with an error response."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     try:
         raise KeyError("fault")

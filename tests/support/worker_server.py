@@ -12,7 +12,7 @@ from typing import Self
 from tests.contract import Response
 from tests.support.process import PATIENCE_SECONDS, Process, wait_for_workers
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parent
 
 
 class Client:
@@ -134,7 +134,7 @@ def running_worker(
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
     command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--no-control-socket", "--graceful-timeout=20"]
-    command += ["--worker-class=patient_worker.Worker", f"--pythonpath={TESTS}", *options, f"worker_app:{app}"]
+    command += ["--worker-class=patient_worker.Worker", f"--pythonpath={SUPPORT}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "PLANTS_REQUEST_TIMEOUT": "60", "TEST_NOTES": str(notes)}
     with Server(command, notes, os.environ | settings | environ) as server:
         server.wait_until_it_listens()

@@ -1,4 +1,4 @@
-// Create a plant with a client that is made from the interface description, and again: prints the two bodies, one a line.
+// Create the same plant twice, and print both response bodies, one per line.
 import createClient from "openapi-fetch";
 import type { paths } from "./schema.d.ts";
 
