@@ -30,7 +30,9 @@ def path() -> Iterator[Path]:
     # Unlike tmp_path, a directory that another user can enter.
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
-        yield Path(directory, "plants.db")
+        store_directory = Path(directory, "store")  # A test may move it to another name in the directory of this test.
+        store_directory.mkdir(mode=0o755)
+        yield store_directory / "plants.db"
 
 
 @pytest.fixture
