@@ -13,7 +13,7 @@ from tests.support.postgres_server import server_directory as open_directory
 
 
 @pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_subprocess_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure processes that a test starts: coverage doubles their start, and other tests cover their code."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 

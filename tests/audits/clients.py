@@ -22,8 +22,8 @@ from tests.audits.report import Verdict
 from tests.contract import TOKEN
 from tests.support import hosted
 from tests.support.process import (
+    NO_SUBPROCESS_COVERAGE,
     PATIENCE_SECONDS,
-    UNMEASURED,
     children,
     kill,
     resident_bytes,
@@ -228,7 +228,7 @@ class Bystander:
             *options,
         ]
         self._process = start(
-            [*UNMEASURED, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
+            [*NO_SUBPROCESS_COVERAGE, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
         )
 
     def __enter__(self) -> Self:
@@ -282,7 +282,7 @@ def running_service(
     token: str = TOKEN,
     scheme: str = "http",
     descriptors: int = 0,
-    command: Sequence[str] = (*UNMEASURED, *hosted.SERVE),
+    command: Sequence[str] = (*NO_SUBPROCESS_COVERAGE, *hosted.SERVE),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
     """Run ``plants serve`` on a free port with the default limits; without a token, it generates one."""

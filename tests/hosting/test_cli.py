@@ -384,7 +384,7 @@ def test_what_cannot_be_served_is_reported_in_one_line(options: str, env: dict[s
 
 
 @cannot_be_served
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_check_config_reports_the_same_line(options: str, env: dict[str, str], line: str) -> None:
     assert the_line(call("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
 
@@ -549,7 +549,7 @@ def test_a_stop_signal_ends_a_start_without_a_traceback(tmp_path: Path, number: 
     assert (result.returncode, result.stdout, result.stderr) == (-number, "", "")
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signals_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
     numbers = (signal.SIGHUP, signal.SIGUSR1)
     signals = "".join(f"os.kill(os.getpid(), {int(number)})\n" for number in numbers)

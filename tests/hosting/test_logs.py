@@ -21,7 +21,16 @@ from plants.server.request import Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import END, PATIENCE_SECONDS, UNMEASURED, children, free_port, kill, start, wait_until
+from tests.support.process import (
+    END,
+    NO_SUBPROCESS_COVERAGE,
+    PATIENCE_SECONDS,
+    children,
+    free_port,
+    kill,
+    start,
+    wait_until,
+)
 from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
@@ -56,7 +65,7 @@ def access_line(service: Service, request_id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serving(command=[*UNMEASURED, *SERVE]) as service:
+    with serving(command=[*NO_SUBPROCESS_COVERAGE, *SERVE]) as service:
         yield service
 
 
@@ -103,7 +112,7 @@ def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
     assert len(line) <= 4096
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
 
@@ -141,7 +150,7 @@ def test_at_the_level_of_warnings_the_log_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_path_and_no_header_can_forge_a_line(log_format: str) -> None:
     with serving(PLANTS_LOG_FORMAT=log_format) as service:
         hostile = [("X-Request-ID", 'a"\\u000a'), ("User-Agent", "\xff\x85\x9b"), ("Referer", '"}')]
@@ -262,7 +271,7 @@ def test_a_custom_logger_class_logs_each_request() -> None:
                 pass
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
     command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]

@@ -120,7 +120,7 @@ def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) ->
         ]
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_metrics_files_do_not_accumulate_as_workers_end(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
@@ -136,7 +136,7 @@ def test_metrics_files_do_not_accumulate_as_workers_end(port: int, store: str) -
         assert {file.stem.rpartition("_")[2] for file in folder.iterdir()} == {"1", "2"}
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path: Path) -> None:
     conf, modules = tmp_path / "conf.py", tmp_path / "modules"
     conf.write_text(
@@ -149,7 +149,7 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
         assert service.stop() == 0
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = counted(port)
@@ -159,7 +159,7 @@ def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
         assert counted(port) - before == {("GET", "other", "200", ""): 1}
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_store_failures_are_counted(port: int, tmp_path: Path, store: str) -> None:
     with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
@@ -170,7 +170,7 @@ def test_store_failures_are_counted(port: int, tmp_path: Path, store: str) -> No
         assert value(port, "plants_created_total") == 1
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_metrics_respond_while_requests_wait_for_the_store(port: int, tmp_path: Path, store: str) -> None:
     with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
@@ -190,7 +190,7 @@ def test_metrics_respond_while_requests_wait_for_the_store(port: int, tmp_path: 
         wait_until(lambda: value(port, "plants_requests_waiting") == 0)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_connections_of_a_killed_worker_are_not_counted(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
@@ -203,7 +203,7 @@ def test_connections_of_a_killed_worker_are_not_counted(port: int, store: str) -
         wait_until(lambda: value(port, "plants_connections") <= 1)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
     letters = random.Random(1)
     with (
@@ -238,7 +238,7 @@ def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
         assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_without_the_setting_metrics_are_off() -> None:
     with serving() as service:
         headers: Headers = [AUTH]
@@ -311,7 +311,7 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
         assert not folder.exists()
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
     pid_file = tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:

@@ -25,7 +25,7 @@ from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.needs import needs, needs_chromium
-from tests.support.process import UNMEASURED
+from tests.support.process import NO_SUBPROCESS_COVERAGE
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
@@ -67,7 +67,7 @@ CONTROL, META = "\ue009", "\ue03d"
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serving(command=[*UNMEASURED, *SERVE]) as service:
+    with serving(command=[*NO_SUBPROCESS_COVERAGE, *SERVE]) as service:
         yield service
 
 

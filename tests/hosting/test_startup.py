@@ -21,7 +21,7 @@ from tests.support.process import Process, children, free_port, wait_for_workers
 
 
 @pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_starts_with_one_command(command: list[str]) -> None:
     with serving(command=command) as service:
         assert service.send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern", "tag": "shade"}
@@ -69,7 +69,7 @@ def test_losing_plants_with_a_worker_logs_a_warning() -> None:
     assert sum("were lost" in line for line in service.lines) == 1
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_recovers_when_a_removed_file_is_back(tmp_path: Path) -> None:
     file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -98,7 +98,7 @@ def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
     assert sum(token in line for line in service.lines) == 1
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("first\n")
@@ -275,7 +275,7 @@ def test_a_listening_socket_may_be_inherited() -> None:
             assert service.port == listener.getsockname()[1]
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_signals_term_and_int_stop_the_service() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with serving() as service:
@@ -347,7 +347,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     family = socket.AF_INET6 if "[" in host else socket.AF_INET
     with socket.create_server((host.strip("[]"), 0), family=family) as other:
@@ -366,7 +366,7 @@ def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
     ],
     ids=["port", "name"],
 )
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_unusable_address_is_reported_in_one_line(address: str, reason: str) -> None:
     result = run(sys.executable, "-m", "gunicorn", "--log-level=error", "--bind", address, PLANTS_TOKENS="a")
     assert result.returncode == 1
@@ -374,7 +374,7 @@ def test_an_unusable_address_is_reported_in_one_line(address: str, reason: str) 
     assert re.fullmatch(line, result.stderr)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_plain_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
     options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
@@ -407,14 +407,14 @@ def test_only_a_unix_socket_in_use_stops_the_start(tmp_path: Path) -> None:
         client.connect(str(path))
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_forwarded_header_is_trusted() -> None:
     with serving() as service:
         headers = [AUTH, JSON_TYPE, ("SCRIPT_NAME", "/plants"), ("PATH_INFO", "/livez"), ("X-Forwarded-Proto", "https")]
         assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_control_socket_is_opened(tmp_path: Path) -> None:
     with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) as service:
         assert service.send(method="GET", path="/livez", headers=[]).status == 200

@@ -33,7 +33,7 @@ def ids_in(file: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_and_probes_get_responses_while_the_store_waits(
     stall: Stall, tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -63,7 +63,7 @@ def disk_full(service: Service) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
@@ -81,7 +81,7 @@ def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
     assert ids_in(file) >= {*range(10), *again, 50}
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_outage_logs_one_line_at_its_start_and_at_its_end(tmp_path: Path) -> None:
     def lines_of_the_store() -> list[str]:
         return [line for line in service.lines if "plants.stores" in line]
@@ -102,7 +102,7 @@ def test_an_outage_logs_one_line_at_its_start_and_at_its_end(tmp_path: Path) -> 
     assert str(file) in lines[0]
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_after_the_signal_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -115,7 +115,7 @@ def test_after_the_signal_term_the_file_alone_has_every_plant(tmp_path: Path) ->
     assert ids_in(tmp_path / "copy.db") == set(range(200))
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_new_worker_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
@@ -232,7 +232,7 @@ def app(environ, start_response):
 """
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_mounting_application_passes_the_status_on(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
     store = f"sqlite:///{tmp_path}/plants.db"
@@ -256,7 +256,7 @@ def app(environ, start_response):
 """
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_middleware_sees_each_request_and_its_true_status_once(tmp_path: Path) -> None:
     (tmp_path / "observed.py").write_text(OBSERVED)
     store = f"sqlite:///{tmp_path}/plants.db"

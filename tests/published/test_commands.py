@@ -25,7 +25,7 @@ OPERATING = (CHECKOUT / "docs/operating.md").read_text()
 QUESTIONS, SEARCH, METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
     r"```console\n(.*?)```", OPERATING, re.DOTALL
 )
-pytestmark = pytest.mark.usefixtures("unmeasured")
+pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
 SERVERS = """
 upstream plants {
     server 127.0.0.1:8001;

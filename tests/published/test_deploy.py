@@ -45,7 +45,7 @@ def settings_of_the_unit() -> list[str]:
     return [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None:
     credentials, state = tmp_path / "credentials", tmp_path / "state"
     credentials.mkdir()

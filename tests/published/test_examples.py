@@ -18,7 +18,7 @@ from plants.app import create_app
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, HostContract, Send, new_plant
 from tests.support.calls import asgi_sender, sender
 from tests.support.hosted import CHECKOUT, environment, send_to
-from tests.support.process import UNMEASURED, Process
+from tests.support.process import NO_SUBPROCESS_COVERAGE, Process
 
 EXAMPLES = CHECKOUT / "examples"
 
@@ -142,7 +142,7 @@ def test_an_expired_token_of_the_host_is_401() -> None:
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_example_of_a_client_test_passes(pytester: pytest.Pytester) -> None:
     options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist"]
     pytester.runpytest_subprocess(*options, EXAMPLES / "test_client.py").assert_outcomes(passed=2)
@@ -163,7 +163,7 @@ def test_the_command_of_an_example_serves_it_without_warnings(
     found = re.search(r"in this folder: (\w+)(.+?)\)", (folder / example).read_text())
     assert found
     port = {"gunicorn": "--bind=127.0.0.1:0", "uvicorn": "--port=0"}[found[1]]
-    command = [*UNMEASURED, sys.executable, "-m", found[1], *found[2].split(), port]
+    command = [*NO_SUBPROCESS_COVERAGE, sys.executable, "-m", found[1], *found[2].split(), port]
     with Process(command, cwd=folder, env=environment()) as process:
         served_at = int(process.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
         headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]

@@ -80,7 +80,7 @@ def test_a_proxy_adds_a_prefix(port: int) -> None:
     assert urljoin("http://host/v1/openapi.json", description["servers"][0]["url"]) == "http://host/v1/"
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_starts_as_documented(tmp_path: Path) -> None:
     (token, store) = re.findall(r"^PLANTS_TOKENS=(\w+) PLANTS_STORE=(\S+) plants serve$", HOSTING, re.MULTILINE)[0]
     url = store.replace("/var/lib/plants", str(tmp_path))
@@ -90,7 +90,7 @@ def test_the_service_starts_as_documented(tmp_path: Path) -> None:
         assert (tmp_path / "plants.db").exists()
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_serves_tls_as_documented(tmp_path: Path) -> None:
     (command,) = re.findall(r"^plants (serve .*--certfile.*)$", HOSTING, re.MULTILINE)
     pem = make_certificate(tmp_path)

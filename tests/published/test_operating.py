@@ -110,7 +110,7 @@ def column(page: str, first: str) -> set[str]:
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_documented_log_line_is_one_that_the_service_writes() -> None:
     (example,) = (json.loads(line) for line in OPERATING.splitlines() if line.startswith('{"ts"'))
     with serving() as service:

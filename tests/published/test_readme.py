@@ -63,7 +63,7 @@ def responses_of_a_start(where: Path, environment: Path) -> list[dict[str, str]]
     return responses
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_readme_shows_the_responses_to_its_requests() -> None:
     plant, error = map(json.dumps, responses_of_a_start(CHECKOUT, Path(sys.prefix)))
     assert f"the response is `{plant}`" in README

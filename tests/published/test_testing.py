@@ -205,7 +205,7 @@ def test_invalid_times_are_rejected(wrong: Any) -> None:
         Deployment().fail(429, times=wrong)
 
 
-def test_an_id_that_is_no_integer_is_rejected() -> None:
+def test_an_id_that_is_not_an_integer_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"^plant_id is an integer or None, not '17'$"):
         FaultyStore().fail(plant_id=cast("int", "17"))
 
@@ -445,26 +445,26 @@ def test_an_invalid_token_is_rejected(token: str) -> None:
         stack.enter_context(serve(token=token))
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_open_server_does_not_keep_the_process_alive() -> None:
     code = "from plants.testing import serve; context = serve(); print(context.__enter__().url)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (result.stdout[:17], result.stderr) == ("http://127.0.0.1:", "")
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
     pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=2)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_documented_test_passes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)[0])
     pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=1)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
     pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=2)
@@ -478,7 +478,7 @@ def test_without_the_extra_a_fixture_names_its_package(pytester: pytest.Pytester
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_unused_plugin_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import sys\n"

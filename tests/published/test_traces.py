@@ -40,7 +40,7 @@ def collector() -> Iterator[tuple[str, "Queue[bytes]"]]:
 
 
 @pytest.mark.network
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_documented_file_exports_spans(tmp_path: Path, collector: tuple[str, "Queue[bytes]"]) -> None:
     url, exports = collector
     (packages,) = re.findall(r"^pip install (opentelemetry.*)$", OPERATING, re.MULTILINE)

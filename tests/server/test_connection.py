@@ -92,14 +92,14 @@ def _connections(server: Server) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_fifty_clients_at_once_get_their_responses(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2") as server:
         clients = [server.client().send(GET) for _ in range(50)]
         assert [client.response().status for client in clients] == [200] * 50
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--worker-connections=2", "--threads=2") as server:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
@@ -134,7 +134,7 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
         assert [client.send(b"x").response().status for client in rest] == [200] * len(rest)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--worker-connections=1") as server:
         silent = server.client()
@@ -158,7 +158,7 @@ def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
         assert response.headers["connection"] == "close"
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -192,7 +192,7 @@ def test_signal_term_finishes_requests_and_closes_idle_clients(tmp_path: Path, t
         assert server.wait_for_exit() == 0
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--keep-alive=60") as server:
         idle = server.client().send(GET)
@@ -211,7 +211,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
         assert server.wait_for_exit() == 0
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
@@ -259,7 +259,7 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
     with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
         over = threading.Event()
@@ -309,7 +309,7 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         assert server.get().status == 200
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
     with running_worker(tmp_path, f"--pid={tmp_path}/pid") as server:
         assert server.get().status == 200
@@ -323,7 +323,7 @@ def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
         server.wait_for("Shutting down: Master", times=2)
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_signal_usr1_reopens_the_logs(tmp_path: Path) -> None:
     log = tmp_path / "access"
     with running_worker(tmp_path, f"--access-logfile={log}") as server:

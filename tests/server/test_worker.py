@@ -73,7 +73,7 @@ def test_the_environ_describes_the_request(server: Server, client: Client) -> No
     assert environ["server.stopping"] is False
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_environ_says_whether_threads_share_the_application(tmp_path: Path) -> None:
     for threads in (1, 2):
         with running_worker(tmp_path, f"--threads={threads}") as server:

@@ -245,7 +245,7 @@ class StoreContract(StoreSuite):
         with pytest.raises(StoreUnavailable, match=r"(^|: )the store is closed$"):
             store.add(Plant(2, "oak"))
 
-    @pytest.mark.usefixtures("unmeasured")
+    @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_an_acknowledged_plant_survives_the_kill_of_its_process(self, store: PlantStore, lasting_url: str) -> None:
         with start_client(lasting_url, "oak", 10**9) as client:
             assert client.stdin is not None
@@ -258,7 +258,7 @@ class StoreContract(StoreSuite):
         assert len(acknowledged) >= 99
         assert all(store.get(plant_id) == Plant(plant_id, "oak") for plant_id in acknowledged)
 
-    @pytest.mark.usefixtures("unmeasured")
+    @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_processes_that_start_at_once_share_a_store(self, store: PlantStore, lasting_url: str) -> None:
         with contextlib.ExitStack() as stack:
             clients = {name: stack.enter_context(start_client(lasting_url, name, 200)) for name in "abc"}

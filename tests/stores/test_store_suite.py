@@ -42,6 +42,6 @@ def run(tests: str, folder: Path) -> str:
     ).stdout
 
 
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_store_of_another_project_passes_the_suite(tmp_path: Path) -> None:
     assert " passed, 1 skipped in " in run(OWN_STORE + SUITE, tmp_path)

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 60
 # Appended to the lines of a stream when the process closes it.
 END = "(end)"
 # This prefix of a command turns off its coverage measurement, like the fixture of the same name.
-UNMEASURED = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
+NO_SUBPROCESS_COVERAGE = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
 # It reads the id of each process group when the group starts, and the negative id when it has ended. When the test run
 # ends, even by SIGKILL, it kills the groups that are left.
 _REAPER = """

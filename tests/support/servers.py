@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.support.process import UNMEASURED, end, free_port, start, wait_until
+from tests.support.process import NO_SUBPROCESS_COVERAGE, end, free_port, start, wait_until
 
 BIN = Path(sys.executable).parent
 GUNICORN = "gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"
@@ -35,7 +35,7 @@ def running_server(command: str, env: dict[str, str]) -> Iterator[int]:
     """Run a server on a free port, and return the port once it is ready."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))
-    words = [*UNMEASURED, str(BIN / program), *options]
+    words = [*NO_SUBPROCESS_COVERAGE, str(BIN / program), *options]
     process = start(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: is_ready(port) or process.poll() is not None)
