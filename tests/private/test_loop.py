@@ -674,6 +674,28 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
     driver.end()
 
 
+def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
+    gate = threading.Event()
+
+    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        gate.wait(60)
+        start_response("200 OK", [])
+        return []
+
+    driver = Driver(app=wait, threads=2)
+    client, connection = driver.connect()
+    with client:
+        client.sendall(GET)
+        driver.run_once()
+        client.sendall(b"\r\n")
+        driver.run_once()
+        assert connection.sock not in driver.loop._selector.get_map()
+        gate.set()
+        driver.run_until(lambda: connection.state == IDLE)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
 def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
     gate, stuck = threading.Event(), threading.Semaphore(0)
 

@@ -117,6 +117,7 @@ def test_an_incomplete_head_has_at_most_64_kib() -> None:
 
 def test_a_malformed_line_that_is_too_long_is_414() -> None:
     assert rejection(parse, b"get /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
+    assert rejection(parse, b"\r\nget /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
     assert rejection(parse, b"get /".ljust(60, b"a") + b"\r\n\r\n", LIMITS) == 400
 
 
@@ -127,8 +128,18 @@ def test_a_content_length_has_at_most_4000_digits() -> None:
 
 
 def test_only_white_space_around_a_value_is_removed() -> None:
-    environ = parse(head(b"X-A: \t a \t b \t ", b"X-B:b")).environ
-    assert (environ["HTTP_X_A"], environ["HTTP_X_B"]) == ("a \t b", "b")
+    environ = parse(head(b"X-A: \t a \t X \t ", b"X-B:b")).environ
+    assert (environ["HTTP_X_A"], environ["HTTP_X_B"]) == ("a \t X", "b")
+    assert parse(head(b"X-A: a\t")).environ["HTTP_X_A"] == "a"
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_the_environ_has_the_version_of_the_request(version: str) -> None:
+    assert parse(head(line=f"GET / {version}".encode())).environ["SERVER_PROTOCOL"] == version
+
+
+def test_connect_closes_the_connection_because_a_tunnel_may_follow() -> None:
+    assert not parse(head(line=b"CONNECT / HTTP/1.1")).keep_alive
 
 
 def test_a_request_is_empty_until_its_head_is_parsed() -> None:
@@ -153,6 +164,7 @@ def test_any_other_method_is_malformed(method: str) -> None:
 
 REJECTIONS = {
     "a long line": (head_with_line_of(61), 414, "request line"),
+    "a long line without an end": (b"GET /".ljust(62, b"a"), 414, "request line"),
     "a long field": (head_with_field_of(51), 431, "header fields"),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "Host"),
     "a fragment": (head(line=b"GET /#a HTTP/1.1"), 400, "fragment"),
@@ -166,8 +178,9 @@ REJECTIONS = {
 
 @pytest.mark.parametrize(("data", "status", "cause"), REJECTIONS.values(), ids=REJECTIONS)
 def test_the_message_of_a_rejection_names_the_cause(data: bytes, status: int, cause: str) -> None:
+    check: Callable[..., object] = parse if data.endswith(b"\r\n\r\n") else check_growing_head
     with pytest.raises(HTTPError) as caught:
-        parse(data)
+        check(data, LIMITS)
     assert caught.value.status == status
     assert cause in str(caught.value.message)
 

@@ -212,7 +212,7 @@ class StoreContract(StoreSuite):
 
     def test_an_outage_logs_its_start_and_its_end(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
         def is_over() -> bool:
-            is_available(store)  # A probe does not count as a refused request.
+            is_available(store)
             results.append(outcome(partial(store.add, Plant(100 + len(results), "fern"))))
             return results[-1] == "added" and len(caplog.messages) == 2
 
@@ -220,6 +220,7 @@ class StoreContract(StoreSuite):
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable):
                 store.prepare(create=False)
+            assert not is_available(store)  # A probe does not count as a refused request.
             for first_id in range(0, 20, 5):
                 plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
                 assert add_together(store, plants) == ["unavailable"] * 5
