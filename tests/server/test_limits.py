@@ -102,6 +102,7 @@ def test_an_incomplete_head_is_rejected_with_the_same_status(
         pytest.param(head_with_fields(5)[:-2], 431, id="fields"),
         pytest.param(b"get / HTTP/1.1\r\n", 400, id="malformed-line"),
         pytest.param(b"\r\n\r\n", 400, id="two-empty-lines"),
+        pytest.param(b"\r\n\n", 400, id="line-feed-alone"),
     ],
 )
 def test_an_incomplete_head_is_rejected_at_its_size_limit(data: bytes, status: int) -> None:
@@ -136,6 +137,10 @@ def test_only_white_space_around_a_value_is_removed() -> None:
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
 def test_the_environ_has_the_version_of_the_request(version: str) -> None:
     assert parse(head(line=f"GET / {version}".encode())).environ["SERVER_PROTOCOL"] == version
+
+
+def test_a_field_with_an_underscore_leaves_no_key_in_the_environ() -> None:
+    assert parse(head(b"X_A: a")).environ == parse(head()).environ
 
 
 def test_connect_closes_the_connection_because_a_tunnel_may_follow() -> None:
@@ -244,6 +249,10 @@ def test_one_step_parses_64_chunks() -> None:
     while rest:
         rest = body.feed(rest)
     assert (body.complete, body.content) == (True, b"x" * 100)
+
+
+def test_a_chunk_without_a_size_is_rejected_at_once() -> None:
+    assert rejection(feed, ChunkedBody(LIMITS), b"\r\n") == 400
 
 
 def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
