@@ -1,4 +1,4 @@
-"""A connection pool that cannot connect."""
+"""A connection pool whose connections go nowhere."""
 
 import threading
 import time
@@ -9,6 +9,29 @@ import pytest
 
 from plants.stores import StoreUnavailable
 from plants.stores.pool import ConnectionPool, PoolConnection
+from tests.support.process import wait_until
+
+
+class Link:
+    """A connection to nothing."""
+
+    def __init__(self) -> None:
+        self.idle = True
+        self.unread_input = False
+        self.closed = False
+
+    def is_idle(self) -> bool:
+        return self.idle
+
+    def has_unread_input(self) -> bool:
+        return self.unread_input
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def in_a_minute() -> float:
+    return time.monotonic() + 60
 
 
 def test_an_exception_while_connecting_is_unavailable() -> None:
@@ -36,3 +59,74 @@ def test_closing_a_pool_fails_the_callers_that_wait() -> None:
         with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
             waiting.result()
         gate.set()
+
+
+def test_an_idle_connection_is_reused_unless_it_was_closed() -> None:
+    pool = ConnectionPool[Link](Link, max_connections=1)
+    with pool.connection(in_a_minute()) as first:
+        pass
+    with pool.connection(in_a_minute()) as again:
+        assert again is first
+    first.unread_input = True
+    with pool.connection(in_a_minute()) as second:
+        assert (first.closed, second.closed) == (True, False)
+        second.idle = False
+    assert second.closed
+    with pool.connection(in_a_minute()) as third:
+        assert third not in (first, second)
+
+
+def test_a_closed_pool_closes_the_connections_in_use_when_released() -> None:
+    pool = ConnectionPool[Link](Link, max_connections=2)
+    idle, used = pool.acquire(in_a_minute()), pool.acquire(in_a_minute())
+    pool.release(idle)
+    pool.close()
+    assert (idle.closed, used.closed) == (True, False)
+    pool.release(used)
+    assert used.closed
+    with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
+        pool.acquire(in_a_minute())
+
+
+def test_a_connection_that_is_late_serves_the_next_caller() -> None:
+    attempts: list[str] = []
+    gate = threading.Event()
+
+    def connect() -> Link:
+        attempts.append(threading.current_thread().name)
+        gate.wait(60)
+        return Link()
+
+    pool = ConnectionPool[Link](connect, max_connections=2)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"^no connection could be made in time$"):
+            pool.acquire(time.monotonic())
+    gate.set()
+    assert not pool.acquire(in_a_minute()).closed
+    assert attempts == ["plants-connect"]
+
+
+def test_failed_attempts_pause_only_while_a_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.stores.pool._RECONNECT_SECONDS", 60.0)
+    links = [Link()]
+    failures: list[Exception] = []
+
+    def connect() -> Link:
+        if links:
+            return links.pop()
+        failures.append(ConnectionRefusedError())
+        raise failures[-1]
+
+    pool = ConnectionPool[Link](connect, max_connections=3)
+    link = pool.acquire(in_a_minute())
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
+            pool.acquire(time.monotonic())
+        wait_until(lambda: not pool._connecting)
+    assert len(failures) == 1
+    link.idle = False
+    pool.release(link)
+    for number in (2, 3):
+        with pytest.raises(StoreUnavailable, match=r"^ConnectionRefusedError$"):
+            pool.acquire(in_a_minute())
+        assert len(failures) == number
