@@ -69,9 +69,9 @@ def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
         assert {create(service, number).status for number in range(10)} == {200}
         with disk_full(service):
-            refused = list(pool.map(lambda number: create(service, number), range(10, 50)))
-            assert {response.error for response in refused} == {50300}
-            assert all(response.headers["retry-after"] for response in refused)
+            rejected = list(pool.map(lambda number: create(service, number), range(10, 50)))
+            assert {response.error for response in rejected} == {50300}
+            assert all(response.headers["retry-after"] for response in rejected)
             assert service.send(method="GET", path="/livez", headers=[]).status == 200
             assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         wait_until(lambda: create(service, 50).status == 200)
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, na
 
 
 def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
-    """Create a plant on a connection that stays; return the status, and the worker that answered."""
+    """Create a plant on a connection that stays; return the status, and the worker that responded."""
     client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
     response = client.getresponse()
     response.read()

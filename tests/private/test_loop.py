@@ -124,9 +124,9 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
     for (client, _), size in zip(clients, sizes, strict=True):
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * size)
     driver.run_once()
-    kept = [size for (_, connection), size in zip(clients, sizes, strict=True) if connection.request]
-    assert kept == sizes[: len(kept)]
-    assert driver.loop._buffered_bytes == sum(kept) <= 5000 < sum(kept) + kept[-1] + 5
+    remaining = [size for (_, connection), size in zip(clients, sizes, strict=True) if connection.request]
+    assert remaining == sizes[: len(remaining)]
+    assert driver.loop._buffered_bytes == sum(remaining) <= 5000 < sum(remaining) + remaining[-1] + 5
     assert b"receiving as much as it can hold" in clients[-1][0].recv(1000)
     for client, _ in clients:
         client.close()
@@ -454,10 +454,10 @@ def test_a_spurious_wakeup_of_a_socket_is_ignored(driver: Driver) -> None:
 
 
 def test_probes_overtake_slow_calls_in_the_loop() -> None:
-    answered: list[str] = []
+    called: list[str] = []
 
     def response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        answered.append(environ["PATH_INFO"])
+        called.append(environ["PATH_INFO"])
         if environ["PATH_INFO"] == "/long":
             time.sleep(1.1 * _SWEEP_SECONDS)
         start_response("200 OK", [])
@@ -471,13 +471,13 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     for client, _ in clients[:3]:
         client.sendall(GET.replace(b"/late", b"/long"))
     busy.run_once()
-    assert answered == ["/long"]
+    assert called == ["/long"]
     clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
     busy.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     busy.run_once()
     busy.run_once()
     busy.run_once()
-    assert answered == ["/long", "/probe", "/long"]
+    assert called == ["/long", "/probe", "/long"]
     for client, _ in clients:
         client.close()
     busy.end()

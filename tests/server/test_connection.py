@@ -38,8 +38,8 @@ def test_a_request_timeout_is_408_and_delays_no_other_client(server_with_1s_time
     assert after_another.response().status == 200
     assert server_with_1s_timeouts.get().status == 200
     for client in [*stalled, after_another]:
-        (refusal,) = client.responses()
-        assert refusal.error == 40800
+        (rejection,) = client.responses()
+        assert rejection.error == 40800
 
 
 def test_a_request_timeout_is_408_for_each_of_many_clients(server_with_1s_timeouts: Server) -> None:
@@ -105,9 +105,9 @@ def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
         wait_until(lambda: server.notes().count("waiting") == 2)
         for surplus in [server.client() for _ in range(20)]:
-            (refusal,) = surplus.responses()
-            assert refusal.error == 50300
-            assert refusal.headers["retry-after"] == "1"
+            (rejection,) = surplus.responses()
+            assert rejection.error == 50300
+            assert rejection.headers["retry-after"] == "1"
         (tmp_path / "gate").touch()
         assert [client.response().status for client in served] == [200, 200]
         assert server.get().status == 200
@@ -125,12 +125,12 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
         wait_until(lambda: sum(client.has_news() for client in large + larger) >= 3)
         assert server.get().status == 200
         assert small.send(b"x").response().status == 200
-        refused = [client for client in large + larger if client.has_news()]
-        for client in refused:
-            (refusal,) = client.responses()
-            assert refusal.error == 50300
-            assert refusal.headers["retry-after"] == "1"
-        rest = [client for client in large + larger if client not in refused]
+        rejected = [client for client in large + larger if client.has_news()]
+        for client in rejected:
+            (rejection,) = client.responses()
+            assert rejection.error == 50300
+            assert rejection.headers["retry-after"] == "1"
+        rest = [client for client in large + larger if client not in rejected]
         assert [client.send(b"x").response().status for client in rest] == [200] * len(rest)
 
 
@@ -267,7 +267,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
         def load(name: int) -> set[str]:
             fields = "" if name % 2 else "Connection: close\r\n"
             client = None
-            answered: set[str] = set()
+            completed: set[str] = set()
             connecting_at = 0.0
             for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
                 is_new = client is None or client.has_news()
@@ -282,11 +282,11 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                 with contextlib.suppress(*((EOFError, ConnectionError) if late else ())):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
                     response = client.response()
-                    answered.add(f"GET {target} 0 of 0")
+                    completed.add(f"GET {target} 0 of 0")
                     if response.headers.get("connection") == "close":
                         client.close()
                         client = None
-            return answered
+            return completed
 
         with ThreadPoolExecutor(6) as pool:
             loads = [pool.submit(load, name) for name in range(6)]
@@ -295,8 +295,8 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                 server.wait_for("Worker exiting", times=2 * count)
                 wait_for_workers(server.process.pid, 2)
             over.set()
-            answered = set().union(*(load.result() for load in loads))
-        assert set(server.notes()) == answered
+            completed = set().union(*(load.result() for load in loads))
+        assert set(server.notes()) == completed
 
 
 def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:

@@ -604,7 +604,7 @@ def in_a_child(use):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
-def refused():
+def assert_unavailable():
     for inherited in (store, open_store(sys.argv[1])):
         add, get = (lambda: inherited.add(Plant(2, "child"))), (lambda: inherited.get(1))
         for use in (inherited.check, inherited.prepare, add, get):
@@ -617,8 +617,8 @@ def refused():
 
 store = open_store(sys.argv[1])
 store.add(Plant(1, "parent"))
-in_a_child(refused)
-in_a_child(lambda: in_a_child(refused))
+in_a_child(assert_unavailable)
+in_a_child(lambda: in_a_child(assert_unavailable))
 store.add(Plant(3, "parent"))
 assert store.get(2) is None
 store.close()
@@ -724,18 +724,18 @@ def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore,
         assert adds(0)
         assert neighbour_adds(1)
         path.with_name("plants.db-shm").unlink()
-        kept = {plant_id: adds(plant_id) if plant_id % 2 else neighbour_adds(plant_id) for plant_id in range(2, 40)}
+        added = {plant_id: adds(plant_id) if plant_id % 2 else neighbour_adds(plant_id) for plant_id in range(2, 40)}
         ids = count(40)
         wait_until(lambda: is_available(store))
         wait_until(lambda: neighbour_adds(next(ids)))
-        kept |= {plant_id: adds(plant_id) for plant_id in range(100, 120)}
-        kept |= {plant_id: neighbour_adds(plant_id) for plant_id in range(120, 140)}
+        added |= {plant_id: adds(plant_id) for plant_id in range(100, 120)}
+        added |= {plant_id: neighbour_adds(plant_id) for plant_id in range(120, 140)}
         assert neighbour.stdin
         neighbour.stdin.close()
     store.close()
     with closing(SQLiteStore(str(path))) as reopened:
-        assert all(reopened.get(plant_id) for plant_id, was_kept in kept.items() if was_kept)
-    assert all(kept[plant_id] for plant_id in range(100, 140))
+        assert all(reopened.get(plant_id) for plant_id, was_added in added.items() if was_added)
+    assert all(added[plant_id] for plant_id in range(100, 140))
 
 
 SHAPES = {
