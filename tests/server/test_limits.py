@@ -120,6 +120,7 @@ def test_a_malformed_line_that_is_too_long_is_414() -> None:
     assert rejection(parse, b"get /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
     assert rejection(parse, b"\r\nget /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
     assert rejection(parse, b"get /".ljust(60, b"a") + b"\r\n\r\n", LIMITS) == 400
+    assert rejection(parse, b"ge\r\n" + b"X-A: ".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 400
 
 
 def test_a_content_length_has_at_most_4000_digits() -> None:
@@ -132,6 +133,7 @@ def test_only_white_space_around_a_value_is_removed() -> None:
     environ = parse(head(b"X-A: \t a \t X \t ", b"X-B:b")).environ
     assert (environ["HTTP_X_A"], environ["HTTP_X_B"]) == ("a \t X", "b")
     assert parse(head(b"X-A: a\t")).environ["HTTP_X_A"] == "a"
+    assert parse(head(b"X-A: a\xa0 ")).environ["HTTP_X_A"] == "a\xa0"
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
@@ -252,7 +254,10 @@ def test_one_step_parses_64_chunks() -> None:
 
 
 def test_a_chunk_without_a_size_is_rejected_at_once() -> None:
-    assert rejection(feed, ChunkedBody(LIMITS), b"\r\n") == 400
+    with pytest.raises(HTTPError) as caught:
+        feed(ChunkedBody(LIMITS), b"\r\n")
+    assert caught.value.status == 400
+    assert "chunks" in str(caught.value.message)
 
 
 def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
