@@ -169,7 +169,7 @@ def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
 
 def test_the_pod_fails_readiness_before_prestop_ends() -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text()
-    found = re.search(r"readinessProbe: \{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
+    found = re.search(r"readinessProbe:\s+\{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
     waits = re.search(r"preStop: \{sleep: \{seconds: (\d+)\}\}", text)
     grace = re.search(r"terminationGracePeriodSeconds: (\d+)", text)
     assert found
