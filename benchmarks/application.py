@@ -30,32 +30,32 @@ NEW_PLANT_SCHEMA = NewPlantSchema()
 PLANT_SCHEMA = PlantSchema()
 
 
-class Stage:
-    """A resource that runs the first ``stages`` steps of a create, and then returns constant bytes."""
+class Steps:
+    """A resource that runs the first ``steps`` steps of a create, and then returns constant bytes."""
 
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
         self.store = plants.MemoryStore()
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.data = b'{"name": "Monstera", "tag": "tropical"}'
-        if self.stages == 0:
+        if self.steps == 0:
             req.stream.read(req.content_length)
             return
         document = read_json(req, 1_048_576)
-        if self.stages == 1:
+        if self.steps == 1:
             return
         plant = plants.Plant(**NEW_PLANT_SCHEMA.load(document))
-        if self.stages == 2:
+        if self.steps == 2:
             return
         self.store.add(plant)
-        if self.stages == 3:
+        if self.steps == 3:
             return
         resp.data = PLANT_SCHEMA.dumps(plant).encode()
 
 
-def with_route(app: Any, stages: int) -> Any:
-    app.add_route("/plants", Stage(stages))
+def with_route(app: Any, steps: int) -> Any:
+    app.add_route("/plants", Steps(steps))
     return app
 
 
@@ -68,9 +68,9 @@ STEPS: dict[str, Callable[[], Any]] = {
     "strict methods and paths, headers": lambda: with_route(json_app(), 0),
     "the bearer token": lambda: with_route(json_app(bearer()), 0),
     "media type, strict JSON": lambda: with_route(json_app(bearer()), 1),
-    "marshmallow in": lambda: with_route(json_app(bearer()), 2),
+    "validation by marshmallow": lambda: with_route(json_app(bearer()), 2),
     "the dictionary store": lambda: with_route(json_app(bearer()), 3),
-    "marshmallow out: the service": lambda: plants.create_app(tokens=[TOKEN]),
+    "serialization by marshmallow: the whole service": lambda: plants.create_app(tokens=[TOKEN]),
 }
 
 

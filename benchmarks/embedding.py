@@ -16,8 +16,11 @@ PRELUDE = "import time; {before}; began = time.perf_counter(); {timed}; print(ti
 ROWS = {
     "import falcon, marshmallow": ("pass", "import falcon, marshmallow"),
     "from plants import create_app": ("pass", "from plants import create_app"),
-    "create_app, all else imported": ("from plants import create_app", "create_app(tokens=['a'])"),
-    "import falcon, marshmallow, create_app on top": ("import falcon, marshmallow", "from plants import create_app"),
+    "a call of create_app, after its import": ("from plants import create_app", "create_app(tokens=['a'])"),
+    "from plants import create_app, after falcon and marshmallow": (
+        "import falcon, marshmallow",
+        "from plants import create_app",
+    ),
     "the pytest plugin, in a session": ("import pytest, _pytest.fixtures", "import plants.pytest_plugin"),
     "plants_server, with its first response and its shutdown": (
         "import pytest, plants.pytest_plugin, http.client",

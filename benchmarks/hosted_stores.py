@@ -2,7 +2,7 @@
 
     python -m benchmarks.hosted_stores [--rounds 5] [--seconds 3] [--connections 16 64] [--workers 1]
 
-The rounds are interleaved: memory, SQLite and PostgreSQL, with each number of connections.
+The rounds are interleaved: each measures every store in turn, with each number of connections.
 """
 
 import argparse

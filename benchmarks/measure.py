@@ -61,7 +61,7 @@ def median(loads: Iterable[Load]) -> Load:
 
 
 def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:
-    """Return the median of the ratios of each round, whose two loads ran under the same conditions."""
+    """Return the median over the rounds of the ratio of two loads, which ran under the same conditions."""
     return statistics.median(one.rate / other.rate for one, other in zip(loads, to, strict=True))
 
 

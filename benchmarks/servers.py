@@ -43,7 +43,8 @@ def main() -> None:
             for count in args.connections:
                 figures = load(port, count, args.seconds, next(first_ids), equal_heads=args.equal_heads)
                 found[name, count].append(figures)
-    print(f"{measured_with()}; {'equal' if args.equal_heads else 'differing'} heads; medians of {args.rounds} rounds\n")
+    headers = "equal headers" if args.equal_heads else "one header differs"
+    print(f"{measured_with()}; {headers}; medians of {args.rounds} rounds\n")
     print("| connections | server | creates/s | ratio | p99 ms | failures |\n|---|---|---|---|---|---|")
     for count, name in itertools.product(args.connections, servers):
         loads = found[name, count]

@@ -1,4 +1,4 @@
-"""Measure each store without HTTP: its speed, its memory per plant, and the most CPU time of one add.
+"""Measure each store without HTTP: its speed, its memory per plant, and the highest CPU time of a single add.
 
 python -m benchmarks.stores speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
 python -m benchmarks.stores million     one million plants with distinct short names into each store
@@ -91,7 +91,7 @@ def million(plants: int) -> None:
 
 
 def add_all(store: PlantStore, threads: int, ids: range) -> float:
-    """Return the most CPU time of one add in its thread, in seconds; its wall time would include other processes."""
+    """Return the highest CPU time of a single add, in seconds; its wall time would include other processes."""
 
     def add(first: int) -> float:
         longest = 0.0

@@ -2,8 +2,8 @@
 
     python -m tests.audits.bystander 127.0.0.1:8000 TOKEN
 
-creates plants there until its standard input ends. It prints ``begun`` after the first response, and at the end a
-summary as JSON.
+This creates plants at that address until its standard input ends. It prints ``begun`` after the first response, and
+at the end a summary as JSON.
 """
 
 import argparse

@@ -34,8 +34,8 @@ from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
-# The service promises a response within RESPONSE_SECONDS. If it closes a connection more than CLOSE_SECONDS after a
-# request was sent, the close and the request did not merely cross on the wire.
+# The service promises a response within RESPONSE_SECONDS. A client may send a request just as the service closes the
+# connection. That is no excuse if the close comes more than CLOSE_SECONDS after the request.
 RESPONSE_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 
@@ -212,8 +212,8 @@ def troubles_of_a_stop(service: Service) -> list[str]:
 
 
 @contextlib.contextmanager
-def _place(store: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Return a database's URL, or nothing for the dictionary, and the environment of a service that has it."""
+def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Return the URL of a database ("" for the dictionary), and the environment variables of a service that uses it."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/plants.db" if store == "sqlite" else ""
         yield database, {"PLANTS_STORE": database} if database else {}
@@ -231,7 +231,7 @@ def _again_and_again(load: Load, change: Callable[[int], object], seconds: float
 
 def hup(store: str, workers: int, creates: int) -> Verdict:
     """Reload the configuration and replace the workers repeatedly (``HUP``)."""
-    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
+    with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             # A shorter pause could stop a worker before it has installed its signal handlers, which would kill it.
             number = _again_and_again(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
@@ -245,7 +245,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
     verdicts: list[Verdict] = []
     acknowledged = 0
     slowest_stop = 0.0
-    with _place(store) as (database, environ):
+    with _store_in_folder(store) as (database, environ):
         while acknowledged < creates and starts < 100:
             starts += 1
             with running_service(store, workers, environ=environ) as service:
@@ -269,7 +269,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
 
 def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
     """Stop the service while some requests arrive and others wait for the database; each must get its response."""
-    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
+    with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         bodies = [plant(new_id()) for _ in range(16)]
         requests = [service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies]
         with Crowd(service, 8) as late, Crowd(service, 8) as waiting, contextlib.ExitStack() as locked:
@@ -298,7 +298,7 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
     if store == "memory":
         return Verdict(True, "skipped: processes cannot share a memory: store")
     with (
-        _place(store) as (database, environ),
+        _store_in_folder(store) as (database, environ),
         running_service(store, workers, environ=environ) as first,
         running_service(store, workers, environ=environ) as second,
     ):
@@ -342,7 +342,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
     """Start a new master beside the old one, and stop the old one, repeatedly (``USR2``, then ``TERM``)."""
     if store == "memory":
         return Verdict(True, "skipped: processes cannot share a memory: store")
-    with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
+    with _store_in_folder(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         with running_service(store, workers, f"--pid={pid_file}", environ=environ) as service:
             masters = [service.master]
@@ -377,7 +377,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
 
 def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     """Check that a new master inherits the generated token of the old one."""
-    with _place(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
+    with _store_in_folder(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
         # No other test covers this, so measure the coverage of the service.
@@ -403,7 +403,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
     if store == "memory":
         return Verdict(True, "skipped: processes cannot share a memory: store")
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
-    with _place(store) as (database, environ), running_service(store, workers, environ=environ) as service:
+    with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             number = _again_and_again(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7)
         verdict = load.verdict(*service.new_trouble()[:1], database=database)
@@ -412,7 +412,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
 
 def token_rotation(store: str, workers: int, creates: int) -> Verdict:
     """Add a token to the file, switch the clients to it, and remove the old one, repeatedly."""
-    with _place(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
+    with _store_in_folder(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         file, new = Path(folder, "tokens"), Path(folder, "new")
         file.write_text(f"{TOKEN}\n")
         faults: list[str] = []

@@ -118,7 +118,7 @@ class Service:
         return state != "Z"
 
     def new_trouble(self) -> list[str]:
-        """Return the log lines since the last call that no client may cause."""
+        """Return those of ``new_lines()`` that report trouble, which no client may cause."""
         return [line for line in self.new_lines() if _TROUBLE.search(line)]
 
     def new_lines(self) -> list[str]:

@@ -45,7 +45,7 @@ from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
 TINY_CHUNK = b"1\r\nx\r\n"
-# The number of largest bodies that a worker may hold, and its allowance for everything else.
+# A worker may hold this many bodies of the largest size, and this much memory for everything else.
 HELD_BODIES = 64
 SLACK_BYTES = 32 * MIB
 # A store may open files when it is first used: a few for each worker, and none for each client.
@@ -69,7 +69,7 @@ def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
     verdict = check(service)
     faults = []
     if service.create(new_id()).status != 200:
-        faults.append("a create afterwards does not get 200")
+        faults.append("a create afterward does not get 200")
     if service.workers() != workers:
         faults.append(f"the workers {workers} are now {service.workers()}")
     if trouble := service.new_trouble():
@@ -157,7 +157,7 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
 
 
 def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """Withhold the last byte of a small body, and of as many large ones as a worker buffers, beside a good client."""
+    """Send all of a body but its last byte, for one small body and as many large ones as a worker buffers."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
@@ -169,7 +169,7 @@ def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB,
     return _together(bystander.verdict(limit), Verdict(True, f"{memory // MIB} MiB resident"))
 
 
-def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+def byte_after_upload(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Send one more byte on each of many connections after the 401 for its upload."""
     before = service.memory()
     upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
@@ -188,7 +188,7 @@ def kept_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
     return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
 
 
-def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+def aborted_uploads(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Abort many uploads before their last byte, a few at a time."""
     before = service.memory()
     for start in range(0, uploads, 8):
@@ -200,7 +200,7 @@ def left_bodies(service: Service, uploads: int = 600, size: int = MIB, slack: in
     return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
 
 
-def held_bytes(
+def largest_parts(
     service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
     """Send the largest allowed part of a head, a body, chunks or trailers from many clients, beside a good one."""
@@ -273,7 +273,7 @@ def large_framing(service: Service, size: int = 8500) -> Verdict:
 
 
 def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
-    """Stall clients that send nothing, a part of a head, body or tiny chunks, or never read; then disconnect them."""
+    """Stall many clients, then disconnect them: some send nothing, or only a part of a request; some never read."""
     forms = [
         b"",
         HEAD,
@@ -540,7 +540,7 @@ def clients_that_send_a_byte(store: str, workers: int) -> Verdict:
 
 
 def more_large_creates(store: str, workers: int) -> Verdict:
-    """Run `large_creates` with more clients than a worker buffers bodies."""
+    """Run `large_creates` with more clients than the number of bodies that a worker buffers."""
     return large_creates(store, workers, clients=200)
 
 
@@ -601,9 +601,9 @@ CHECKS: dict[Callable[..., Verdict], str] = {
     large_heads: "flood_limit",
     endless_heads: "flood_limit",
     stalled_bodies: "limit",
-    kept_bodies: "",
-    left_bodies: "",
-    held_bytes: "flood_limit",
+    byte_after_upload: "",
+    aborted_uploads: "",
+    largest_parts: "flood_limit",
     connect: "",
     malformed_trailers: "",
     large_framing: "",

@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--service", default="", help="the command that serves; the packaged configuration by default")
     parser.add_argument("--url", default="", help="the URL of the service, with --service")
     parser.add_argument("--token", default=TOKEN)
-    parser.add_argument("--database", default="", help="the command that runs the database, with a store's URL")
+    parser.add_argument("--database", default="", help="the command that runs the database; needs a URL as --store")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)

@@ -96,7 +96,7 @@ class Request:
         self.method, self.target, self.version = pick.choice(LINES).split(b" ")
         self.spaces = [b" ", b" "]
         self.line_end = b"\r\n"
-        self.first = b""
+        self.before_line = b""
         self.fields: list[bytes] = [b"Host: a"]
         self.field_ends: dict[int, bytes] = {}
         self.head_end = b"\r\n"
@@ -104,9 +104,9 @@ class Request:
         self.is_chunked = False
         self.chunks: list[tuple[bytes, bytes, bytes, bytes]] = []  # size line, end, data, end
         self.trailers: list[bytes] = []
-        self.last = b"0"
-        self.last_end = b"\r\n"
-        self.end = b"\r\n"
+        self.last_size = b"0"
+        self.last_size_end = b"\r\n"
+        self.trailers_end = b"\r\n"
         if self.method == b"POST":
             if self.version == b"HTTP/1.1" and pick.random() < 0.6:
                 self.is_chunked = True
@@ -119,13 +119,13 @@ class Request:
             self.fields.insert(pick.randrange(len(self.fields) + 1), b"X-A: a")
 
     def bytes(self) -> bytes:
-        head = self.first + self.method + self.spaces[0] + self.target + self.spaces[1] + self.version + self.line_end
+        line = self.method + self.spaces[0] + self.target + self.spaces[1] + self.version + self.line_end
         fields = (field + self.field_ends.get(number, b"\r\n") for number, field in enumerate(self.fields))
         body = self.body
         if self.is_chunked:
-            body = b"".join(b"".join(chunk) for chunk in self.chunks) + self.last + self.last_end
-            body += b"".join(trailer + b"\r\n" for trailer in self.trailers) + self.end
-        return head + b"".join(fields) + self.head_end + body
+            body = b"".join(b"".join(chunk) for chunk in self.chunks) + self.last_size + self.last_size_end
+            body += b"".join(trailer + b"\r\n" for trailer in self.trailers) + self.trailers_end
+        return self.before_line + line + b"".join(fields) + self.head_end + body
 
 
 def change_method(request: Request) -> None:
@@ -146,8 +146,10 @@ def change_spaces(request: Request) -> None:
     )
 
 
-def change_first(request: Request) -> None:
-    request.first = request.pick.choice([b"\r\n", b"\n", b"\r\n\r\n", b" ", b"\x00", b"\r", b"\xef\xbb\xbf", b"\t"])
+def change_before_line(request: Request) -> None:
+    request.before_line = request.pick.choice(
+        [b"\r\n", b"\n", b"\r\n\r\n", b" ", b"\x00", b"\r", b"\xef\xbb\xbf", b"\t"]
+    )
 
 
 def change_line_end(request: Request) -> None:
@@ -216,26 +218,26 @@ def change_chunk_end(request: Request) -> None:
         request.chunks.append((b"4", b"\r\n", b"body", request.pick.choice(ENDS)))
 
 
-def change_last(request: Request) -> None:
-    request.last = request.pick.choice(
+def change_last_size(request: Request) -> None:
+    request.last_size = request.pick.choice(
         [b"0", b"00", b"0;a", b"0 ", b"", b"0;a=b", b"-0", b"0x0", b"0" * 300, b"0\x00", b"0;\n"]
     )
-    request.last_end = request.pick.choice([b"\r\n", *ENDS])
+    request.last_size_end = request.pick.choice([b"\r\n", *ENDS])
 
 
 def add_trailer(request: Request) -> None:
     request.trailers.append(request.pick.choice(TRAILERS))
 
 
-def change_end(request: Request) -> None:
-    request.end = request.pick.choice([b"", b"\n", b"\r", b"\r\r\n", b" \r\n", b"\r\n\r\n", b"\n\r\n"])
+def change_trailers_end(request: Request) -> None:
+    request.trailers_end = request.pick.choice([b"", b"\n", b"\r", b"\r\r\n", b" \r\n", b"\r\n\r\n", b"\n\r\n"])
 
 
 MUTATIONS: tuple[Callable[[Request], None], ...] = (
-    change_method, change_target, change_version, change_spaces, change_first, change_line_end, add_field, add_field,
-    add_value, add_value, add_other, add_other, add_line, change_host, change_host, change_length, change_length,
-    change_coding, change_coding, change_field_end, change_head_end, change_size, change_size, change_size,
-    change_chunk_end, change_last, add_trailer, add_trailer, change_end,
+    change_method, change_target, change_version, change_spaces, change_before_line, change_line_end, add_field,
+    add_field, add_value, add_value, add_other, add_other, add_line, change_host, change_host, change_length,
+    change_length, change_coding, change_coding, change_field_end, change_head_end, change_size, change_size,
+    change_size, change_chunk_end, change_last_size, add_trailer, add_trailer, change_trailers_end,
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Measure what clients see when a database stops or fails over, and when many of them add the same ids.
 
 python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
-python -m tests.audits.outages fail-over   a primary is killed under load, its synchronous standby promoted
+python -m tests.audits.outages failover    a primary is killed under load, its synchronous standby promoted
 python -m tests.audits.outages race        64 clients add the same plants over two worker processes
 
 The exit status is 0 if every acknowledged plant is stored, no id is used by two plants, and every request that failed
@@ -134,7 +134,7 @@ def race_in(store_url: str, clients: int = 64, ids: int = 1000) -> bool:
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("scenario", choices=["outage", "fail-over", "race"])
+    parser.add_argument("scenario", choices=["outage", "failover", "race"])
     parser.add_argument("--seconds", type=float, default=20, help="the duration of the outage (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -145,7 +145,7 @@ def main() -> int:
             stack.callback(server.kill)
         if options.scenario == "outage":
             return int(not outage(servers[0], options.seconds))
-        if options.scenario == "fail-over":
+        if options.scenario == "failover":
             return int(not fail_over(*servers))
         servers[0].create()
         servers[0].start()

@@ -2,8 +2,9 @@
 
     python -m tests.audits.patroni
 
-Three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with the URL of all nodes.
-Needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for tests.audits.kills.
+This runs three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with the URL of all
+nodes. It needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for
+tests.audits.kills.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from tests.audits.report import audit_parser
 from tests.support.postgres_server import USER
 from tests.support.process import children, comes_true, free_port, kill, start
 
-# Patroni of Debian 12 knows no newer PostgreSQL than the system's.
+# Debian 12's Patroni does not know PostgreSQL versions newer than Debian 12's own.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
 # As in Patroni's defaults, loop_wait and retry_timeout are a third of the TTL.
 SETTINGS = """
@@ -102,7 +103,7 @@ class Node:
 
 
 def primary(nodes: list[Node]) -> Node | None:
-    """Return the primary, once each other node follows it and one of them is its synchronous standby."""
+    """Return the primary if each other node follows it and one is its synchronous standby, else None."""
     members = nodes[0].cluster()
     roles = [members[node.name]["role"] for node in nodes if node.name in members]
     healthy = [member for member in members.values() if member["state"] in {"running", "streaming"}]

@@ -3,9 +3,10 @@
     python -m tests.audits.soak
     python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
 
-The exit status is 0 if each good request got the right response, each acknowledged plant is still stored, connections
-and descriptors are back at their old numbers, memory (less that of the plants) grows by less than 8 MiB in the last
-third of the run, and each line of the log matches ``EXPLAINED``.
+The exit status is 0 if each good request got the right response, each acknowledged plant is still stored, each broken
+client could connect, the workers are the same as before, connections and descriptors are back at their old numbers,
+memory (less that of the plants) grows by less than 8 MiB in the last third of the run, and each line of the log matches
+``EXPLAINED``.
 """
 
 import contextlib
@@ -191,7 +192,7 @@ BROKEN: tuple[Broken, ...] = (
 )
 
 
-class Breakers:
+class BrokenClients:
     """A number of broken clients per second, of random kinds, which disconnect in random ways."""
 
     def __init__(self, service: Service, per_second: float) -> None:
@@ -228,12 +229,12 @@ class Breakers:
 
 def soak(service: Service, seconds: float, broken: float, good: int) -> list[tuple[str, Verdict]]:
     descriptors, workers = service.descriptors(), service.workers()
-    breakers = Breakers(service, broken)
+    broken_clients = BrokenClients(service, broken)
     bystanders = [Bystander(service, pause=0.05, mixed=True, again=True) for _ in range(good)]
     with sampled(service.memory, min(2, seconds / 30)) as samples, contextlib.ExitStack() as stack:
         for bystander in bystanders:
             stack.enter_context(bystander)
-        breakers.run(seconds)
+        broken_clients.run(seconds)
     is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
     unexplained = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
 
@@ -251,7 +252,9 @@ def soak(service: Service, seconds: float, broken: float, good: int) -> list[tup
     return [
         (
             "broken clients",
-            Verdict(not breakers.refused, f"{breakers.number:,}, {breakers.refused} could not connect"),
+            Verdict(
+                not broken_clients.refused, f"{broken_clients.number:,}, {broken_clients.refused} could not connect"
+            ),
         ),
         ("good clients", Verdict(not faults, f"{dict(responses)}, slowest {slowest:.0f} ms")),
         ("faults", Verdict(not faults, f"{faults}, and {len(paused)} on connections that had been idle: {paused[:5]}")),

@@ -5,8 +5,9 @@
 
 A stall locks the table, fills the disk, holds the file in another process, or stops the server's processes. A second,
 idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. A stall
-passes if each client gets a response within 5 s, no acknowledged plant is lost, and the slowest probe takes at most
-0.1 s more than on the idle service. To fill a disk, the audit mounts a small one, which needs root.
+passes if each client gets a 200 or 503 within 5 s, and one a 200 within 5 s after the stall; no acknowledged plant is
+lost; and each probe gets a 200, the slowest at most 0.1 s later than on the idle service. To fill a disk, the audit
+mounts a small one, which needs root.
 """
 
 import contextlib
@@ -90,7 +91,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Outco
                 continue
             in_flight[sock] = next(ids), time.monotonic()
             body = plant(in_flight[sock][0])
-            with contextlib.suppress(OSError):  # Reading fails, too, below.
+            with contextlib.suppress(OSError):  # If this fails, so does recv() below, which records it.
                 sock.sendall(_REQUEST % (TOKEN.encode(), len(body), body))
         for key, _ in selector.select(0.01):
             sock = key.data
@@ -176,7 +177,7 @@ def run_stall(stall: AbstractContextManager[None], url: str, seconds: float, cli
 
 
 class Place(NamedTuple):
-    """The location of the store: the SQLite file is in the directory, beside that of the server."""
+    """The location of the store: ``directory`` has the SQLite file and the folder of the PostgreSQL server."""
 
     directory: Path
     server: PostgresServer

@@ -808,7 +808,7 @@ def test_the_default_timeout_is_not_above_that_of_sqlite() -> None:
     assert 0 < ours <= sqlites
 
 
-def test_a_fail_over_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
+def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
     primary, standby = (PostgresServer(server_directory / name) for name in ("primary", "standby"))
     primary.create()
     standby.follow(primary)
