@@ -15,6 +15,13 @@ from gunicorn.util import get_username
 from plants.hosting.settings import stop
 
 
+def check_raw_env(cfg: Any) -> None:
+    """Stop with one line if ``raw_env`` has a setting: Gunicorn applies it after the settings have been read."""
+    for name in cfg.env:
+        if name.startswith("PLANTS_"):
+            stop(f"{name} has no effect in --env or raw_env; set it in the environment")
+
+
 def check(cfg: Any) -> None:
     """Stop with one line if no worker could start with this configuration."""
     if cfg.is_ssl:

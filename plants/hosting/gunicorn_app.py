@@ -14,7 +14,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.errors import ConfigError
 
-from plants.hosting.checks import as_workers, check, try_to_bind
+from plants.hosting.checks import as_workers, check, check_raw_env, try_to_bind
 from plants.hosting.settings import SETTINGS_HELP, stop
 from plants.stores import StoreUnavailable
 
@@ -63,6 +63,7 @@ class UserConfiguration(WSGIApplication):
         try:
             super().load_config()
             self.addresses = self.cfg.address
+            check_raw_env(self.cfg)
             _ = self.cfg.worker_class  # Load it here, because Gunicorn reports a bad one with a traceback.
         except Exception as error:  # whatever Gunicorn's settings and the user's file raise
             stop(error)

@@ -6,7 +6,7 @@ import signal
 from functools import partial
 from typing import Any
 
-from plants.hosting.checks import as_workers, check, try_to_bind, url_of
+from plants.hosting.checks import as_workers, check, check_raw_env, try_to_bind, url_of
 from plants.hosting.settings import SettingsError, is_on_terminal, stop, without_passwords
 from plants.stores import StoreUnavailable
 
@@ -84,16 +84,22 @@ def pre_exec(server: Any) -> None:
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
-    """Reject several worker processes for a store that they cannot share, however the number was set."""
-    if new_value > 1 and STORE_IS_IN_PROCESS:
+    """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
+    if old_value is None:
+        check_raw_env(server.cfg)  # here, because Gunicorn then logs its configuration, and a token must not be in it
+    if new_value < 1:
+        message = "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more"
+    elif new_value > 1 and STORE_IS_IN_PROCESS:
         message = (
             f"PLANTS_STORE=memory: cannot be shared by {new_value} worker processes; "
             "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
         )
-        if old_value is None:
-            stop(message)
-        server.log.error(message)
-        server.num_workers = old_value
+    else:
+        return
+    if old_value is None:
+        stop(message)
+    server.log.error(message)
+    server.num_workers = old_value
 
 
 def on_reload(server: Any) -> None:

@@ -355,6 +355,13 @@ cannot_be_served = pytest.mark.parametrize(
         ("", {"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
         ("-k nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
+        ("-w 0", {}, "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
+        (
+            "--env PLANTS_STORE=memory:",
+            {},
+            "PLANTS_STORE has no effect in --env or raw_env; set it in the environment.",
+        ),
+        ("", {"GUNICORN_CMD_ARGS": "-e X"}, "environment setting 'X' invalid."),
         *[
             (options, {}, f"cannot use the certificate ({reason}); choose another one with --certfile and --keyfile.")
             for options, reason in [

@@ -332,6 +332,13 @@ def test_a_bad_setting_stops_the_start_with_one_line(gunicorn: bool, options: li
     assert result.stderr.count("\n") == 1
 
 
+def test_plain_gunicorn_rejects_a_setting_in_raw_env_and_logs_none() -> None:
+    options = ["--log-level=debug", "--env", "PLANTS_TOKENS=secret", "--workers=0"]
+    result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
+    line = "plants: PLANTS_TOKENS has no effect in --env or raw_env; set it in the environment.\n"
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", line)
+
+
 def test_a_bad_setting_stops_plain_gunicorn_in_one_line() -> None:
     result = run(
         sys.executable, "-m", "gunicorn", "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:"
