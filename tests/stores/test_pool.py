@@ -8,6 +8,7 @@ from typing import Never
 import pytest
 
 from plants.stores import StoreUnavailable
+from plants.stores.breaker import StoreUnusable
 from plants.stores.pool import ConnectionPool, PoolConnection
 from tests.support.process import wait_until
 
@@ -34,12 +35,15 @@ def in_a_minute() -> float:
     return time.monotonic() + 60
 
 
-def test_an_exception_while_connecting_is_unavailable() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(MemoryError(), "MemoryError"), (StoreUnusable("no table"), "no table")], ids=repr
+)
+def test_an_exception_while_connecting_is_unavailable(error: Exception, reason: str) -> None:
     def connect() -> Never:
-        raise MemoryError
+        raise error
 
     pool = ConnectionPool[PoolConnection](connect, max_connections=1)
-    with pytest.raises(StoreUnavailable, match=r"^MemoryError$"):
+    with pytest.raises(StoreUnavailable, match=f"^{reason}$"):
         pool.acquire(time.monotonic() + 60)
 
 
@@ -89,11 +93,11 @@ def test_a_closed_pool_closes_the_connections_in_use_when_released() -> None:
 
 
 def test_a_connection_that_is_late_serves_the_next_caller() -> None:
-    attempts: list[str] = []
+    attempts: list[threading.Thread] = []
     gate = threading.Event()
 
     def connect() -> Link:
-        attempts.append(threading.current_thread().name)
+        attempts.append(threading.current_thread())
         gate.wait(60)
         return Link()
 
@@ -103,7 +107,7 @@ def test_a_connection_that_is_late_serves_the_next_caller() -> None:
             pool.acquire(time.monotonic())
     gate.set()
     assert not pool.acquire(in_a_minute()).closed
-    assert attempts == ["plants-connect"]
+    assert [(thread.name, thread.daemon) for thread in attempts] == [("plants-connect", True)]
 
 
 def test_failed_attempts_pause_only_while_a_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
