@@ -367,6 +367,15 @@ def test_a_stopping_worker_waits_briefly_for_a_first_request(driver: Driver) -> 
     client.close()
 
 
+def test_a_stopping_worker_waits_briefly_for_a_client_to_close(driver: Driver) -> None:
+    driver.loop.stop()
+    client, connection = driver.connect()
+    with client:
+        client.sendall(GET)
+        driver.run_until(lambda: connection.state == CLOSING)
+        assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
+
+
 def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
@@ -376,7 +385,7 @@ def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver) -> None:
         driver.run_once()
         driver.loop.stop()
         driver.loop._sweep()
-        assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
+        assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
