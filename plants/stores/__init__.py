@@ -120,7 +120,7 @@ def open_store(url: str) -> PlantStore:
         from plants.stores.memory import MemoryStore
 
         if url != "memory:":
-            raise ValueError("the dictionary store takes no path and no options: its URL is memory:")
+            raise ValueError("the dictionary store takes no path and no options: its URL is 'memory:'")
         return MemoryStore()
     if scheme == "sqlite":
         from plants.stores.sqlite import SQLiteStore
@@ -132,4 +132,4 @@ def open_store(url: str) -> PlantStore:
         except ImportError as error:
             raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
         return PostgresStore.from_url(url)
-    raise ValueError("a store's URL starts with memory:, sqlite: or postgresql:")
+    raise ValueError("a store's URL starts with 'memory:', 'sqlite:' or 'postgresql:'")

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.pq import TransactionStatus
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
@@ -73,7 +73,11 @@ class PostgresStore(BatchStore):
     worker_threads = 4  # Several batches commit at a time.
 
     def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
-        conninfo = make_conninfo(_DEFAULTS, **conninfo_to_dict(conninfo) | {"client_encoding": "UTF8"})
+        parameters = conninfo_to_dict(conninfo)
+        # libpq would report a bad number at each connection.
+        timeout_from_conninfo(parameters)
+        _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
+        conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
         super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), timeout)
 
     @classmethod

@@ -326,14 +326,14 @@ class TestPostgresStore(StoreContract):
         return server.url
 
 
-START = "^a store's URL starts with memory:, sqlite: or postgresql:$"
+START = "^a store's URL starts with 'memory:', 'sqlite:' or 'postgresql:'$"
 SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
     "another engine": ("mysql://user:secret@host/plants", START),
     "a path alone": ("/var/lib/plants.db", START),
-    "memory with a path": ("memory:plants", "its URL is memory:$"),
+    "memory with a path": ("memory:plants", "its URL is 'memory:'$"),
     "memory with slashes": ("memory://", "^the dictionary store takes no path"),
     "SQLite with no slashes": ("sqlite:plants.db", SQLITE),
     "SQLite with two slashes": ("sqlite://plants.db", SQLITE),
@@ -346,6 +346,8 @@ BAD_URLS = {
     "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", POSTGRES),
+    "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
+    "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }
 
