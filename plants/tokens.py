@@ -79,7 +79,7 @@ class TokenFile(Tokens):
             message shows no token.
         :raises OSError: it cannot be read.
         """
-        self._path = Path(path)
+        self._path = Path(path).absolute()  # The working directory may change.
         self._is_pipe = self._path.is_fifo()
         self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
         # The master does not poll the file. Workers publish the current digests here for workers that are forked later:

@@ -126,6 +126,17 @@ def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
     wait_until(lambda: Tokens.accepts(tokens, "second"))
 
 
+def test_a_relative_path_is_read_again_from_another_directory(
+    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    tokens = TokenFile(path.name)
+    monkeypatch.chdir("/")
+    path.write_text("second\n")
+    look_twice(tokens, clock)
+    assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
+
+
 def link_to_a_device(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
