@@ -32,7 +32,14 @@ def check(cfg: Any) -> None:
     if cfg.pidfile:
         with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
             tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
-    tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
+    if "PLANTS_METRICS_BIND" in os.environ:
+        # Importing this reads the environment, and ``plants check`` should not.
+        from plants.hosting.worker import Worker
+
+        if not issubclass(cfg.worker_class, Worker):
+            stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
+    start_directory = cfg.settings["chdir"].default  # A relative path was resolved there, before ``--chdir``.
+    tokens = Path(start_directory, os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
     master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with as_workers(cfg):
         workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)

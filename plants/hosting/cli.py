@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import plants
 from plants.hosting import LAST_PORT
-from plants.hosting.settings import SETTINGS, SETTINGS_HELP, Settings, stop, without_passwords
+from plants.hosting.settings import SETTINGS, SETTINGS_HELP, stop, without_passwords
 from plants.tokens import digest_of
 
 _CHECK_SECONDS = 2
@@ -80,9 +80,9 @@ def _print(text: str, file: Any = None) -> None:
 
 def _serve() -> None:
     _check_environment()
-    # Gunicorn takes these signals over (reload, reopen the log). Until then, ignore them: they would end the process.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # Gunicorn handles these signals later. Until then, ignore them, because they would end or stop the process.
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
     from plants.hosting.gunicorn_app import Serve
 
     Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
@@ -174,7 +174,8 @@ def _config(options: Namespace) -> None:
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these, and not the options of this command.
     service = Serve(prog="plants serve")
-    settings = Settings.from_environ(os.environ)
+    from plants.hosting.environment import settings  # after Serve, which reports a bad setting in one line
+
     defaults = {name: default for name, (default, _) in SETTINGS.items()} | {"WEB_CONCURRENCY": "1", "PORT": ""}
     rows = {
         name: (os.environ.get(name, default), "environment" if name in os.environ else "default")

@@ -148,6 +148,14 @@ def test_the_configuration_shows_a_path_of_any_bytes(tmp_path: Path) -> None:
     assert rf"PLANTS_TOKENS_FILE={tmp_path}/t\udcffkens  # environment" in result.stdout.splitlines()
 
 
+def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
+        pipe.write("one\n")
+        pipe.close()
+        assert shown(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
+
+
 def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("seven\n")
     assert shown(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
@@ -361,6 +369,16 @@ cannot_be_served = pytest.mark.parametrize(
             {},
             "PLANTS_STORE has no effect in --env or raw_env; set it in the environment.",
         ),
+        (
+            "-k gthread",
+            {"PLANTS_METRICS_BIND": "127.0.0.1:9100"},
+            "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
+        ),
+        (
+            "",
+            {"PLANTS_STORE": "memory"},
+            "PLANTS_STORE is not usable: the dictionary store takes no path and no options: its URL is 'memory:'.",
+        ),
         ("", {"GUNICORN_CMD_ARGS": "-e X"}, "environment setting 'X' invalid."),
         *[
             (options, {}, f"cannot use the certificate ({reason}); choose another one with --certfile and --keyfile.")
@@ -557,8 +575,8 @@ def test_a_stop_signal_ends_a_start_without_a_traceback(tmp_path: Path, number: 
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_signals_hup_and_usr1_do_not_end_a_start(tmp_path: Path) -> None:
-    numbers = (signal.SIGHUP, signal.SIGUSR1)
+def test_gunicorns_other_signals_do_not_end_or_stop_a_start(tmp_path: Path) -> None:
+    numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
     signals = "".join(f"os.kill(os.getpid(), {int(number)})\n" for number in numbers)
     (tmp_path / "mine.py").write_text(f"import os\n{signals}")
     with serving("-c", "mine.py", cwd=tmp_path) as service:

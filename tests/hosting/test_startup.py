@@ -209,13 +209,13 @@ def test_the_master_stays_root_if_the_store_is_unavailable(options: list[str]) -
 
 
 @needs_root
-@pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
+@pytest.mark.parametrize("options", [[], ["--check-config"], ["--chdir=/"]], ids=["start", "check", "chdir"])
 def test_a_token_file_that_workers_cannot_read_stops_the_start(options: list[str], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     tokens.chmod(0o600)
     command = ["serve", "--log-level=error", "--bind=127.0.0.1:0", "--user=12345", *options]
-    result = call(*command, PLANTS_TOKENS_FILE=str(tokens))
+    result = call(*command, cwd=tmp_path, PLANTS_TOKENS_FILE=tokens.name)
     assert (result.returncode, result.stderr) == (
         1,
         "plants: PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups).\n",

@@ -123,7 +123,8 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
         ExitStack() as stack,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTTIN", "SIGTTOU"):
+            number = signal.Signals[name]
             stack.callback(signal.signal, number, signal.getsignal(number))
         for name in ("plants", "gunicorn", "gunicorn.error", "gunicorn.access"):
             log = logging.getLogger(name)
