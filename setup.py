@@ -9,7 +9,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# The modules on the path of every request. None has a class that inherits from another library's.
+# The modules that every request runs, without service.py: a class of a compiled module should have no interpreted
+# subclass, nor a base class of another library.
 COMPILED = ("calls", "connection", "listener", "loop", "request", "response", "tls")
 
 
@@ -17,7 +18,7 @@ def compiled_server(scratch: str) -> list[Extension]:
     """Return the extension modules of the server; their C code goes to ``scratch``."""
     from mypyc.build import mypycify
 
-    # mypy reads no configuration file here, because [mypy] of setup.cfg names the files of its own run.
+    # Without a configuration: that in setup.cfg is for the check of the whole repository.
     options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
     modules = [f"plants/server/{name}.py" for name in COMPILED]
     return mypycify([*options, *modules], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")

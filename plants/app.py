@@ -20,7 +20,7 @@ def create_app(
     :param store: where plants are stored; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
     :param max_body_bytes: the size of the largest request body that is read.
-    :raises TypeError, ValueError: an argument is not usable; the message names it, and shows no token.
+    :raises TypeError, ValueError: an argument is not usable; the message says which, and shows no token.
     """
     store = MemoryStore() if store is None else store
     return create_app_with_resources({}, store, tokens=tokens, max_body_bytes=max_body_bytes)

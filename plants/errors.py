@@ -1,4 +1,4 @@
-"""The one table of errors, and the only place that turns anything into an Error body."""
+"""The table of the application's errors, and the only place that makes Error bodies."""
 
 import logging
 from enum import IntEnum
@@ -19,7 +19,7 @@ _error_schema = ErrorSchema()
 
 
 class ErrorCode(IntEnum):
-    """The codes of an Error body: the HTTP status times 100, plus a number. Each has a default ``message``."""
+    """The codes of the application's errors: the status times 100, plus a number. Each has a default ``message``."""
 
     message: str
 
@@ -78,7 +78,7 @@ def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPErr
 
 
 def _body_of(environ: dict[str, Any], error: falcon.HTTPError) -> bytes:
-    # What Falcon itself raises (no such path, no such method, a bad Content-Length) has no code.
+    # What Falcon itself raises (no such path, no such method) has no code.
     return error_body(environ, error.code or error.status_code * 100, error.description)
 
 

@@ -1,4 +1,4 @@
-"""A Falcon application that keeps the contract where Falcon's defaults differ from it."""
+"""A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,7 +31,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
         # PEP 3333 lets a server omit an empty path. Falcon raises for a path that was decoded as UTF-8, not Latin-1.
         if not env.setdefault("PATH_INFO", "").isascii():
             env["PATH_INFO"] = env["PATH_INFO"].encode("latin-1", "replace").decode("latin-1")
-        # Do not defer if another application mounts this one (SCRIPT_NAME): Bottle reads the status before the body.
+        # Do not defer inside another application (SCRIPT_NAME): some, such as Bottle, read the status before the body.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)

@@ -24,7 +24,7 @@ class PlantCollection:
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
-        """Add the plant; if the response can be deferred, append its pending result to ``pending_adds`` instead."""
+        """Add the plant; if response and store allow it, only submit it and append the result to ``pending_adds``."""
         if pending_adds is not None and self._submit:
             pending_adds.append(self._submit(plant))
             return

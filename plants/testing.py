@@ -37,7 +37,7 @@ _HEADERS_BY_STATUS = {status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for stat
 
 
 class _Strict:
-    """Base of objects on which a misspelt attribute is an error, because setting it would have no effect."""
+    """Base of objects on which a misspelled attribute is an error, because setting it would have no effect."""
 
     __slots__ = ()
     _hint: ClassVar[str]
@@ -90,7 +90,7 @@ class FaultyStore(_Strict, PlantStore):
         self._failing_id: int | None = None
 
     def fail(self, fault: Exception | None = None, *, times: float = math.inf, plant_id: int | None = None) -> None:
-        """Make the next ``times`` adds raise ``fault`` (by default StoreUnavailable, and all adds from now on).
+        """Make the next ``times`` adds raise ``fault``. By default, all adds from now on raise StoreUnavailable.
 
         With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
         """
@@ -127,7 +127,7 @@ class FaultyStore(_Strict, PlantStore):
     def add(self, plant: Plant) -> None:
         """Wait for the delay, then raise the fault or store the plant."""
         with self._changed:
-            store, ends = self._store, self._end_delays_count  # A reset drops the plants of delayed adds.
+            store, ends = self._store, self._end_delays_count  # reset() may replace the store meanwhile.
             self.waiting += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._end_delays_count > ends, self.delay)
@@ -369,7 +369,7 @@ def _run_command(server: Server, command: str) -> object:
 
 def _main() -> None:
     parser = argparse.ArgumentParser("python -m plants.testing", description="Serve the plant store to a test.")
-    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1; the system chooses one if 0")
+    parser.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1; if 0, the system chooses one")
     parser.add_argument("--token", help="the valid token; a new one if there is none")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -88,7 +88,7 @@ class TokenFile(Tokens):
         self._publish()
         # The latest result (digests, or the text of an error), and when it was first seen.
         self._candidate: tuple[list[bytes] | str, float] = ("", 0.0)
-        self._effective_stat: tuple[int, ...] | None = None
+        self._applied_stat: tuple[int, ...] | None = None  # of the file whose tokens are in force
         self._problem = ""
         self._watching_pid = 0
 
@@ -109,7 +109,7 @@ class TokenFile(Tokens):
         try:
             status = self._path.stat()
             state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if state == self._effective_stat:
+            if state == self._applied_stat:
                 return
             found = _digests_in(_read_regular(self._path))
         except Exception as error:  # Not only OSError and ValueError: an uncaught MemoryError would end the thread.
@@ -127,7 +127,7 @@ class TokenFile(Tokens):
             self._problem = found
             return
         self._problem = ""
-        self._effective_stat = state
+        self._applied_stat = state
         if found != self._digests:
             self._digests = found
             self._publish()

@@ -65,7 +65,7 @@ def url_of(address: Any, cfg: Any) -> str:
 
 
 def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
-    """Stop with one line that names the setting if the address cannot be bound. Do not check None and descriptors."""
+    """If the address cannot be bound, stop with one line that names the setting. Skip None and descriptors."""
     with _or_stop(f"cannot listen on {name_of(address)}", f"address with {setting}"):
         try:
             _bind(address)
@@ -93,7 +93,7 @@ def _bind(address: Any) -> None:
 
 @contextmanager
 def as_workers(cfg: Any) -> Iterator[None]:
-    """Run the block as the workers' user and group. If this process has them, call nothing: a sandbox may forbid it."""
+    """Run the block as the workers' user and group. If it has them, call nothing: a sandbox may forbid it."""
     user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
     if (cfg.uid, cfg.gid) == (user, group):
         yield

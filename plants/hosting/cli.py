@@ -54,7 +54,7 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="serve; plants serve --help lists its options, which are Gunicorn's")
     check = commands.add_parser("check", help="ask whether a service is ready")
-    check.add_argument("url", nargs="?", metavar="URL", help="of the service (default: the one that serve would start)")
+    check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: that of plants serve)")
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="print the settings that serve would use")
     config.add_argument("--json", action="store_true", help="print them as JSON")

@@ -44,7 +44,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    base = "python:plants.hosting"  # Gunicorn needs a module here; this one has no settings.
+    base = "python:plants.hosting"  # a module without settings, or Gunicorn would read ./gunicorn.conf.py
 
     def load_default_config(self) -> None:
         """Start with Gunicorn's defaults."""

@@ -79,7 +79,7 @@ function showCurl() {
 }
 
 function copyCurl() {
-  // A page from plain HTTP has no navigator.clipboard.
+  // A page from plain HTTP has no navigator.clipboard, except on localhost.
   const token = at("token").value.trim();
   const source = element("textarea", curl(token ? quoted(`Authorization: Bearer ${token}`) : anyToken));
   document.body.append(source);

@@ -33,7 +33,7 @@ SETTINGS_HELP: Final = "\n".join(
             f"  {name:23} {meaning}{default and f' (default: {default})'}"
             for name, (default, meaning) in SETTINGS.items()
         ),
-        "  PORT                    listen on this port of all addresses (default: 127.0.0.1:8000)",
+        "  PORT                    listen on this port of all IPv4 addresses (default: 127.0.0.1:8000)",
         "  WEB_CONCURRENCY         the number of worker processes (default: 1)",
         "  GUNICORN_CMD_ARGS       options of plants serve",
     ]
@@ -74,7 +74,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Parse the settings. If the environment has no token, generate one.
+        """Parse the settings. If neither setting for tokens is set, generate a token.
 
         :raises SettingsError: a name is unknown, or a value is not usable.
         """
@@ -84,19 +84,19 @@ class Settings(NamedTuple):
             name = ascii(unknown[0])[1:-1]
             raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(SETTINGS)}")
         new_token = None
-        if not _TOKENS_OF.keys() & environ.keys():
+        if not _TOKEN_CHECKS.keys() & environ.keys():
             new_token = secrets.token_urlsafe(32)
             environ = {**environ, "PLANTS_TOKENS": new_token}
         if "PLANTS_LOG_FORMAT" not in environ:
             environ = {**environ, "PLANTS_LOG_FORMAT": "text" if is_on_terminal() else "json"}
         parse = partial(_parse, environ)
-        checks = tuple(parse(name, tokens_of) for name, tokens_of in _TOKENS_OF.items() if name in environ)
+        checks = tuple(parse(name, make_check) for name, make_check in _TOKEN_CHECKS.items() if name in environ)
         return cls(
             store=parse("PLANTS_STORE", _store),
             tokens=checks[0] if len(checks) == 1 else _Either(checks),
-            max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _BYTES)),
-            request_timeout=float(parse("PLANTS_REQUEST_TIMEOUT", _SECONDS)),
-            log_format=parse("PLANTS_LOG_FORMAT", _LOG_FORMAT),
+            max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _parse_bytes)),
+            request_timeout=float(parse("PLANTS_REQUEST_TIMEOUT", _parse_seconds)),
+            log_format=parse("PLANTS_LOG_FORMAT", _parse_log_format),
             metrics_bind=parse("PLANTS_METRICS_BIND", _address) if "PLANTS_METRICS_BIND" in environ else None,
             new_token=new_token,
         )
@@ -129,9 +129,9 @@ def _matching(pattern: str, advice: str, text: str) -> str:
     return text
 
 
-_BYTES = partial(_matching, "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
-_SECONDS = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a number of seconds above 0, such as 10")
-_LOG_FORMAT = partial(_matching, "json|text", "json or text")
+_parse_bytes = partial(_matching, "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
+_parse_seconds = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a number of seconds above 0, such as 10")
+_parse_log_format = partial(_matching, "json|text", "json or text")
 
 
 def _store(url: str) -> str:
@@ -156,7 +156,7 @@ class _Either(NamedTuple):
         return any([check.accepts(token) for check in self.checks])  # noqa: C419
 
 
-_TOKENS_OF: dict[str, Callable[[str], TokenCheck]] = {
+_TOKEN_CHECKS: dict[str, Callable[[str], TokenCheck]] = {
     "PLANTS_TOKENS": lambda text: Tokens(re.findall(r"[^,\s]+", text)),
     "PLANTS_TOKENS_FILE": TokenFile,
 }

@@ -133,7 +133,7 @@ class Calls:
         for (connection, request), call in zip(jobs, calls, strict=False):
             try:
                 completed.append((connection, request, self._finish(call, request)))
-            except BaseException:  # There is not even an error response. The deadlines close this connection.
+            except BaseException:  # The connection's deadline closes it.
                 self._log.exception("the error response failed")
         current_request.set(None)
         return completed, jobs[len(calls) :]

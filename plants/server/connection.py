@@ -34,7 +34,7 @@ class Shared:
     """State that all connections of an event loop share.
 
     ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished`` connections have received bytes
-    that did not fit into one step. ``ready_requests`` are those that have arrived completely.
+    that did not fit into one step. ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
     def __init__(self, selector: BaseSelector, service: Service, limits: Limits, timeouts: Timeouts) -> None:
@@ -56,7 +56,7 @@ class Connection:
     """One connection of an event loop.
 
     The loop calls each method in one guarded step, so a failure here closes no other connection. ``deadline`` is a time
-    like ``Shared.now``; ``counted_bytes`` is what the loop has counted for this connection.
+    like ``Shared.now``; ``counted_bytes`` is this connection's part of the buffered bytes that the loop has counted.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Connection:
         """Send the response, unless the request was rejected meanwhile or the client has gone."""
         if self.request is request:
             shared = self._shared
-            # A worker that stops still responds to what it has received.
+            # If the worker stops or the client has ended TLS, respond to what has been received, then close.
             ended = shared.stopping or (self._tls is not None and self._tls.closed)
             last = not shared.timeouts.keepalive or (ended and not self._input)
             self._finish_request(request, response, close=last or not request.keep_alive)

@@ -1,4 +1,4 @@
-"""The event loop: it serves all connections of a worker process. None of them can block or close another one."""
+"""The event loop: it serves all connections of a worker process. None of them can block another or make it fail."""
 
 import os
 import resource
@@ -22,11 +22,11 @@ from plants.server.tls import TLS, restrict
 
 # Limits on the work before other work gets its turn, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-_MAX_STEPS_PER_STAGE: Final = 64  # events before the applications are called; also connections that are shed after that
+_MAX_STEPS_PER_STAGE: Final = 64  # events, then calls of the applications; also connections shed at a time
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
-_MAX_BUFFERED_BODIES: Final = 64  # Above the bytes of this many of the largest bodies, connections are shed.
+_MAX_BUFFERED_BODIES: Final = 64  # Connections that together hold more than this many of the largest bodies are shed.
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
@@ -86,7 +86,8 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # The application may defer start_response to the first iteration of its body, after all calls of a batch.
+            # The application may call start_response as late as in the first iteration of its body, which begins after
+            # all applications of the batch have been called.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
@@ -196,8 +197,8 @@ class Loop:
                 self.stop()
 
     def _call_in_loop(self) -> None:
-        # Run each phase (receive, call, respond) for all requests of a stage before the next: its code stays in the CPU
-        # cache, and a local client that a response wakes does not preempt this process between two requests.
+        # Run each phase (receive, call, respond) for all requests of a stage, then the next phase. The phase's code
+        # stays in the CPU cache, and a local client that a response wakes does not preempt this process in between.
         self._dispatch()
         if not self._in_loop:
             return

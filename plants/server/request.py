@@ -83,7 +83,7 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
-    of it has been received; ``overlap`` is the number of bytes at the end of the head that the body parses again.
+    of it has been received; ``overlap`` is how many bytes at the end of the head ``feed`` needs, too.
     """
 
     overlap: int = 0

@@ -22,8 +22,8 @@ _NO_CONTENT: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 class Response:
     """A complete response.
 
-    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without those that depend on
-    the time and the connection. ``length`` is the length of the body, which a response to HEAD leaves out, or None if
+    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Date, Content-Length
+    and those of the connection. ``length`` is the length of the body, which a response to HEAD leaves out, or None if
     the status allows no body.
     """
 

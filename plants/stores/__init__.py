@@ -23,7 +23,7 @@ class PlantIdInUse(PlantStoreError):
     """Another plant already has this id, and is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
-        super().__init__(plant_id)  # copy and pickle call the class with this, so it is the id.
+        super().__init__(plant_id)  # Only the id, because copy and pickle call the class with this.
         self.plant_id = plant_id
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class PlantStore(abc.ABC):
     def check(self) -> None:
         """Raise StoreUnavailable if an ``add`` would fail.
 
-        Calls may share a result for half a second. During an outage they may share it until the next retry has ended.
+        The result may be up to half a second old. In an outage it may be the last failure until the next retry ends.
         """
 
     def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.

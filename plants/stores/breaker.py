@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreUnusable(StoreUnavailable):
-    """The file or the table is gone or is not the store's own; an operator must repair it."""
+    """The file or the table is gone, or could reject or lose plants; an operator must repair it."""
 
 
 class OutOfTime(StoreUnavailable):
@@ -28,7 +28,7 @@ class OutOfTime(StoreUnavailable):
 class CircuitBreaker:
     """A circuit breaker, which also logs the start and the end of an outage.
 
-    :param check: writes to the store, and raises StoreUnavailable if a plant cannot be added.
+    :param check: raises StoreUnavailable if a plant cannot be added.
     """
 
     def __init__(self, check: Callable[[float], None]) -> None:
@@ -45,7 +45,7 @@ class CircuitBreaker:
 
         A failure while other calls succeed, such as a locked row, does not open the breaker.
 
-        :raises StoreUnavailable: the work raised it, or another caller is already retrying.
+        :raises StoreUnavailable: the work raised it, the breaker is open, or there is no time left.
         """
         reason = self._reason
         if reason:
@@ -99,7 +99,7 @@ class CircuitBreaker:
     def raise_if_open(self) -> None:
         """Reject a call during an outage.
 
-        :raises StoreUnavailable: the breaker is open, for this reason.
+        :raises StoreUnavailable: the breaker is open; the message is that of the last failure.
         """
         reason = self._reason
         if reason and self.is_open():

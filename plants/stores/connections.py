@@ -45,7 +45,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def check(self, deadline: float) -> None:
-        """Raise StoreUnavailable unless plants can be written now and the table's definition is the store's own."""
+        """Raise StoreUnavailable unless plants can be added now and the table cannot reject or lose one."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -61,7 +61,7 @@ class ConnectionPool(Generic[_C]):
             self.release(connection)
 
     def acquire(self, deadline: float) -> _C:
-        """Take a connection out of the pool; ``release`` returns it."""
+        """Take a connection out of the pool; ``release`` puts it back."""
         waiter: Future[_C] = Future()
         try:
             with self._lock:

@@ -29,8 +29,8 @@ _DEFAULTS = (
 
 _TABLE = b"CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
 _INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RETURNING id"
-# Use VALUES, because a distributed engine sends each of its rows to the row's node; those of a SELECT go through one
-# node. Use only these sizes, so that the server plans few statements, each once.
+# Use VALUES: a distributed engine sends each row of VALUES directly to its node, but all rows of a SELECT through one
+# node. Use only these sizes, so that there are few different statements for psycopg to prepare.
 _INSERTS = {
     rows: _INSERT.format("VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3))).encode()
     for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -101,7 +101,7 @@ class PostgresConnections(Connections):
     def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
         self._timeout = timeout
-        # Shorter than the caller's timeout, so that a slow statement is cancelled, and stores nothing, before that.
+        # Shorter than the caller's timeout, so that a slow statement is canceled, and stores nothing, before that.
         self._statement_timeout_ms = int(timeout * 750)
         self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)
@@ -145,8 +145,8 @@ class PostgresConnections(Connections):
             pause *= 2  # exponential backoff
 
     def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
-        first = {plant.id: plant for plant in reversed(collect())}
-        plants = sorted(first.values())  # Sorted, so that two batches with common ids cannot deadlock.
+        first_by_id = {plant.id: plant for plant in reversed(collect())}
+        plants = sorted(first_by_id.values())  # Sorted, so that two batches with common ids cannot deadlock.
         contended = time.monotonic() < self._contended_until
         try:
             for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
@@ -248,8 +248,8 @@ class _Connection(psycopg.Connection[_Row]):
         return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
-        # If a wait for a synchronous standby is cancelled, PostgreSQL reports success and a warning. Citus repeats a
-        # worker node's warning with its own source function, so treat every warning as such a one.
+        # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus passes the
+        # warning of a node on under another function name, so any warning may be this one.
         if notice.severity_nonlocalized == "WARNING":
             self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
@@ -271,7 +271,7 @@ def _split_hosts(conninfo: str) -> list[str]:
 def _parameters(plant: Plant) -> tuple[str, str, str | None]:
     if not -(2**63) <= plant.id < 2**63:
         raise psycopg.DataError("an id is a 64-bit integer")
-    # Text, because psycopg types an int by its size, and each combination of types would be another statement.
+    # As text, because psycopg chooses an int's type by its value, and each combination would be another statement.
     return str(plant.id), plant.name, plant.tag
 
 

@@ -1,11 +1,11 @@
 -- Reasons why the table plants could reject or lose a plant, the most important first. $1 is true if the store has seen
--- the table before, so that a missing table is a loss. With Citus, a table that is not distributed is on one node, and
--- other nodes would accept its ids again.
+-- the table before, so that a missing table is a loss. With Citus, a table that is not distributed exists on one node
+-- only, and an id in it could be added again through another node.
 WITH RECURSIVE root AS (SELECT to_regclass('plants')::oid AS root),
 tree AS (SELECT root AS t FROM root WHERE root IS NOT NULL UNION ALL
     SELECT inhrelid FROM tree, pg_inherits, pg_class WHERE inhparent = t AND oid = inhrelid AND relispartition),
 citus AS (SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') AS has_citus),
-own AS (SELECT a.*, attname IN ('id', 'name', 'tag') AS is_ours,
+root_columns AS (SELECT a.*, attname IN ('id', 'name', 'tag') AS is_ours,
     attname IN (SELECT attname FROM pg_attribute, tree WHERE attrelid = t AND attnotnull) AS is_required
     FROM pg_attribute a, root WHERE attrelid = root AND attnum > 0 AND NOT attisdropped),
 faults (priority, fault) AS (
@@ -19,12 +19,12 @@ UNION ALL SELECT 3, 'is local to one node; its operator must distribute it: '
     WHERE tgrelid = root AND tgfoid = function.oid AND proname = 'citus_truncate_trigger')
 UNION ALL SELECT 4, 'is UNLOGGED, has row security, or is no table' FROM pg_class, tree WHERE oid = t
     AND (relpersistence <> 'p' OR relrowsecurity OR relkind NOT IN ('r', 'p'))
-UNION ALL SELECT 5, 'lacks one of id bigint, name text, tag text' WHERE (SELECT count(*) FROM own WHERE
+UNION ALL SELECT 5, 'lacks one of id bigint, name text, tag text' WHERE (SELECT count(*) FROM root_columns WHERE
     (attname, format_type(atttypid, atttypmod)) IN (('id', 'bigint'), ('name', 'text'), ('tag', 'text'))) < 3
-UNION ALL SELECT 6, 'has a column that rejects the store''s inserts: ' || attname FROM own WHERE CASE WHEN is_ours
-    THEN attidentity = 'a' OR attgenerated <> '' OR attname = 'tag' AND is_required
+UNION ALL SELECT 6, 'has a column that rejects the store''s inserts: ' || attname FROM root_columns WHERE CASE
+    WHEN is_ours THEN attidentity = 'a' OR attgenerated <> '' OR attname = 'tag' AND is_required
     ELSE is_required AND NOT atthasdef AND attidentity = '' END
-UNION ALL SELECT 7, 'has no unique key on id alone' FROM root WHERE NOT EXISTS (SELECT FROM pg_index, own
+UNION ALL SELECT 7, 'has no unique key on id alone' FROM root WHERE NOT EXISTS (SELECT FROM pg_index, root_columns
     WHERE indrelid = root AND attname = 'id' AND indisunique AND indisvalid AND indimmediate AND indpred IS NULL
     AND indnkeyatts = 1 AND indkey[0] = attnum)
 UNION ALL SELECT 8, 'has another unique key' FROM pg_index, pg_attribute, tree WHERE indrelid = t AND attrelid = t
@@ -32,7 +32,7 @@ UNION ALL SELECT 8, 'has another unique key' FROM pg_index, pg_attribute, tree W
 UNION ALL SELECT 9, 'has no partition for some ids' FROM pg_partitioned_table, tree WHERE partrelid = t
     AND partdefid = 0 AND (SELECT CASE partstrat
         WHEN 'h' THEN round(sum(1 / substring(bound FROM 'modulus (\d+)')::numeric), 9) = 1
-        -- translate() makes MINVALUE and MAXVALUE ''. Without a gap, the lower bounds then equal the upper ones.
+        -- translate() turns MINVALUE and MAXVALUE into ''. Without a gap, the bounds are the same values on both sides.
         WHEN 'r' THEN array_agg(bounds[1] ORDER BY bounds[1]) = array_agg(bounds[2] ORDER BY bounds[2]) END
     FROM (SELECT pg_get_expr(relpartbound, oid) AS bound, regexp_match(translate(pg_get_expr(relpartbound, oid),
         'MINAXVLUE', ''), '\((.*)\).*\((.*)\)') AS bounds FROM pg_inherits, pg_class

@@ -20,7 +20,7 @@ from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
 
-_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, and starve a process beside a busy one
+_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, so a busy process would lock out others
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 _SET_UP = """
@@ -270,7 +270,9 @@ class _OpenFile:
             return
         if found[0] == self._identities[0] and found[1] != self._identities[1]:
             raise _WALLost
-        raise StoreUnusable(f"the file, or what SQLite keeps beside it, was removed or replaced; {HOW_TO_RECOVER}")
+        raise StoreUnusable(
+            "the file or a file beside it was removed or replaced; restore it, or restart to use what is there"
+        )
 
     def check_table_unchanged(self) -> None:
         """After a change of the schema, raise StoreUnusable if the table's definition is not the store's own."""
