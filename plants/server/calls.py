@@ -20,6 +20,7 @@ _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to joi
 # A batch accepts no more requests once its bodies reach this total: the application may need ten times the memory.
 _MAX_BATCH_BYTES = 262_144
 _MAX_CALL_SECONDS = 0.3  # per batch; requests that it did not reach join the next batch
+_LARGE_BODY_BYTES = 32_768  # A request with a larger body waits for those with smaller ones.
 
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response]
@@ -33,6 +34,11 @@ def is_current(job: Job) -> bool:
     return job[0].request is job[1]
 
 
+def is_large(job: Job) -> bool:
+    """Return whether the application may take long for this request, because of its body."""
+    return len(job[1].body.content) > _LARGE_BODY_BYTES
+
+
 class Calls:
     """The calls of the applications. Each call returns a response, even if the application fails."""
 
@@ -44,6 +50,7 @@ class Calls:
         self._woken = False
         self._max_batch = max_batch
         self.queued: deque[Job] = deque()
+        self.queued_large: deque[Job] = deque()
         self._previous_backlog = 0
         self._free_threads = threads
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
@@ -77,16 +84,17 @@ class Calls:
 
     def can_start(self) -> bool:
         """Return whether requests wait and a thread is free."""
-        return bool(self.queued and self._free_threads)
+        return bool((self.queued or self.queued_large) and self._free_threads)
 
     def start_batches(self, now: float) -> None:
         """Pass the waiting requests to free threads. While more arrive, wait up to ``_GATHER_SECONDS`` for them."""
-        queued = self.queued
         # Drop requests that were rejected because they waited too long: the oldest come first.
-        while queued and not is_current(queued[0]):
-            queued.popleft()
+        for queued in (self.queued, self.queued_large):
+            while queued and not is_current(queued[0]):
+                queued.popleft()
+        queued = self.queued
         more_follow = len(queued) > self._previous_backlog and now < queued[0][1].started + _GATHER_SECONDS
-        while queued and self._free_threads and not more_follow:
+        while self._free_threads and not more_follow and (queued := self.queued or self.queued_large):
             self._free_threads -= 1
             jobs: list[Job] = []
             batch_bytes = 0
@@ -96,7 +104,7 @@ class Calls:
                     jobs.append(job)
                     batch_bytes += len(job[1].body.content)
             self._batches.put(jobs)
-        self._previous_backlog = len(queued)
+        self._previous_backlog = len(self.queued)
 
     def completed(self) -> Iterator[Completed]:
         """Yield the responses of the batches that the threads have completed."""
@@ -104,7 +112,7 @@ class Calls:
         while self._completed:
             self._free_threads += 1
             completed, left = self._completed.popleft()
-            self.queued.extendleft(reversed(left))
+            (self.queued_large if left and is_large(left[0]) else self.queued).extendleft(reversed(left))
             yield from completed
 
     def _work(self) -> None:

@@ -13,7 +13,7 @@ from selectors import EVENT_READ, DefaultSelector
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.calls import Calls, Completed, Job, current_request, is_current
+from plants.server.calls import Calls, Completed, Job, current_request, is_current, is_large
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.listener import Environ, Listener
 from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
@@ -75,6 +75,7 @@ class Loop:
         self._max_buffered_bytes = _MAX_BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
         self._buffered_bytes = 0
         self._in_loop: deque[Job] = deque()  # requests whose application is called in the loop
+        self._large_in_loop: deque[Job] = deque()
         self._has_threads = config.threads > 0
         self._calls = Calls(service, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
         self._on_sweep: Callable[[], None] | None = None
@@ -136,7 +137,7 @@ class Loop:
     def run_once(self) -> None:
         """Run one iteration."""
         shared = self.shared
-        has_more = shared.unfinished or self._in_loop or self._calls.can_start()
+        has_more = shared.unfinished or self._in_loop or self._large_in_loop or self._calls.can_start()
         events = self._selector.select(0.0 if has_more else self._sweep_at - time.monotonic())
         shared.now = time.monotonic()
         for start in range(0, max(1, len(events)), _MAX_STEPS_PER_STAGE):
@@ -188,9 +189,9 @@ class Loop:
             if job[1].path in self._non_blocking_paths:
                 self._in_loop.appendleft(job)  # It does not block, so it need not wait behind slower requests.
             elif self._has_threads:
-                self._calls.queued.append(job)
+                (self._calls.queued_large if is_large(job) else self._calls.queued).append(job)
             else:
-                self._in_loop.append(job)
+                (self._large_in_loop if is_large(job) else self._in_loop).append(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
@@ -200,12 +201,12 @@ class Loop:
         # Run each phase (receive, call, respond) for all requests of a stage, then the next phase. The phase's code
         # stays in the CPU cache, and a local client that a response wakes does not preempt this process in between.
         self._dispatch()
-        if not self._in_loop:
+        if not (self._in_loop or self._large_in_loop):
             return
         until = time.monotonic() + _SWEEP_SECONDS
         completed: list[Completed] = []
-        while self._in_loop and time.monotonic() < until:
-            job = self._in_loop.popleft()
+        while (waiting := self._in_loop or self._large_in_loop) and time.monotonic() < until:
+            job = waiting.popleft()
             if is_current(job):
                 try:
                     completed.append((job[0], job[1], self._calls.call(job[1])))

@@ -492,6 +492,29 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     busy.end()
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_small_requests_overtake_large_ones(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)
+    sizes: list[str] = []
+
+    def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        sizes.append(environ["CONTENT_LENGTH"])
+        start_response("200 OK", [])
+        return []
+
+    driver = Driver(app=note, threads=threads)
+    clients = [driver.connect() for _ in range(4)]
+    for (client, connection), size in zip(clients, (900, 899, 900, 1), strict=True):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (size, b"x" * size))
+        driver.step(connection, connection.ready)
+    driver.run_until(lambda: len(sizes) == 4)
+    assert sizes == ["899", "1", "900", "900"]
+    driver.run_until(lambda: all(is_readable(client) for client, _ in clients))
+    for client, _ in clients:
+        client.close()
+    driver.end()
+
+
 def test_a_response_waits_for_a_full_socket_buffer(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
@@ -596,7 +619,9 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
 
 
 @pytest.mark.usefixtures("long_gather_time")
-def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large_body_bytes", [0, -1])
+def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch, large_body_bytes: int) -> None:
+    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", large_body_bytes)
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
     events, responses = events_of_a_batch(["/1", "/2"])
     assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
