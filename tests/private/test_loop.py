@@ -360,6 +360,14 @@ def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver) -> 
         assert connection.state is IDLE
 
 
+def test_a_body_may_begin_with_a_line_feed(driver: Driver) -> None:
+    client, _ = driver.connect()
+    with client:
+        client.sendall(b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n\n{}")
+        driver.run_once()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
 def test_a_stopping_worker_waits_briefly_for_a_first_request(driver: Driver) -> None:
     driver.loop.stop()
     client, connection = driver.connect()

@@ -155,6 +155,7 @@ class StoreContract(StoreSuite):
         assert batch_store.get(size) is None
         assert [outcome(each.result) for each in others] == [*["added"] * size, "in use"]
         assert batch_store.get(size)
+        assert not batch_store._full_batches
 
     def test_a_batch_ends_at_two_million_characters(self, batch_store: BatchStore) -> None:
         plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
