@@ -102,6 +102,7 @@ class BatchStore(GroupCommitStore):
 
     def submit(self, plant: Plant) -> _PendingAdd:
         deadline = time.monotonic() + self._timeout
+        characters = len(plant.name) + len(plant.tag or "")  # It raises before the plant is in a batch.
         with self._lock:
             batch = self._batch
             index = len(batch.plants)
@@ -110,7 +111,7 @@ class BatchStore(GroupCommitStore):
                 batch = self._batch = self._new_batch()
                 index = 0
             batch.plants.append(plant)
-            batch.characters += len(plant.name) + len(plant.tag or "")
+            batch.characters += characters
         return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:

@@ -298,6 +298,10 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
         outcome: Exception | None = None
         try:
             cursor.execute(_INSERT, plant)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise
+            outcome = StoreUnavailable(str(error))  # An index expression failed, which undoes this statement alone.
         except sqlite3.IntegrityError as error:
             is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
             outcome = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))

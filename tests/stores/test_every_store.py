@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -172,6 +173,13 @@ class StoreContract(StoreSuite):
         assert batch_store.get(1) == Plant(1, "fern")
         pending.result()
 
+    @pytest.mark.parametrize("wrong", [Plant(1, cast(str, 5)), cast(Plant, (1, "oak", None))], ids=repr)
+    def test_a_plant_is_not_stored_if_its_add_raises(self, batch_store: BatchStore, wrong: Plant) -> None:
+        with pytest.raises((TypeError, AttributeError)):
+            batch_store.add(wrong)
+        batch_store.add(Plant(2, "fern"))
+        assert batch_store.get(1) is None
+
     def test_a_closed_store_has_committed_what_was_submitted(self, batch_store: BatchStore, lasting_url: str) -> None:
         full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         batch_store.close()
@@ -313,6 +321,38 @@ def test_ids_at_any_interval_fill_all_shards_of_a_dictionary() -> None:
         for number in range(10_000):
             store.add(Plant(number * step, ""))
         assert max(map(len, store._shards)) < 100
+
+
+FORKING_WHILE_ADDING = """
+import os, signal, sys, threading
+from contextlib import suppress
+from plants.stores import Plant, PlantIdInUse
+from plants.stores.memory import MemoryStore
+from plants.testing import FaultyStore
+
+def add():
+    while True:
+        with suppress(PlantIdInUse):
+            store.add(Plant(1, "parent"))
+
+store = FaultyStore() if sys.argv[1] == "faulty" else MemoryStore()
+for _ in range(4):
+    threading.Thread(target=add, daemon=True).start()
+for _ in range(5):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        store.add(Plant(2, "child"))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+@pytest.mark.parametrize("store", ["memory", "faulty"])
+def test_a_process_may_fork_while_its_threads_add(store: str) -> None:
+    subprocess.run([sys.executable, "-c", FORKING_WHILE_ADDING, store], check=True, timeout=60)
 
 
 class TestSQLiteStore(StoreContract):

@@ -815,6 +815,14 @@ def test_an_index_that_rejects_no_plant_is_allowed(store: SQLiteStore, path: Pat
     store.add(Plant(1, "oak"))
 
 
+def test_a_plant_that_fails_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "{}"))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE INDEX colors ON plants (json_extract(name, '$.color'))")
+    plants = [Plant(1, "{}"), Plant(2, "oak"), Plant(3, "{}")]
+    assert add_together(store, plants) == ["added", "unavailable", "added"]
+
+
 def test_a_plant_that_was_not_inserted_is_not_acknowledged(store: SQLiteStore) -> None:
     store.add(Plant(1, "oak"))
     writer = connections_of(store)._writer
