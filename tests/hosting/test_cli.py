@@ -365,7 +365,7 @@ cannot_be_served = pytest.mark.parametrize(
         ("-k nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
         ("-w 0", {}, "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
         (
-            "--env PLANTS_STORE=memory:",
+            "-e FOO=1 -e PLANTS_STORE=memory:",
             {},
             "PLANTS_STORE has no effect in --env or raw_env; set it in the environment.",
         ),
