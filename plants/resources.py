@@ -1,7 +1,6 @@
 """The Falcon resource for ``/plants``."""
 
 import sys
-from inspect import isawaitable
 
 import falcon
 
@@ -25,12 +24,15 @@ class PlantCollection:
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
         """Add the plant; if response and store allow it, only submit it and append the result to ``pending_adds``."""
-        if pending_adds is not None and self._submit:
-            pending_adds.append(self._submit(plant))
-            return
-        added: object = self._store.add(plant)
-        if added is not None and isawaitable(added):
-            raise TypeError("add() of the store is asynchronous, so the plant is not stored")
+        try:
+            if pending_adds is not None and self._submit:
+                pending_adds.append(self._submit(plant))
+                return
+            added: object = self._store.add(plant)
+        except (falcon.HTTPError, falcon.HTTPStatus) as error:
+            raise RuntimeError("the store raised a response") from error  # Falcon would send it.
+        if added is not None:  # The store may be asynchronous, or report a failure.
+            raise TypeError(f"add() of the store returned a {type(added).__name__}, so the plant may not be stored")
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""

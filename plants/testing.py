@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import os
 import secrets
 import signal
 import socket
@@ -218,10 +219,10 @@ class Deployment(_Strict):
         :param failure: the status of an Error, such as 429; or ``"reset"``, which resets the connection and stores
             nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
         """
-        if failure not in _FAILURES:
+        if not isinstance(failure, int | str) or failure not in _FAILURES:
             raise ValueError(f"a failure is a status from 400, 'reset' or 'cut', not {failure!r}")
         _number("times", times)
-        self._failures = itertools.repeat(failure) if times == math.inf else itertools.repeat(failure, int(times))
+        self._failures = itertools.repeat(failure) if times > sys.maxsize else itertools.repeat(failure, int(times))
 
     def reset(self) -> None:
         """Restore the initial state: the first token, no failures, no requests, no plants but a wrapped store's."""
@@ -250,6 +251,7 @@ class Deployment(_Strict):
                 response = error_body(environ, failure * 100)
                 headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
                 start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
+                response = b"" if environ["REQUEST_METHOD"] == "HEAD" else response
         error = json.loads(response)["error"] if status >= HTTPStatus.BAD_REQUEST and response else None
         if failure == "cut":
             response = response[: len(response) // 2]
@@ -310,6 +312,7 @@ def serve(
     sockets = server._sockets = {}
     http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
     ended = threading.Event()
+    pid = os.getpid()
 
     def run() -> None:
         while not ended.is_set():
@@ -319,6 +322,8 @@ def serve(
     thread.start()
 
     def stop() -> None:
+        if os.getpid() != pid:  # A forked child has no threads to stop.
+            return
         server.store.delay = 0.0  # for requests that wait for a thread
         server.store.end_delays()
         ended.set()

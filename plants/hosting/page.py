@@ -34,10 +34,12 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
     """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != "/" or environ["REQUEST_METHOD"] != "GET" or not _prefers_html(environ):
+        method = environ["REQUEST_METHOD"]
+        if environ.get("PATH_INFO") != "/" or method not in {"GET", "HEAD"} or not _prefers_html(environ):
             return app(environ, start_response)
-        start_response("302 Found", [*HEADERS.items(), ("Location", "docs")])
-        return [error_body(environ, 30200, "An interactive description is at docs.")]
+        body = error_body(environ, 30200, "An interactive description is at docs.")
+        start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
+        return [body] if method == "GET" else []
 
     return hosted
 

@@ -134,6 +134,9 @@ class Connection:
             return
         request = self.request or self._begin_request()
         if not request.parsed:
+            # A response to HEAD has no body (RFC 9110, section 9.3.2), even if its head is malformed or incomplete.
+            if self._input.startswith((b"HEAD ", b"\r\nHEAD ")):
+                request.method = "HEAD"
             self._shared.service.after_head(request)
         self._finish_request(request, self._shared.service.error_response(error, request), close=True)
 

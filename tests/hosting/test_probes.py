@@ -76,6 +76,8 @@ def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
     response = app.get("/?a=1", headers={"Accept": BROWSER})
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
     assert response.json == {"error": 30200, "message": "An interactive description is at docs."}
+    head = app.head("/", headers={"Accept": BROWSER})
+    assert (head.status_int, head.headers) == (302, response.headers)
     described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
     assert described["minimum"] <= response.json["error"]
     assert response.headers["Cache-Control"] == "no-store"

@@ -126,6 +126,18 @@ def test_a_server_responds_with_any_status_on_demand(plants_server: Server, stat
     assert post(plants_server).status == 200
 
 
+def test_a_failed_head_request_has_no_body(plants_server: Server) -> None:
+    plants_server.fail(429, times=1)
+    with closing(http.client.HTTPConnection(plants_server.url.removeprefix("http://"), timeout=60)) as connection:
+        connection.request("HEAD", "/plants")
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (429, b"")
+        assert int(response.headers["Content-Length"]) > 0
+        connection.request("GET", "/livez")
+        assert connection.getresponse().status == 200
+    assert plants_server.requests[0].response == b""
+
+
 def test_a_reset_connection_stores_nothing(plants_server: Server) -> None:
     plants_server.fail("reset", times=2)
     for _ in range(2):
@@ -157,7 +169,7 @@ def test_a_failure_of_the_server_lasts_until_it_is_removed(plants_server: Server
     assert post(plants_server).status == 200
 
 
-@pytest.mark.parametrize("wrong", [200, 399, 600, "429", "restart", None], ids=repr)
+@pytest.mark.parametrize("wrong", [200, 399, 600, 429.0, "429", "restart", [], None], ids=repr)
 def test_an_invalid_failure_is_rejected(plants_server: Server, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^a failure is a status from 400, 'reset' or 'cut', not "):
         plants_server.fail(wrong)
@@ -452,6 +464,26 @@ def test_an_open_server_does_not_keep_the_process_alive() -> None:
     assert (result.stdout[:17], result.stderr) == ("http://127.0.0.1:", "")
 
 
+FORKING = """
+import os, sys, urllib.request
+from plants.testing import serve
+
+with serve() as server:
+    child = os.fork()
+    if not child:
+        sys.exit()
+    os.waitpid(child, 0)
+    urllib.request.urlopen(server.url + "/livez").close()
+"""
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_a_forked_child_does_not_stop_the_server() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "still running" not in result.stderr
+
+
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
@@ -548,6 +580,8 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         ]
         assert json.loads(send_command(process, "requests")[1]["body"]) == {"id": 2, "name": "Fern"}
         assert send_command(process, "reset") == first
+        assert send_command(process, f"fail 429 {10**30}") == first
+        assert post(server).status == 429
         assert send_command(process, "fail 429 1") == first
         assert [post(server, id=3).status for _ in range(2)] == [429, 200]
         send_command(process, "fail id 4 1")
@@ -556,7 +590,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
         with pytest.raises(http.client.IncompleteRead):
             post(server, id=6)
         requests = send_command(process, "requests")
-        assert [request["error"] for request in requests] == [42900, None, None, 50300, None, None]
+        assert [request["error"] for request in requests] == [42900, 42900, None, None, 50300, None, None]
         assert requests[-1]["response"] == '{"name":'
         assert send_command(process, "reset") == first
         assert send_command(process, "delay 0.001") == first

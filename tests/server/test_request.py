@@ -224,10 +224,21 @@ def test_nothing_is_read_after_a_request_with_connection_close(server: Server) -
     assert server.notes()[before:] == ["POST /good 4 of 4"]
 
 
-def test_a_rejection_of_head_has_no_body(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"HEAD / HTTP/1.1\r\n\r\n", 400),
+        (b"HEAD / HTTP/2\r\n\r\n", 400),
+        (b"HEAD /" + b"a" * 9000, 414),
+        (b"HEAD /" + b"a" * 8178 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"\r\nHEAD / HTTP/1.1\r\nX-A: " + b"a" * 9000, 431),
+    ],
+    ids=["no-host", "http-2", "growing-line", "long-line", "growing-field"],
+)
+def test_a_rejection_of_head_has_no_body(server: Server, head: bytes, status: int) -> None:
     with server.client() as client:
-        client.send(b"HEAD / HTTP/1.1\r\n\r\n")
-        assert client.response("HEAD").status == 400
+        client.send(head)
+        assert client.response("HEAD").status == status
         assert client.is_closed()
 
 
