@@ -80,9 +80,8 @@ class Call:
         try:
             body = b"".join(self._iterable)
         finally:
-            close = getattr(self._iterable, "close", None)
-            if close is not None:
-                close()
+            if hasattr(self._iterable, "close") and self._iterable.close:
+                self._iterable.close()
             self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
         if self._status is None:
             raise AssertionError("the application did not call start_response")
