@@ -1,6 +1,8 @@
 """The Falcon resource for ``/plants``."""
 
 import sys
+from collections.abc import Awaitable, Generator
+from concurrent.futures import Future
 
 import falcon
 
@@ -24,15 +26,12 @@ class PlantCollection:
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
         """Add the plant; if response and store allow it, only submit it and append the result to ``pending_adds``."""
-        try:
-            if pending_adds is not None and self._submit:
-                pending_adds.append(self._submit(plant))
-                return
-            added: object = self._store.add(plant)
-        except (falcon.HTTPError, falcon.HTTPStatus) as error:
-            raise RuntimeError("the store raised a response") from error  # Falcon would send it.
-        if added is not None:  # The store may be asynchronous, or report a failure.
-            raise TypeError(f"add() of the store returned a {type(added).__name__}, so the plant may not be stored")
+        if pending_adds is not None and self._submit:
+            pending_adds.append(self._submit(plant))
+            return
+        added: object = self._store.add(plant)
+        if added is not None and isinstance(added, Awaitable | Generator | Future):
+            raise TypeError("add() of the store is asynchronous, so the plant may not be stored")
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""
