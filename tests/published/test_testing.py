@@ -477,7 +477,6 @@ with serve() as server:
 """
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_forked_child_does_not_stop_the_server() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKING]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
