@@ -34,6 +34,22 @@ def driver() -> Iterator[Driver]:
     driver.end()
 
 
+class GatedApp:
+    """Notes the path of each call, and does not respond before ``gate`` is set."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.calls = threading.Semaphore(0)
+        self.paths: list[str] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        self.paths.append(environ["PATH_INFO"])
+        self.calls.release()
+        self.gate.wait(60)
+        start_response("200 OK", [])
+        return [b"late"]
+
+
 class Failing(Service):
     """Fails to log /unlogged, and to make any error response."""
 
@@ -304,21 +320,15 @@ def test_a_full_loop_closes_clients_that_do_not_read(full: FullDriver) -> None:
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
-    gate = threading.Event()
-
-    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        gate.wait(60)
-        start_response("200 OK", [])
-        return []
-
-    full = FullDriver(app=wait, threads=3)
+    gated = GatedApp()
+    full = FullDriver(app=gated, threads=3)
     full.run_once()
     served = [full.accept(GET) for _ in range(3)]
     assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
     full.listener.reserved_connections = 1
     reserved = full.accept(GET)
     assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
-    gate.set()
+    gated.gate.set()
     while full.loop.pending_request_count():
         full.run_once()
     for client in (*served, reserved):
@@ -691,14 +701,8 @@ def test_a_request_does_not_wait_for_an_endless_batch() -> None:
 
 
 def test_a_late_response_is_dropped_after_a_503() -> None:
-    gate = threading.Event()
-
-    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        gate.wait(60)
-        start_response("200 OK", [])
-        return [b"late"]
-
-    driver = Driver(app=wait, threads=2)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=2)
     client, connection = driver.connect()
     with client:
         client.sendall(GET)
@@ -706,7 +710,7 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
         connection.deadline = driver.loop.shared.now
         while connection.state == RESPONDING:
             driver.run_once()
-        gate.set()
+        gated.gate.set()
         while driver.loop._calls._free_threads < driver.threads:
             driver.run_once()
         response = client.recv(1000)
@@ -717,14 +721,8 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
 
 
 def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
-    gate = threading.Event()
-
-    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        gate.wait(60)
-        start_response("200 OK", [])
-        return []
-
-    driver = Driver(app=wait, threads=2)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=2)
     client, connection = driver.connect()
     with client:
         client.sendall(GET)
@@ -732,22 +730,15 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
         client.sendall(b"\r\n")
         driver.run_once()
         assert connection.sock not in driver.loop._selector.get_map()
-        gate.set()
+        gated.gate.set()
         driver.run_until(lambda: connection.state == IDLE)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
     driver.end()
 
 
 def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
-    gate, stuck = threading.Event(), threading.Semaphore(0)
-
-    def wait(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        stuck.release()
-        gate.wait(60)
-        start_response("200 OK", [])
-        return []
-
-    driver = Driver(app=wait, threads=2, max_batch=1)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=2, max_batch=1)
     for number in range(60):
         client, connection = driver.connect()
         with client:
@@ -755,11 +746,11 @@ def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
             driver.run_once()
             driver.run_once()  # Nothing more has come, so the request goes to a thread.
             if number < driver.threads:
-                assert stuck.acquire(timeout=60)
+                assert gated.calls.acquire(timeout=60)
             else:
                 driver.step(connection, connection.reject, HTTPError(503))
     assert len(driver.loop._calls.queued) <= 1
-    gate.set()
+    gated.gate.set()
     while driver.loop._calls._free_threads < driver.threads:
         driver.run_once()
     assert not driver.loop._calls.queued
@@ -767,17 +758,8 @@ def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
 
 
 def test_a_waiting_request_that_was_rejected_is_not_run() -> None:
-    called: list[str] = []
-    gate, stuck = threading.Event(), threading.Event()
-
-    def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        called.append(environ["PATH_INFO"])
-        stuck.set()
-        gate.wait(60)
-        start_response("200 OK", [])
-        return []
-
-    driver = Driver(app=note, threads=1)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1)
     paths = (b"/first", b"/rejected", b"/last", b"/rejected")
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
@@ -786,13 +768,13 @@ def test_a_waiting_request_that_was_rejected_is_not_run() -> None:
             driver.run_once()
         if path == b"/first":
             driver.run_once()
-            assert stuck.wait(60)
+            assert gated.calls.acquire(timeout=60)
     for _, connection in clients[1::2]:
         driver.step(connection, connection.reject, HTTPError(503))
-    gate.set()
+    gated.gate.set()
     while clients[2][1].state == RESPONDING:
         driver.run_once()
-    assert called == ["/first", "/last"]
+    assert gated.paths == ["/first", "/last"]
     for client, _ in clients:
         client.close()
     driver.end()
