@@ -20,7 +20,7 @@ class PlantStoreError(Exception):
 
 
 class PlantIdInUse(PlantStoreError):
-    """Another plant already has this id, and is unchanged."""
+    """The id is in use; the stored plant is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
         super().__init__(plant_id)  # Only the id, because copy and pickle call the class with this.
@@ -42,8 +42,8 @@ class PlantStore(abc.ABC):
     because a wrong one would go unnoticed.
     """
 
-    worker_threads: ClassVar[int]  #: threads of one server process that should call the store
-    max_batch: ClassVar[int]  #: plants that one commit should contain at most
+    worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
+    max_batch: ClassVar[int]  #: the maximum number of plants per commit
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class PlantStore(abc.ABC):
     def check(self) -> None:
         """Raise StoreUnavailable if an ``add`` would fail.
 
-        The result may be up to half a second old. In an outage it may be the last failure until the next retry ends.
+        The result may be up to half a second old. In an outage, it may be that of the last attempt.
         """
 
     def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
@@ -104,7 +104,7 @@ class GroupCommitStore(PlantStore):
 
     @abc.abstractmethod
     def submit(self, plant: Plant) -> PendingAdd:
-        """Accept a plant, which is committed at the latest when its result is asked for."""
+        """Queue a plant; calling ``result()`` commits it if it is not committed yet."""
 
     def add(self, plant: Plant) -> None:
         self.submit(plant).result()

@@ -39,7 +39,7 @@ class _PendingAdd:
             try:
                 raise error
             finally:
-                del batch, error, self  # Else the exception and this frame would refer to each other.
+                del batch, error, self  # Otherwise, the exception and this frame would refer to each other.
 
 
 class _Batch:
@@ -51,27 +51,27 @@ class _Batch:
         self.characters = 0
         self.outcomes: Outcomes = []  # empty until the commit
         self._commit = commit
-        self._leader = threading.Lock()
+        self._leader_lock = threading.Lock()
 
     def commit(self, deadline: float) -> Outcomes:
         """Return the outcomes once this thread or another one has committed the batch.
 
         :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
         """
-        if not self._leader.acquire(blocking=False):
+        if not self._leader_lock.acquire(blocking=False):
             self.breaker.raise_if_open()
-            if not self._leader.acquire(timeout=max(0, deadline - time.monotonic())):
+            if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
                 raise StoreUnavailable("no answer in time")
         try:
             return self.outcomes or self._commit(self, deadline)
         finally:
-            self._leader.release()
+            self._leader_lock.release()
 
 
 class BatchStore(GroupCommitStore):
     """Base class of stores that commit the plants of concurrent calls in one transaction.
 
-    :param new_connections: returns the connections of a process; nothing is connected yet.
+    :param new_connections: returns the ``Connections`` of a process, which connect at their first use.
     :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
     """
 
@@ -83,7 +83,7 @@ class BatchStore(GroupCommitStore):
         self._shared_state = mmap.mmap(-1, 1)
         self._new_connections = partial(new_connections, timeout, self._shared_state)
         self._timeout = timeout
-        self._inherited: list[Connections] = []
+        self._inherited_connections: list[Connections] = []
         self._start()
         _stores.add(self)
 
@@ -96,13 +96,14 @@ class BatchStore(GroupCommitStore):
 
     def after_fork(self) -> None:
         """Replace the connections and the locks in a forked child."""
-        # Keep a reference: garbage collection would close the parent's connections.
-        self._inherited.append(self._connections)
+        # Keep a reference, because garbage collection would close the parent's connections.
+        self._inherited_connections.append(self._connections)
         self._start()
 
     def submit(self, plant: Plant) -> _PendingAdd:
         deadline = time.monotonic() + self._timeout
-        characters = len(plant.name) + len(plant.tag or "")  # It raises before the plant is in a batch.
+        # If the name or the tag is not text, this raises before the plant joins a batch.
+        characters = len(plant.name) + len(plant.tag or "")
         with self._lock:
             batch = self._batch
             index = len(batch.plants)
@@ -160,7 +161,7 @@ class BatchStore(GroupCommitStore):
         try:
             outcomes = self._breaker.run(partial(self._connections.insert, collect), deadline)
         except StoreUnavailable as error:
-            # Each caller gets its own: an exception that is raised repeatedly collects tracebacks.
+            # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             return [type(error)(*error.args) for _ in collect()]
         except PlantRejected as error:
             plants = collect()

@@ -37,7 +37,7 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._reason: str | None = None  # why the store is unavailable
         self._next_attempt_at = self._succeeded_at = self._written_at = self._failed_at = 0.0
-        self._outage_logged = False  # its start, but not its end
+        self._outage_logged = False  # The start of an outage has been logged, but not its end.
         self._refused_requests = 0  # in this outage
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
@@ -110,7 +110,7 @@ class CircuitBreaker:
         self._written_at = time.monotonic()
 
     def record_failure(self, error: Exception, *, refused: int = 1) -> None:
-        """Count refused requests; the first failure logs the start of an outage."""
+        """Count refused requests; log the first failure as the start of an outage, even if the breaker stays closed."""
         if not isinstance(error, StoreUnavailable) or isinstance(error, OutOfTime):
             return
         with self._lock:

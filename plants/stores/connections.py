@@ -49,4 +49,4 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Finish the transactions that have begun and close the connections for good."""
+        """Close the connections for good, each after the transaction that it is running."""

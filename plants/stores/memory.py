@@ -5,7 +5,7 @@ import threading
 
 from plants.stores import Plant, PlantIdInUse, PlantStore
 
-# Sharded, because resizing one dictionary blocks every thread: for 0.1 s at three million plants.
+# The dictionary is sharded, because resizing a single one with three million plants blocks all threads for 0.1 s.
 _SHARDS = 1024
 
 # All dictionaries share this lock. A fork waits for it, because a child that inherits it locked would wait forever.

@@ -42,7 +42,7 @@ class ConnectionPool(Generic[_C]):
         self._max_connections = max_connections
         self._lock = threading.RLock()  # guards everything below
         self._closed = False
-        self._idle: list[_C] = []
+        self._idle_connections: list[_C] = []
         self._open_count = 0  # idle or in use
         self._waiters: deque[Future[_C]] = deque()
         self._connecting = False  # in a thread, one connection at a time
@@ -61,7 +61,7 @@ class ConnectionPool(Generic[_C]):
             self.release(connection)
 
     def acquire(self, deadline: float) -> _C:
-        """Take a connection out of the pool; ``release`` puts it back."""
+        """Acquire a connection; ``release`` returns it to the pool."""
         waiter: Future[_C] = Future()
         try:
             with self._lock:
@@ -82,10 +82,10 @@ class ConnectionPool(Generic[_C]):
             raise
 
     def release(self, connection: _C) -> None:
-        """Put a connection back, or close it if it cannot be used again."""
+        """Return a connection to the pool, or close it if it cannot be used again."""
         with self._lock:
             if connection.is_idle() and not self._closed:
-                self._idle.append(connection)
+                self._idle_connections.append(connection)
             else:
                 self._discard(connection)
             self._serve_waiters()
@@ -94,13 +94,13 @@ class ConnectionPool(Generic[_C]):
         """Close all connections, each at the latest when it is released."""
         with self._lock:
             self._closed = True
-            while self._idle:
-                self._discard(self._idle.pop())
+            while self._idle_connections:
+                self._discard(self._idle_connections.pop())
             self._fail_waiters(StoreUnavailable("the store is closed"))
 
     def _serve_waiters(self) -> None:
-        while self._waiters and self._idle:
-            connection = self._idle.pop()
+        while self._waiters and self._idle_connections:
+            connection = self._idle_connections.pop()
             if connection.has_unread_input():
                 self._discard(connection)
             else:
@@ -110,7 +110,7 @@ class ConnectionPool(Generic[_C]):
         if self._open_count and time.monotonic() < self._next_attempt_at:
             return
         try:
-            # Connect in a thread: a connection that is too late for this caller serves a later one.
+            # Connect in a thread, because a connection that is too late for this caller can serve a later one.
             threading.Thread(target=self._open, name="plants-connect", daemon=True).start()
             self._connecting = True
         except RuntimeError as error:
@@ -141,6 +141,6 @@ class ConnectionPool(Generic[_C]):
 
     def _fail_waiters(self, failure: StoreUnavailable) -> None:
         for waiter in self._waiters:
-            # Each caller gets its own: an exception that is raised repeatedly collects tracebacks.
+            # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             waiter.set_exception(type(failure)(*failure.args))
         self._waiters.clear()

@@ -51,7 +51,7 @@ _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of its ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # the same, after such a wait has timed out
 _CONTENTION_SECONDS = 1.0  # how long the short timeout then applies to other batches
-_CHECK_SECONDS = 0.1  # For this long after a check of the table, a row that was not inserted counts as an id in use.
+_CHECK_SECONDS = 0.1  # If a row is not inserted this soon after a check of the table, assume that its id is in use.
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -82,7 +82,7 @@ class PostgresStore(BatchStore):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Open the store of a libpq connection URL, which may name several hosts.
+        """Return the store for a libpq connection URL, which may name several hosts.
 
         :raises ValueError: libpq cannot parse the URL.
         """
@@ -101,7 +101,7 @@ class PostgresConnections(Connections):
     def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
         self._timeout = timeout
-        # Shorter than the caller's timeout, so that a slow statement is canceled, and stores nothing, before that.
+        # This is shorter than the caller's timeout, so a slow statement is canceled, and stores nothing, before that.
         self._statement_timeout_ms = int(timeout * 750)
         self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)
@@ -239,7 +239,7 @@ class _Connection(psycopg.Connection[_Row]):
         return self.pgconn.transaction_status == TransactionStatus.IDLE
 
     def has_unread_input(self) -> bool:
-        # Look before each use, because a connection that ends after a statement was sent leaves its outcome unknown.
+        # Check before each use, because the outcome of a statement is unknown if the server has closed the connection.
         poll = select.poll()  # select() accepts no descriptor above 1023.
         poll.register(self, select.POLLIN)
         return bool(poll.poll(0))
@@ -248,8 +248,8 @@ class _Connection(psycopg.Connection[_Row]):
         return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
-        # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus passes the
-        # warning of a node on under another function name, so any warning may be this one.
+        # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus relays a
+        # node's warning under another function name, so any warning may be this one.
         if notice.severity_nonlocalized == "WARNING":
             self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
@@ -271,12 +271,12 @@ def _split_hosts(conninfo: str) -> list[str]:
 def _parameters(plant: Plant) -> tuple[str, str, str | None]:
     if not -(2**63) <= plant.id < 2**63:
         raise psycopg.DataError("an id is a 64-bit integer")
-    # As text, because psycopg chooses an int's type by its value, and each combination would be another statement.
+    # Send the id as text, because psycopg chooses an int's type by its value, and each type needs another statement.
     return str(plant.id), plant.name, plant.tag
 
 
 def _unavailable(error: psycopg.Error) -> StoreUnavailable:
     if isinstance(error, errors.UndefinedTable):
         return StoreUnusable(_GONE)
-    # Without the server's message about a statement, because it may quote a plant.
+    # Omit the server's message about a statement, because it may quote a plant.
     return StoreUnavailable(f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error))

@@ -20,7 +20,7 @@ from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
 
-_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, so a busy process would lock out others
+_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, so a busy process would lock out others.
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 _SET_UP = """
@@ -74,7 +74,7 @@ class SQLiteStore(BatchStore):
     def from_url(cls, url: str) -> Self:
         """Return the store for ``sqlite:///relative/file`` or ``sqlite:////absolute/file``, percent-encoded.
 
-        :raises ValueError: the URL names no file, or has more than a file.
+        :raises ValueError: the URL names no file, or has a query, a fragment or a NUL.
         """
         path = url.removeprefix("sqlite:///")
         if path in {url, "", ":memory:"} or re.search("[?#]|%00", path):
@@ -305,7 +305,7 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
         except sqlite3.IntegrityError as error:
             is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
             outcome = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))
-        except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant
+        except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant.
             outcome = error
         else:
             if cursor.rowcount != 1:

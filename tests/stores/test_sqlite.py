@@ -285,7 +285,7 @@ def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLit
 def test_close_returns_even_if_the_leader_of_a_batch_hangs(path: Path) -> None:
     store = SQLiteStore(str(path), timeout=0.1)
     store.submit(Plant(1, "oak"))
-    with store._batch._leader:
+    with store._batch._leader_lock:
         store.close()
 
 
