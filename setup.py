@@ -9,8 +9,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# The modules that every request runs, without service.py: a class of a compiled module should have no interpreted
-# subclass, nor a base class of another library.
+# The modules that serve requests, except service.py, because hosting subclasses its class: a class of a compiled module
+# should have neither an interpreted subclass nor a base class from another library.
 COMPILED = ("calls", "connection", "listener", "loop", "request", "response", "tls")
 
 
@@ -18,7 +18,7 @@ def compiled_server(scratch: str) -> list[Extension]:
     """Return the extension modules of the server; their C code goes to ``scratch``."""
     from mypyc.build import mypycify
 
-    # Without a configuration: that in setup.cfg is for the check of the whole repository.
+    # Ignore the mypy configuration in setup.cfg, which is for checking the whole repository.
     options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
     modules = [f"plants/server/{name}.py" for name in COMPILED]
     return mypycify([*options, *modules], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
@@ -36,6 +36,6 @@ with tempfile.TemporaryDirectory() as scratch:
         long_description=re.sub(r"\[([^\]]*)\]\((?!https://)([^)]*)\)", r"\1 (\2)", readme),
         options=options,
         setup_requires=["mypy[mypyc]>=2.4,<3"] if compiling else [],
-        # Only in a wheel: beside its source in a checkout, a compiled module would hide every change of the source.
+        # Compile only into a wheel, because a compiled module in a checkout would hide changes of its source.
         ext_modules=compiled_server(scratch) if compiling and "bdist_wheel" in sys.argv else [],
     )

@@ -19,7 +19,7 @@ from plants.server.service import Service
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
 # A batch accepts no more requests once its bodies reach this total: the application may need ten times the memory.
 _MAX_BATCH_BYTES = 262_144
-_MAX_CALL_SECONDS = 0.3  # per batch; requests that it did not reach join the next batch
+_MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left then join the next batch
 _LARGE_BODY_BYTES = 32_768  # A request with a larger body waits for those with smaller ones.
 
 Job = tuple[Connection, Request]
@@ -30,7 +30,7 @@ current_request: Final[ContextVar[Request | None]] = ContextVar("current_request
 
 
 def is_current(job: Job) -> bool:
-    """Return whether a client still waits for this response: a request that waited too long has been rejected."""
+    """Return whether the request still needs a response; it may have been rejected, or its client may have gone."""
     return job[0].request is job[1]
 
 
@@ -49,12 +49,12 @@ class Calls:
         self._wake_fd = wake_fd
         self._woken = False
         self._max_batch = max_batch
-        self.queued: deque[Job] = deque()
-        self.queued_large: deque[Job] = deque()
+        self.queued_jobs: deque[Job] = deque()
+        self.queued_large_jobs: deque[Job] = deque()
         self._previous_backlog = 0
         self._free_threads = threads
         self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        self._completed: deque[tuple[list[Completed], list[Job]]] = deque()
+        self._completed_batches: deque[tuple[list[Completed], list[Job]]] = deque()
         for _ in range(threads):
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
 
@@ -84,17 +84,17 @@ class Calls:
 
     def can_start(self) -> bool:
         """Return whether requests wait and a thread is free."""
-        return bool((self.queued or self.queued_large) and self._free_threads)
+        return bool((self.queued_jobs or self.queued_large_jobs) and self._free_threads)
 
     def start_batches(self, now: float) -> None:
-        """Pass the waiting requests to free threads. While more arrive, wait up to ``_GATHER_SECONDS`` for them."""
-        # Drop requests that were rejected because they waited too long: the oldest come first.
-        for queued in (self.queued, self.queued_large):
+        """Pass queued requests to free threads. While more arrive, leave them queued for up to ``_GATHER_SECONDS``."""
+        # Drop requests that were rejected because they waited too long. They are the oldest, so they are at the front.
+        for queued in (self.queued_jobs, self.queued_large_jobs):
             while queued and not is_current(queued[0]):
                 queued.popleft()
-        queued = self.queued
+        queued = self.queued_jobs
         more_follow = len(queued) > self._previous_backlog and now < queued[0][1].started + _GATHER_SECONDS
-        while self._free_threads and not more_follow and (queued := self.queued or self.queued_large):
+        while self._free_threads and not more_follow and (queued := self.queued_jobs or self.queued_large_jobs):
             self._free_threads -= 1
             jobs: list[Job] = []
             batch_bytes = 0
@@ -104,21 +104,22 @@ class Calls:
                     jobs.append(job)
                     batch_bytes += len(job[1].body.content)
             self._batches.put(jobs)
-        self._previous_backlog = len(self.queued)
+        self._previous_backlog = len(self.queued_jobs)
 
     def completed(self) -> Iterator[Completed]:
         """Yield the responses of the batches that the threads have completed."""
         self._woken = False  # Reset first, so that a later batch wakes the loop again.
-        while self._completed:
+        while self._completed_batches:
             self._free_threads += 1
-            completed, left = self._completed.popleft()
-            (self.queued_large if left and is_large(left[0]) else self.queued).extendleft(reversed(left))
+            completed, not_called = self._completed_batches.popleft()
+            queued = self.queued_large_jobs if not_called and is_large(not_called[0]) else self.queued_jobs
+            queued.extendleft(reversed(not_called))
             yield from completed
 
     def _work(self) -> None:
         while True:
             jobs = self._batches.get()
-            self._completed.append(self._run_batch(jobs))
+            self._completed_batches.append(self._run_batch(jobs))
             del jobs  # Do not hold the last requests in memory while waiting.
             if not self._woken:
                 self._woken = True
@@ -126,7 +127,7 @@ class Calls:
                     os.write(self._wake_fd, b"\0")
 
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
-        """Return what is completed, and the requests that were not called.
+        """Return the completed requests, and those for which the application was not called.
 
         All applications are called before the first response is read, so that an application can defer work, such as a
         commit, to the iteration of its response and do it once for the whole batch.

@@ -14,26 +14,26 @@ from plants.server.tls import READ_BYTES, TLS
 
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
-# RFC 9112, section 9.6: after the last response the server goes on reading, or a reset could destroy the response. It
-# closes the connection after this long without input, and at the latest after the request timeout.
+# RFC 9112, section 9.6: after the last response the server continues to read, because a reset could destroy the
+# response. It closes the connection after this long without input, and at the latest after the request timeout.
 _LINGER_SECONDS: Final = 2.0
 _MAX_ENCRYPTED_BYTES: Final = 16384  # per TLS record; no more is encrypted before the socket has accepted it
 _EMPTY: Final = memoryview(b"")
 
-# The states. Each comment: what the connection waits for; what the server does at the deadline.
-OPEN: Final = "open"  # the first byte; responds with 408, but closes the connection while stopping or in the handshake
-RECEIVING: Final = "receiving"  # the rest of a request; responds with 408
-RESPONDING: Final = "responding"  # the application; responds with 503
-WRITING: Final = "writing"  # the client, which reads the response; closes the connection
-IDLE: Final = "idle"  # the next request; closes the connection
-CLOSING: Final = "closing"  # the client, which closes its side; closes the connection
+# The states: what the connection waits for -> what the server does at the deadline.
+OPEN: Final = "open"  # first byte -> respond with 408; while stopping or in the TLS handshake, close
+RECEIVING: Final = "receiving"  # rest of the request -> respond with 408
+RESPONDING: Final = "responding"  # application -> respond with 503
+WRITING: Final = "writing"  # client to read the response -> close
+IDLE: Final = "idle"  # next request -> close
+CLOSING: Final = "closing"  # client to close its side -> close
 CLOSED: Final = "closed"  # nothing
 
 
 class Shared:
     """State that all connections of an event loop share.
 
-    ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished`` connections have received bytes
+    ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished_connections`` have received bytes
     that did not fit into one step. ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
@@ -47,8 +47,8 @@ class Shared:
         self.connections: set[Connection] = set()
         # Connections that wait for their client, the longest inactive first. Activity is a complete head, a part of a
         # body received, or a part of a response read.
-        self.waiting_for_client: dict[Connection, None] = {}
-        self.unfinished: deque[Connection] = deque()
+        self.connections_waiting_for_client: dict[Connection, None] = {}
+        self.unfinished_connections: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
 
 
@@ -74,7 +74,7 @@ class Connection:
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
         self._tls = tls
-        shared.waiting_for_client[self] = None
+        shared.connections_waiting_for_client[self] = None
         self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
         self._output: memoryview = _EMPTY  # not accepted by the socket yet
         self._linger_until: float = 0.0
@@ -177,7 +177,7 @@ class Connection:
             self._input = b""
             self._response = self._output = _EMPTY
             self._shared.connections.discard(self)
-            self._shared.waiting_for_client.pop(self, None)
+            self._shared.connections_waiting_for_client.pop(self, None)
             with contextlib.suppress(Exception):  # The socket must be closed whatever fails here.
                 self.watch(0)
             self.sock.close()
@@ -281,13 +281,13 @@ class Connection:
             request.keep_alive = False
         request.environ["server.stopping"] = shared.stopping
         self.state = RESPONDING
-        del shared.waiting_for_client[self]
+        del shared.connections_waiting_for_client[self]
         self.deadline = shared.now + shared.timeouts.response
         shared.ready_requests.append((self, request))
 
     def _parse_later(self) -> None:
         self._unfinished = True
-        self._shared.unfinished.append(self)
+        self._shared.unfinished_connections.append(self)
 
     # Sending a response
 
@@ -335,16 +335,16 @@ class Connection:
         else:
             self.state = IDLE
             self.deadline = shared.now + shared.timeouts.keepalive
-            shared.waiting_for_client[self] = None
+            shared.connections_waiting_for_client[self] = None
             if self._input:
                 self._parse_later()
             self.watch()
 
     def _note_activity(self) -> None:
         """Make this the last connection that the event loop closes to make room for a new one."""
-        waiting_for_client = self._shared.waiting_for_client
-        waiting_for_client.pop(self, None)
-        waiting_for_client[self] = None
+        waiting = self._shared.connections_waiting_for_client
+        waiting.pop(self, None)
+        waiting[self] = None
 
     def _encrypt(self) -> None:
         tls = self._tls

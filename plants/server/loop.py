@@ -22,11 +22,11 @@ from plants.server.tls import TLS, restrict
 
 # Limits on the work before other work gets its turn, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-_MAX_STEPS_PER_STAGE: Final = 64  # events, then calls of the applications; also connections shed at a time
+_MAX_STEPS_PER_STAGE: Final = 64  # events, after which the applications are called; also, connections shed at a time
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
-_MAX_BUFFERED_BODIES: Final = 64  # Connections that together hold more than this many of the largest bodies are shed.
+_MAX_BUFFERED_BODIES: Final = 64  # of the largest size; if the connections buffer more in total, some are shed
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
@@ -34,8 +34,8 @@ class Config(NamedTuple):
     """The configuration of an event loop.
 
     ``base_environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
-    ``threads`` 0 the applications are called in the loop, which suits those that never block; otherwise in that many
-    threads, each of which handles up to ``max_batch`` requests at a time.
+    ``threads`` 0, the loop calls the applications, which must not block. Otherwise ``threads`` threads call them, each
+    for up to ``max_batch`` requests at a time.
     """
 
     limits: Limits
@@ -74,8 +74,8 @@ class Loop:
         self.shared.now = time.monotonic()
         self._max_buffered_bytes = _MAX_BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
         self._buffered_bytes = 0
-        self._in_loop: deque[Job] = deque()  # requests whose application is called in the loop
-        self._large_in_loop: deque[Job] = deque()
+        self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop
+        self._large_loop_jobs: deque[Job] = deque()
         self._has_threads = config.threads > 0
         self._calls = Calls(service, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
         self._on_sweep: Callable[[], None] | None = None
@@ -87,8 +87,8 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # The application may call start_response as late as in the first iteration of its body, which begins after
-            # all applications of the batch have been called.
+            # The application may delay start_response until the first iteration of its body, which begins after all
+            # applications of the batch have been called.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
@@ -137,7 +137,8 @@ class Loop:
     def run_once(self) -> None:
         """Run one iteration."""
         shared = self.shared
-        has_more = shared.unfinished or self._in_loop or self._large_in_loop or self._calls.can_start()
+        unfinished = shared.unfinished_connections
+        has_more = unfinished or self._loop_jobs or self._large_loop_jobs or self._calls.can_start()
         events = self._selector.select(0.0 if has_more else self._sweep_at - time.monotonic())
         shared.now = time.monotonic()
         for start in range(0, max(1, len(events)), _MAX_STEPS_PER_STAGE):
@@ -150,9 +151,9 @@ class Loop:
             self._call_in_loop()
             if self._buffered_bytes > self._max_buffered_bytes:
                 self._free_memory()
-        if shared.unfinished:
+        if unfinished:
             for connection in [
-                shared.unfinished.popleft() for _ in range(min(len(shared.unfinished), _MAX_UNFINISHED_PER_ITERATION))
+                unfinished.popleft() for _ in range(min(len(unfinished), _MAX_UNFINISHED_PER_ITERATION))
             ]:
                 self._step(connection, connection.parse_more)
             self._call_in_loop()
@@ -187,25 +188,25 @@ class Loop:
         while ready:
             job = ready.popleft()
             if job[1].path in self._non_blocking_paths:
-                self._in_loop.appendleft(job)  # It does not block, so it need not wait behind slower requests.
+                self._loop_jobs.appendleft(job)  # It does not block, so it need not wait behind slower requests.
             elif self._has_threads:
-                (self._calls.queued_large if is_large(job) else self._calls.queued).append(job)
+                (self._calls.queued_large_jobs if is_large(job) else self._calls.queued_jobs).append(job)
             else:
-                (self._large_in_loop if is_large(job) else self._in_loop).append(job)
+                (self._large_loop_jobs if is_large(job) else self._loop_jobs).append(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
                 self.stop()
 
     def _call_in_loop(self) -> None:
-        # Run each phase (receive, call, respond) for all requests of a stage, then the next phase. The phase's code
-        # stays in the CPU cache, and a local client that a response wakes does not preempt this process in between.
+        # Run each phase (receive, call, respond) for all requests of a stage before the next phase. A phase's code
+        # then stays in the CPU cache, and a local client that a response wakes preempts this process less often.
         self._dispatch()
-        if not (self._in_loop or self._large_in_loop):
+        if not (self._loop_jobs or self._large_loop_jobs):
             return
         until = time.monotonic() + _SWEEP_SECONDS
         completed: list[Completed] = []
-        while (waiting := self._in_loop or self._large_in_loop) and time.monotonic() < until:
+        while (waiting := self._loop_jobs or self._large_loop_jobs) and time.monotonic() < until:
             job = waiting.popleft()
             if is_current(job):
                 try:
@@ -260,8 +261,8 @@ class Loop:
                 self._listen(False)
                 return
             full = len(self.shared.connections) >= self._max_connections + listener.reserved_connections
-            if full and self.shared.waiting_for_client:
-                longest_inactive = next(iter(self.shared.waiting_for_client))
+            if full and self.shared.connections_waiting_for_client:
+                longest_inactive = next(iter(self.shared.connections_waiting_for_client))
                 self._step(longest_inactive, longest_inactive.close)
                 full = False
             try:

@@ -40,7 +40,7 @@ _NOT_IN_TRAILERS: Final = {
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
 _NOT_TWICE: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
-# A cache of the environ keys of field names, but not of long ones, which a client could choose to fill the memory.
+# Caches environ keys by field name. Long names are not cached, because a client could fill the memory with them.
 _environ_keys: Final[dict[str, str]] = {}
 _MAX_CACHED_NAMES: Final = 512
 _MAX_CACHED_NAME_LENGTH: Final = 64
@@ -83,7 +83,7 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
-    of it has been received; ``overlap`` is how many bytes at the end of the head ``feed`` needs, too.
+    of it has been received; ``overlap`` is the number of bytes at the end of the head that ``feed`` also needs.
     """
 
     overlap: int = 0
@@ -318,7 +318,7 @@ def _is_host(host: str) -> bool:
 
 
 def _environ_key(name: str) -> str:
-    """Return the environ key of a field, or "" for a name with an underscore: it would look like one with a hyphen."""
+    """Return the environ key of a field; "" if its name has an underscore, because a hyphen gives the same key."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")

@@ -13,7 +13,7 @@ class Service:
     non_blocking_paths: frozenset[str] = frozenset()
 
     def after_head(self, request: Request) -> None:
-        """Called once for each request, after its head was parsed or rejected."""
+        """Handle a request whose head was parsed or rejected; called once for each request."""
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return the response to a rejected request, or (500) to one whose application failed."""
@@ -23,7 +23,7 @@ class Service:
         return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Called with each response before it is sent."""
+        """Handle a response before it is sent."""
 
     def after_iteration(self) -> None:
-        """Called after each event-loop iteration, when its responses have been sent."""
+        """Do work after an event-loop iteration, when its responses have been sent."""

@@ -8,7 +8,7 @@ import contextlib
 from ssl import OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
 from typing import Final
 
-# Ciphertext for one call of ``receive``. Few records are larger; many small ones take OpenSSL some milliseconds.
+# The most ciphertext per ``receive``. Almost any record fits, and even many small ones are decrypted in milliseconds.
 READ_BYTES: Final = 16384
 _MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
 # What a client may send besides application data. The largest chain of certificates that OpenSSL accepts has 100 KiB.

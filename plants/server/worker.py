@@ -28,10 +28,10 @@ _MMAP_THRESHOLD_BYTES = 262_144
 
 
 class Worker(base.Worker):
-    """Serves a WSGI application with small responses. Each response is sent whole: do not use it for streaming.
+    """A worker for WSGI applications with small responses. Each response is sent whole: do not use it for streaming.
 
-    With Gunicorn's ``threads`` 1 the application is called in the event loop, which suits one that never blocks; with
-    more, in that many threads. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
+    With Gunicorn's ``threads`` 1, the event loop calls the application, which must not block; with more, ``threads``
+    threads do. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
 
     A subclass may set ``max_body_bytes``, ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive
     completely, and for its response) and ``max_batch`` (requests a thread handles at a time), and override

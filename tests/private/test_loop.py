@@ -749,11 +749,11 @@ def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
                 assert gated.calls.acquire(timeout=60)
             else:
                 driver.step(connection, connection.reject, HTTPError(503))
-    assert len(driver.loop._calls.queued) <= 1
+    assert len(driver.loop._calls.queued_jobs) <= 1
     gated.gate.set()
     while driver.loop._calls._free_threads < driver.threads:
         driver.run_once()
-    assert not driver.loop._calls.queued
+    assert not driver.loop._calls.queued_jobs
     driver.end()
 
 
