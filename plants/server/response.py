@@ -22,9 +22,9 @@ _NO_CONTENT: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 class Response:
     """A complete response.
 
-    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Date, Content-Length
-    and those of the connection. ``length`` is the length of the body, which a response to HEAD leaves out, or None if
-    the status allows no body.
+    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
+    hop-by-hop headers. ``length`` is the length of the body, even if it is not sent because the request is a HEAD, or
+    None if the status allows no body.
     """
 
     def __init__(self, status: str, headers: Headers, head: bytes, length: int | None, body: bytes) -> None:
@@ -92,7 +92,8 @@ class Call:
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
     """Return the bytes of a response; with ``close``, it announces that the connection will be closed."""
-    parts = [response.head, _date(int(time.time())), request.extra_headers]
+    date = b"" if b"\r\nDate: " in response.head else _date(int(time.time()))
+    parts = [response.head, date, request.extra_headers]
     if response.length is not None:
         parts.append(b"Content-Length: %d\r\n" % response.length)
     if close:
@@ -118,7 +119,7 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             length = int(value)
         elif not is_hop_by_hop(name):
             # Falcon writes names in lower case, unlike this server's own headers.
-            spelling = name.title().replace("Www", "WWW") if name.islower() else name
+            spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
             lines.append(f"{spelling}: {value}\r\n")
     return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
 

@@ -54,6 +54,14 @@ def test_the_date_of_a_response_is_the_current_second(sock: socket.socket, monke
         assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, request, close=False)
 
 
+@pytest.mark.parametrize("name", ["Date", "date", "DATE"])
+def test_a_date_of_the_application_replaces_that_of_the_server(sock: socket.socket, name: str) -> None:
+    date = "Thu, 01 Jan 1970 00:00:00 GMT"
+    response = make_response("200 OK", [(name, date)], b"", is_head=False)
+    sent = to_bytes(response, Request(Listener(sock, keep_input), {}, 0.0), close=False)
+    assert sent == f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
 @pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
 def test_a_response_has_the_status_and_headers_of_its_application(status: str, body: bytes) -> None:
     response = make_response(status, [("X-A", "b")], b"body", is_head=False)
