@@ -1,10 +1,11 @@
-"""The contract of the application in every host: one suite, and tables of bad inputs with ids.
+"""The contract of the application in every host: one suite, and tables of inputs with ids.
 
 A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
 every row. `HostContract` runs those that a server or a framework can change: paths, methods, headers, framing and the
 bytes of a body. The tables mark these rows with ``host``.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -134,7 +135,7 @@ INVALID_TOKEN: list[tuple[str, Headers]] = [
     ("padding inside", [("Authorization", "Bearer correct=horse")]),
     ("padding alone", [("Authorization", "Bearer ==")]),
     host("not ASCII", [("Authorization", "Bearer corréct")]),
-    ("a digest of it", [("Authorization", "Bearer sha256:" + "0" * 64)]),
+    ("its digest", [("Authorization", f"Bearer {hashlib.sha256(TOKEN.encode()).hexdigest()}")]),
     host("very long", [("Authorization", "Bearer " + "a" * 4000)]),
 ]
 
@@ -463,7 +464,7 @@ class HostContract:
         assert store.get(1) is None
 
     @table(*SUPPORTED_MEDIA_TYPE)
-    def test_every_spelling_of_the_json_media_type_is_accepted(self, send: Send, case: Headers) -> None:
+    def test_a_supported_media_type_or_content_coding_is_accepted(self, send: Send, case: Headers) -> None:
         assert send(new_plant(), headers=[AUTH, *case]).plant == {"name": "Fern"}
 
     def test_a_body_of_the_maximum_size_is_accepted(self, send: Send) -> None:

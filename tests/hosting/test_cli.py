@@ -297,9 +297,23 @@ def test_plants_check_speaks_tls() -> None:
         assert "SSL" in the_line(call("check", url.replace("http", "https")))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://[", ""], ids=repr)
-def test_plants_check_accepts_only_http_addresses(url: str) -> None:
-    assert the_line(call("check", url)).startswith(f"{url.rstrip('/')}/readyz: ")
+NOT_AN_ADDRESS = "this is not an http or https address."
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("127.0.0.1:8000", NOT_AN_ADDRESS),
+        ("ftp://a", NOT_AN_ADDRESS),
+        ("http://", NOT_AN_ADDRESS),
+        ("http://a:b", "Port could not be cast to integer value as 'b'."),
+        ("http://[", "Invalid IPv6 URL."),
+        ("", NOT_AN_ADDRESS),
+    ],
+    ids=repr,
+)
+def test_plants_check_accepts_only_http_addresses(url: str, reason: str) -> None:
+    assert the_line(call("check", url)) == f"{url.rstrip('/')}/readyz: {reason}"
 
 
 @pytest.mark.usefixtures("long_check_timeout")
@@ -584,9 +598,9 @@ def test_gunicorns_other_signals_do_not_end_or_stop_a_start(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["token", "config", "help"])
-@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_a_full_standard_output_is_reported_in_one_line(command: str, buffered: str) -> None:
-    env = environment(PYTHONUNBUFFERED=buffered)
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_standard_output_is_reported_in_one_line(command: str, unbuffered: str) -> None:
+    env = environment(PYTHONUNBUFFERED=unbuffered)
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [*PLANTS, command], env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -597,7 +611,7 @@ def test_a_full_standard_output_is_reported_in_one_line(command: str, buffered: 
     )
 
 
-def test_a_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     monkeypatch.setattr(sys, "argv", ["plants", "serve"])

@@ -93,9 +93,9 @@ def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) ->
         os.kill(workers[0], signal.SIGKILL)
         service.wait_for(rf"Worker \(pid:{workers[0]}\) was sent SIGKILL")
         create(service, 20, 20)
-        boots = len(service.lines)
+        line_count = len(service.lines)
         service.process.send_signal(signal.SIGHUP)
-        service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=boots)
+        service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=line_count)
         create(service, 40, 20)
         service.send(headers=[])
         service.send(method="GET", path="/elsewhere", headers=[AUTH])
@@ -303,9 +303,9 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         folder = folder_of(service.process.pid)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        boots = len(service.lines)
+        before = len(service.lines)
         service.process.send_signal(signal.SIGHUP)
-        service.wait_for("Worker exiting", after=boots)
+        service.wait_for("Worker exiting", after=before)
         assert folder_of(service.process.pid) == folder  # The exiting worker did not delete the folder.
         assert service.stop() == 0
         assert not folder.exists()
@@ -316,12 +316,12 @@ def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path,
     pid_file = tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 5)
-        old, boots = folder_of(service.process.pid), len(service.lines)
+        old, before = folder_of(service.process.pid), len(service.lines)
         service.process.send_signal(signal.SIGUSR2)
         new_file = Path(f"{pid_file}.2")
         wait_until(lambda: new_file.exists() and new_file.read_text().strip())
         new = int(new_file.read_text())
-        service.wait_for("Booting worker", after=boots)
+        service.wait_for("Booting worker", after=before)
         wait_until(lambda: any(metrics_files(worker) for worker in children(new)))
         assert folder_of(new) != old
         assert service.stop() == 0

@@ -101,17 +101,17 @@ def test_a_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
 
 
 def test_every_end_of_a_connection_frees_its_memory(driver: Driver) -> None:
-    for end in ("close", "refuse", "answer", "reset"):
+    for end in ("close", "reject", "respond", "disconnect"):
         client, connection = driver.connect()
         with client:
             client.sendall(b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n" + b"x" * 899)
             driver.run_once()
             assert driver.loop._buffered_bytes == connection.counted_bytes == 899
-            if end == "answer":
+            if end == "respond":
                 client.sendall(b"x")
                 driver.run_once()
                 assert client.recv(1000).startswith(b"HTTP/1.1 200")
-            elif end == "refuse":
+            elif end == "reject":
                 driver.step(connection, connection.reject, HTTPError(408))
             elif end == "close":
                 driver.step(connection, connection.close)
@@ -423,7 +423,7 @@ TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize(("size", "received"), [(1000, 1000), (1001, 0)])
-def test_a_body_of_the_maximum_size_reaches_the_application(
+def test_only_a_body_within_the_limit_reaches_the_application(
     driver: Driver, is_chunked: bool, size: int, received: int
 ) -> None:
     client, _ = driver.connect()

@@ -94,7 +94,7 @@ def test_the_table_of_sizes_is_calculated_correctly() -> None:
 
 
 @needs_psycopg
-def test_a_process_opens_the_documented_number_of_connections() -> None:
+def test_the_documented_connection_limits_agree_with_the_code() -> None:
     from plants.stores.postgres import PostgresStore
 
     most = inspect.signature(PostgresStore).parameters["max_connections"].default
@@ -134,5 +134,5 @@ def test_the_table_of_hooks_agrees_with_the_code() -> None:
     }
 
 
-def test_a_check_waits_for_the_documented_time() -> None:
+def test_the_documented_check_timeout_agrees_with_the_code() -> None:
     assert f"*no answer within {cli._CHECK_SECONDS} seconds*" in OPERATING

@@ -52,10 +52,6 @@ def test_the_app_fixture_has_a_valid_token_and_a_store(plants_app: Client) -> No
     assert plants_app.deployment.requests[0].headers["authorization"] == f"Bearer {plants_app.token}"
 
 
-def test_the_app_fixture_has_a_new_store_in_each_test(plants_app: Client) -> None:
-    assert plants_app.store.get(1) is None
-
-
 def test_the_server_fixture_listens_on_a_real_port(plants_server: Server) -> None:
     assert post(plants_server, tag="shade").plant == {"name": "Fern", "tag": "shade"}
     assert plants_server.store.get(1) == Plant(1, "Fern", "shade")
@@ -448,6 +444,8 @@ def test_x(plants_server):
 
 def test_y(plants_app):
     plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=200)
+
+test_z = test_y  # The id is free again, because each test has a new store.
 """
 
 
@@ -484,9 +482,9 @@ def test_a_forked_child_does_not_stop_the_server() -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_fixtures_need_no_import(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_need_no_import_and_are_new_in_each_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
-    pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=3)
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -498,14 +496,14 @@ def test_the_documented_test_passes(pytester: pytest.Pytester) -> None:
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHER_PROJECT)
-    pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=3)
 
 
 def test_without_the_extra_a_fixture_names_its_package(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys; sys.modules['webtest'] = None")
     pytester.makepyfile(OTHER_PROJECT)
     result = pytester.runpytest_subprocess("--no-header", *FEW_PLUGINS)
-    result.assert_outcomes(passed=1, errors=1)
+    result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(["there is no webtest: run pip install 'plants[[]testing[]]'"])
 
 

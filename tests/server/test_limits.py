@@ -159,7 +159,7 @@ def test_a_request_is_empty_until_its_head_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("character", "!$%&'*+-.^_`|~0AZ")
-def test_a_method_is_any_token_without_lower_case_letters(character: str) -> None:
+def test_a_method_has_3_to_20_characters_and_no_lower_case(character: str) -> None:
     for method in (f"GE{character}", f"{character}ET", character * 20):
         assert parse(head(line=f"{method} / HTTP/1.1".encode())).method == method
 
@@ -244,7 +244,7 @@ def test_a_chunked_body_is_incomplete_until_its_last_byte() -> None:
     assert feed(ChunkedBody(LIMITS), CHUNKS + b"\n") == b"\n"
 
 
-def test_one_step_parses_64_chunks() -> None:
+def test_one_step_parses_a_limited_number_of_chunks() -> None:
     body = ChunkedBody(LIMITS)
     rest = body.feed(b"\r\n" + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
     assert 60 <= len(body.content) <= 64

@@ -201,8 +201,8 @@ def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path
 
 
 def test_an_endless_handshake_is_bounded(tls: TLS) -> None:
-    client_hello = b"\x16\x03\x01\x00\x04\x01\x00\x40\x00"  # 16 KiB, in records of one byte
-    with pytest.raises(ssl.SSLError):
+    client_hello = b"\x16\x03\x01\x00\x04\x01\x01\x00\x00"  # It announces 64 KiB, which follow in records of one byte.
+    with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, client_hello + 60_000 * b"\x16\x03\x01\x00\x01x")
 
 
@@ -361,7 +361,7 @@ def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: 
     peer = peers(trusting(version))
     data = peer.request(GET.replace(b"/late", b"/large"))
     assert peer.connection.state == WRITING
-    assert peer.connection.buffered_bytes() > len(LARGE) / 2
+    assert peer.connection.buffered_bytes() > 0
     while peer.connection.state == WRITING:
         peer.driver.run_once()
         data += peer.client.decrypt(peer.received())

@@ -143,7 +143,7 @@ class StoreContract(StoreSuite):
     def test_an_equal_plant_in_a_batch_is_added_once(self, store: PlantStore) -> None:
         assert add_together(store, [Plant(1, "fern")] * 3) == ["added", "in use", "in use"]
 
-    def test_large_plants_are_added_in_one_call(self, store: PlantStore) -> None:
+    def test_large_plants_that_fill_several_batches_are_added(self, store: PlantStore) -> None:
         plants = [Plant(plant_id, "né" * 350_000) for plant_id in range(4)]
         assert add_together(store, plants) == ["added"] * 4
         assert store.get(3) == plants[3]
@@ -248,8 +248,8 @@ class StoreContract(StoreSuite):
         with contextlib.closing(open_store(lasting_url)) as reopened:
             assert reopened.get(1) == Plant(1, "oak", "tree")
 
-    def test_a_closed_store_is_unavailable(self, store: PlantStore, lasting_url: str) -> None:
-        assert lasting_url
+    @pytest.mark.usefixtures("lasting_url")
+    def test_a_closed_store_is_unavailable(self, store: PlantStore) -> None:
         store.add(Plant(1, "oak"))
         store.close()
         with pytest.raises(StoreUnavailable, match=r"(^|: )the store is closed$"):
@@ -315,7 +315,7 @@ def test_a_dictionary_rejects_text_that_it_would_alter(plant: Plant) -> None:
     assert store.get(1) is None
 
 
-def test_ids_at_any_interval_fill_all_shards_of_a_dictionary() -> None:
+def test_ids_at_any_interval_are_spread_over_the_shards() -> None:
     for step in (1, 1024, 2**32):
         store = MemoryStore()
         for number in range(10_000):
