@@ -1,6 +1,7 @@
 """The table of the application's errors, and the only place that makes Error bodies."""
 
 import logging
+from collections.abc import Iterator
 from enum import IntEnum
 from http import HTTPStatus
 from typing import Any, Self
@@ -13,6 +14,7 @@ from plants.stores import PlantIdInUse, StoreUnavailable
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 RETRY_AFTER_SECONDS = 1
+_MAX_MESSAGE = 499
 
 _log = logging.getLogger(__name__)
 _error_schema = ErrorSchema()
@@ -62,6 +64,7 @@ def error_body(environ: dict[str, Any], code: int, message: str | None = None) -
     """
     if message is None:
         message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
+    message = message[:_MAX_MESSAGE]
     environ["plants.error"] = code, message
     body: str = _error_schema.dumps({"error": code, "message": message})
     return body.encode()
@@ -69,39 +72,39 @@ def error_body(environ: dict[str, Any], code: int, message: str | None = None) -
 
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     """Respond to every exception with an Error body."""
-    app.set_error_serializer(_serialize)
+    app.set_error_serializer(_respond)
     app.add_error_handler(Exception, _respond)
 
 
-def _serialize(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
-    resp.data = _body_of(req.env, error)
-
-
-def _body_of(environ: dict[str, Any], error: falcon.HTTPError) -> bytes:
-    # What Falcon itself raises (no such path, no such method) has no code.
-    return error_body(environ, error.code or error.status_code * 100, error.description)
-
-
-def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object = None) -> None:
     # If this raised the HTTPError, Falcon would keep the request in a reference cycle, with its body.
-    http = _as_http_error(error)
+    http, resp.data = _as_http_error_and_body(req.env, error)
     resp.status = http.status
     resp.set_headers(http.headers or {})
-    resp.data = _body_of(req.env, http)
 
 
 def error_response(environ: dict[str, Any], error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:
     """Return status, headers and body for an error that was raised after Falcon had responded."""
-    http = _as_http_error(error)
-    body = _body_of(environ, http)
+    http, body = _as_http_error_and_body(environ, error)
     headers = HEADERS | dict(http.headers or {}) | {"Content-Length": str(len(body))}
     return falcon.code_to_http_status(http.status), [(name.lower(), value) for name, value in headers.items()], [body]
 
 
+def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[falcon.HTTPError, bytes]:
+    try:
+        http = _as_http_error(error)
+        # What Falcon itself raises (no such path, no such method) has no code.
+        return http, error_body(environ, http.code or http.status_code * 100, http.description)
+    except Exception as fault:  # for example, of an HTTPError whose status is unknown
+        return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)
+
+
 def _as_http_error(error: Exception) -> falcon.HTTPError:
     match error:
+        case falcon.HTTPError():
+            return error
         case NotAPlant():
-            faults = " ".join(f"{field}: {messages[0]}" for field, messages in error.messages_dict.items())
+            faults = " ".join(_faults_in(error.messages_dict))
             return http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
@@ -111,3 +114,12 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
         case _:
             _log.error("a request failed", exc_info=error)
             return http_error(ErrorCode.INTERNAL)
+
+
+def _faults_in(messages: Any, member: str = "") -> Iterator[str]:
+    """Return the first fault of each member; those of a list or a nested object are nested, too."""
+    if isinstance(messages, dict):
+        for key, nested in messages.items():
+            yield from _faults_in(nested, f"{member}.{key}" if member else f"{key}")
+    else:
+        yield f"{member}: {messages[0] if isinstance(messages, list) else messages}"

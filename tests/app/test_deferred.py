@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
+import falcon
 import pytest
 
 import plants
@@ -80,6 +81,7 @@ def test_reading_any_response_commits_the_whole_batch(app: Any, store: PlantStor
 ERRORS = {
     "in use": PlantIdInUse(1),
     "unavailable": StoreUnavailable("no connection"),
+    "of Falcon": falcon.HTTPError(507, description="full"),
     "a fault": ZeroDivisionError("of the pump"),
 }
 

@@ -4,15 +4,18 @@ import copy
 import io
 import logging
 import pickle
-from typing import Any
+from typing import Any, cast
 
+import falcon
 import pytest
 from marshmallow import ValidationError
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
+from plants.framework import json_app
+from plants.schemas import NotAPlant
 from plants.testing import FaultyStore
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
 from tests.support.calls import call, sender
 
 
@@ -61,3 +64,60 @@ def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.Log
     assert caplog.record_tuples == [("plants.errors", logging.ERROR, "a request failed")]
     assert "of the pump" in caplog.text
     assert TOKEN not in caplog.text
+
+
+class Failing:
+    """A resource that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def on_post(self, *_arguments: Any) -> None:
+        raise self.error
+
+
+def response_to(error: Exception) -> Response:
+    app = json_app()
+    app.add_route("/plants", Failing(error))
+    return sender(app)(headers=[])
+
+
+@pytest.mark.parametrize(
+    ("messages", "faults"),
+    [
+        ({"tag": "no"}, "tag: no"),
+        ({"tag": ["no", "not either"], "id": ["no"]}, "tag: no id: no"),
+        ({"tag": {1: ["no"], 2: {"name": ["no"]}}}, "tag.1: no tag.2.name: no"),
+    ],
+    ids=["text", "two members", "nested"],
+)
+def test_the_message_names_every_invalid_member(messages: Any, faults: str) -> None:
+    response = response_to(NotAPlant(messages))
+    assert (response.error, response.message) == (40002, f"The body is not a NewPlant. {faults}")
+
+
+def test_a_message_is_shorter_than_500_characters() -> None:
+    assert response_to(NotAPlant({"x" * 1000: ["no"]})).message == f"The body is not a NewPlant. {'x' * 471}"
+    assert response_to(falcon.HTTPError(418, description="x" * 1000)).message == "x" * 499
+
+
+class NoId(PlantIdInUse):
+    """An error whose constructor does not call that of its class."""
+
+    def __init__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoId(),
+        NotAPlant({"tag": []}),
+        falcon.HTTPError(799),
+        falcon.HTTPError(400, code=cast(int, "code")),
+        falcon.HTTPError(400, description=cast(str, 5)),
+    ],
+    ids=["no id", "no message", "unknown status", "code", "description"],
+)
+def test_an_error_without_an_error_body_is_500(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert response_to(error).error == 50000
+    assert caplog.messages == ["a request failed"]
