@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cached_property
 from json.encoder import encode_basestring_ascii
 from typing import Any, NoReturn
 
@@ -53,57 +54,63 @@ class FastSchema(Schema):
 
     def _init_fields(self) -> None:
         super()._init_fields()
-        self._has_fast_path = (
-            not any(self._hooks.values())
-            and self.dict_class is dict
-            and self.opts.render_module is json
-            and type(self).dump is Schema.dump
-            and type(self).get_attribute is FastSchema.get_attribute
-            and all("." not in name and _is_plain(field) for name, field in self.fields.items())
-        )
-        if self._has_fast_path:
-            self._load_plan = [
-                (name, _UNCHANGED[type(field)][0], field.required, *_split(field.validators))
-                for name, field in self.load_fields.items()
-            ]
-            self._dump_plan = [
-                (name, f"{json.dumps(name)}: ", *_UNCHANGED[type(field)]) for name, field in self.dump_fields.items()
-            ]
+        self.__dict__.pop("_plans", None)
+
+    @cached_property
+    def _plans(self) -> Any:
+        # Created at the first use, because the constructor of a subclass may change the fields.
+        if (
+            any(self._hooks.values())
+            or self.dict_class is not dict
+            or self.opts.render_module is not json
+            or type(self).dump is not Schema.dump
+            or type(self).get_attribute is not FastSchema.get_attribute
+            or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
+        ):
+            return None
+        load_plan = [
+            (name, _UNCHANGED[type(field)][0], field.required, *_split(field.validators))
+            for name, field in self.load_fields.items()
+        ]
+        dump_plan = [
+            (name, f"{json.dumps(name)}: ", *_UNCHANGED[type(field)]) for name, field in self.dump_fields.items()
+        ]
+        return load_plan, dump_plan
 
     def load(self, data: Any, **options: Any) -> Any:
         """Validate a document and return the members that the schema declares.
 
         :raises NotAPlant: a member is missing or invalid.
         """
-        if not self._has_fast_path or options or type(data) is not dict:
-            return super().load(data, **options)
-        if self.many or self.unknown != EXCLUDE:
-            return super().load(data)
-        loaded = {}
-        try:
-            for name, kind, required, patterns, validators in self._load_plan:
-                if name in data:
-                    value = loaded[name] = data[name]
-                    if type(value) is not kind:
+        if self._plans and not options and type(data) is dict and not self.many and self.unknown == EXCLUDE:
+            loaded = {}
+            try:
+                for name, kind, required, patterns, validators in self._plans[0]:
+                    if name in data:
+                        value = loaded[name] = data[name]
+                        if type(value) is not kind:
+                            break
+                        for match in patterns:
+                            if not match(value):
+                                raise ValidationError(name)
+                        for validate in validators:
+                            validate(value)
+                    elif required:
                         break
-                    for match in patterns:
-                        if not match(value):
-                            raise ValidationError(name)
-                    for validate in validators:
-                        validate(value)
-                elif required:
-                    break
-            else:
-                return loaded
-        except ValidationError:
-            pass
-        return super().load(data)  # marshmallow's load collects the errors of all members.
+                else:
+                    return loaded
+            except ValidationError:
+                pass  # marshmallow's load collects the errors of all members.
+        try:
+            return super().load(data, **options)
+        except ValidationError as error:  # A subclass may override handle_error.
+            raise error if isinstance(error, NotAPlant) else NotAPlant(error.messages) from None
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:
         """Return the members that the plant has, as JSON."""
-        if self._has_fast_path and type(obj) is Plant and not (args or options or self.many):
+        if self._plans and type(obj) is Plant and not (args or options or self.many):
             members = []
-            for name, start, kind, encode in self._dump_plan:
+            for name, start, kind, encode in self._plans[1]:
                 value = getattr(obj, name, None)
                 if type(value) is kind:
                     members.append(start + encode(value))

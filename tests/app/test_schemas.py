@@ -373,6 +373,33 @@ def test_load_follows_a_change_of_the_schema() -> None:
     assert schema.load(FERN) == FERN
 
 
+def test_load_and_dumps_follow_what_a_constructor_changes() -> None:
+    class Changed(PlantSchema):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fields["name"].validators = [Length(max=3, error="no")]
+            self.fields["tag"].required = True
+            del self.dump_fields["tag"]
+
+    schema = Changed()
+    assert outcome(schema.load, NAMED) == {"name": ["no"], "tag": MISSING}
+    assert json.loads(schema.dumps(PLANT)) == NAMED
+
+
+def test_load_follows_fields_that_are_initialized_again() -> None:
+    schema = PlantSchema()
+    assert schema.load(FERN) == SHADED
+    schema.exclude = {"tag"}
+    schema._init_fields()
+    assert schema.load(FERN) == NAMED
+
+
+def test_an_invalid_document_is_no_plant_whatever_handle_error_does() -> None:
+    schema = declare(handle_error=lambda *_args, **_options: None)()
+    with pytest.raises(NotAPlant, match="Missing data"):
+        schema.load({})
+
+
 @pytest.mark.parametrize("options", [{"many": True}, {"partial": True}, {"unknown": INCLUDE}], ids=repr)
 @pytest.mark.parametrize("document", [{"tag": "shade", "x": 1}, FERN, [NAMED]], ids=repr)
 def test_load_follows_its_options(options: dict[str, Any], document: Any) -> None:
