@@ -1,7 +1,7 @@
 """The Falcon resource for ``/plants``."""
 
 import sys
-from collections.abc import Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from concurrent.futures import Future
 
 import falcon
@@ -30,7 +30,7 @@ class PlantCollection:
             pending_adds.append(self._submit(plant))
             return
         added: object = self._store.add(plant)
-        if added is not None and isinstance(added, Awaitable | Generator | Future):
+        if added is not None and isinstance(added, Awaitable | AsyncGenerator | Generator | Future):
             raise TypeError("add() of the store is asynchronous, so the plant may not be stored")
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:

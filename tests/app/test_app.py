@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -115,7 +115,10 @@ def test_create_app_rejects_a_class_that_is_not_called() -> None:
 async def coroutine() -> None: ...
 
 
-@pytest.mark.parametrize("function", [coroutine, partial(os.walk, "."), Future])
+generator = type("Generator", (AsyncGenerator,), {"asend": None, "athrow": None})
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, partial(os.walk, "."), Future])
 def test_a_store_whose_add_is_asynchronous_is_a_500(function: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A decorator can hide from ``create_app`` that a method is asynchronous."""
     result = function()
