@@ -28,9 +28,10 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        # PEP 3333 lets a server omit an empty path. Falcon raises for a path that was decoded as UTF-8, not Latin-1.
-        if not env.setdefault("PATH_INFO", "").isascii():
-            env["PATH_INFO"] = env["PATH_INFO"].encode("latin-1", "replace").decode("latin-1")
+        for name in ("PATH_INFO", "QUERY_STRING"):
+            # PEP 3333 lets a server omit what is empty. Falcon raises for text that was decoded as UTF-8, not Latin-1.
+            if not env.setdefault(name, "").isascii():
+                env[name] = env[name].encode("latin-1", "replace").decode("latin-1")
         # Do not defer inside another application (SCRIPT_NAME): some, such as Bottle, read the status before the body.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
@@ -91,8 +92,10 @@ class _ExactRouter:
     def __init__(self) -> None:
         self._routes: dict[str, Any] = {}
 
-    def add_route(self, uri_template: str, resource: object, **_options: Any) -> None:
-        methods = _MethodMap(map_http_methods(resource))
+    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
+        if "{" in uri_template:
+            raise ValueError(f"{uri_template} has a parameter, but all paths of this application are fixed")
+        methods = _MethodMap(map_http_methods(resource, **options))
         set_default_responders(methods)
         self._routes[uri_template] = (resource, methods, {}, uri_template)
 

@@ -66,6 +66,23 @@ def test_a_path_info_that_is_not_latin_1_is_404(app: Any, path: str) -> None:
     assert call(app, Stream(), PATH_INFO=path, HTTP_AUTHORIZATION="").error == 40100
 
 
+@pytest.mark.parametrize("query", ["\u20ac", "a=\ud800"], ids=["euro", "surrogate"])
+def test_a_query_string_that_is_not_latin_1_is_ignored(app: Any, query: str) -> None:
+    assert call(app, io.BytesIO(new_plant()), QUERY_STRING=query, wsgi_input_terminated=True).status == 200
+
+
+class Hello:
+    def on_get_hello(self, _req: Any, resp: Any) -> None:
+        resp.text = '"hello"'
+
+
+def test_a_host_may_add_a_resource_with_a_suffix_at_a_fixed_path(app: Any) -> None:
+    app.add_route("/hello", Hello(), suffix="hello")
+    assert call(app, Stream(), PATH_INFO="/hello", REQUEST_METHOD="GET").body == b'"hello"'
+    with pytest.raises(ValueError, match=r"^/hello/{name} has a parameter, but all paths"):
+        app.add_route("/hello/{name}", Hello())
+
+
 def test_an_unknown_attribute_of_the_package_raises() -> None:
     with pytest.raises(AttributeError, match=r"^module 'plants' has no attribute 'crate_app'$"):
         plants.__getattr__("crate_app")
