@@ -115,7 +115,7 @@ def open_store(url: str) -> PlantStore:
 
     :raises ValueError: the URL names no store, or its driver is not installed; the message says how to fix it.
     """
-    scheme = url.partition(":")[0]
+    scheme = url.partition(":")[0] if isinstance(url, str) else None
     if scheme == "memory":
         from plants.stores.memory import MemoryStore
 

@@ -77,9 +77,9 @@ class SQLiteStore(BatchStore):
         :raises ValueError: the URL names no file, or has a query, a fragment or a NUL.
         """
         path = url.removeprefix("sqlite:///")
-        if path in {url, "", ":memory:"} or re.search("[?#]|%00", path):
+        if path in {url, "", ":memory:"} or re.search("[?#\0]|%00|/$", path):
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
-        return cls(os.fsdecode(unquote_to_bytes(path)))
+        return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
 
 class _WALLost(StoreUnusable):

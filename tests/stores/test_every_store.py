@@ -372,6 +372,9 @@ SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////ab
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
+    "no text": (cast(str, None), START),
+    "bytes": (cast(str, b"memory:"), START),
+    "a path object": (cast(str, Path("plants.db")), START),
     "another engine": ("mysql://user:secret@host/plants", START),
     "a path alone": ("/var/lib/plants.db", START),
     "memory with a path": ("memory:plants", "its URL is 'memory:'$"),
@@ -384,6 +387,8 @@ BAD_URLS = {
     "SQLite with an option": ("sqlite:///plants.db?mode=ro", SQLITE),
     "SQLite with a fragment": ("sqlite:///plants#1.db", SQLITE),
     "SQLite with U+0000": ("sqlite:///plants%00.db", SQLITE),
+    "SQLite with a decoded U+0000": ("sqlite:///plants\0.db", SQLITE),
+    "SQLite with a directory": ("sqlite:///plants/", SQLITE),
     "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", POSTGRES),

@@ -925,6 +925,7 @@ def test_commits_use_wal_synchronous_full_and_fullfsync(store: SQLiteStore) -> N
     [
         ("sqlite:///plants.db", "plants.db"),
         ("sqlite:///a%20b%3F%23%25%C3%A9%FF.db", os.fsdecode(b"a b?#%\xc3\xa9\xff.db")),
+        ("sqlite:///\udcff.db", "\udcff.db"),
         ("sqlite:///caf\u00e9.db", "caf\u00e9.db"),
     ],
 )
