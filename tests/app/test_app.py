@@ -122,7 +122,7 @@ def test_create_app_rejects_what_is_not_a_store(store: Any, method: str) -> None
         plants.create_app(store, tokens=[TOKEN])
 
 
-def test_create_app_rejects_a_class_that_is_not_called() -> None:
+def test_create_app_rejects_a_class_instead_of_an_instance() -> None:
     with pytest.raises(TypeError, match=r"^store is the class MemoryStore, not a PlantStore object$"):
         plants.create_app(cast(PlantStore, MemoryStore), tokens=[TOKEN])
     with pytest.raises(TypeError, match=r"^tokens is the class Tokens, not a token check object$"):

@@ -52,7 +52,7 @@ def test_the_description_is_valid_openapi() -> None:
     validate(DESCRIPTION)
 
 
-def test_the_description_matches_the_specification() -> None:
+def test_the_description_has_the_required_fixed_values() -> None:
     assert DESCRIPTION["openapi"].startswith("3.1.")
     assert DESCRIPTION["info"]["version"] == "1.0.0"
     assert DESCRIPTION["info"]["license"] == {"name": "MIT", "identifier": "MIT"}
@@ -408,7 +408,7 @@ def test_load_follows_its_options(options: dict[str, Any], document: Any) -> Non
 
 
 @pytest.mark.parametrize("ours", [PlantSchema, NewPlantSchema, ErrorSchema])
-def test_a_host_may_have_a_schema_of_the_same_name(ours: type[Schema]) -> None:
+def test_an_embedding_app_may_have_a_schema_of_the_same_name(ours: type[Schema]) -> None:
     theirs = type(ours.__name__, (Schema,), {"height": fields.Integer()})
     nested = Schema.from_dict({"plant": fields.Nested(theirs.__name__)})()
     assert nested.load({"plant": {"height": 1}}) == {"plant": {"height": 1}}
@@ -432,7 +432,7 @@ def test_a_plant_is_dumped_as_json_would_dump_it(plant: Plant) -> None:
     assert NewPlantSchema().dumps(plant) == json.dumps(members)
 
 
-def test_a_nested_schema_honors_only() -> None:
+def test_a_nested_schema_supports_the_only_option() -> None:
     nested: Any = fields.Nested(PlantSchema(), only=("name",)).schema
     assert json.loads(nested.dumps(PLANT)) == nested.load(FERN) == NAMED
 

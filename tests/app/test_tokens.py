@@ -18,7 +18,7 @@ from tests.support.process import wait_until
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock of the token file, whose last item is the time. Only the test polls the file, no thread."""
+    """Return a fake clock: a list whose last item is the current time. No thread polls the token file."""
     times = [1000.0]
     monkeypatch.setattr("plants.tokens.time", SimpleNamespace(monotonic=lambda: times[-1], sleep=time.sleep))
     monkeypatch.setattr("plants.tokens._watch", lambda _reference: None)
@@ -83,7 +83,7 @@ def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
         TokenFile(tmp_path / "nothing")
 
 
-def look_twice(tokens: TokenFile, clock: list[float]) -> None:
+def poll_twice(tokens: TokenFile, clock: list[float]) -> None:
     for _ in range(2):
         clock.append(clock[-1] + 1)
         tokens.poll()
@@ -110,12 +110,12 @@ def test_a_change_takes_effect_after_two_equal_reads(
 
 def test_an_unchanged_file_is_not_read_again(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = TokenFile(path)
-    look_twice(tokens, clock)
+    poll_twice(tokens, clock)
     with monkeypatch.context() as patch:
         patch.delattr(Path, "open")
-        look_twice(tokens, clock)
+        poll_twice(tokens, clock)
     path.write_text("second\n")
-    look_twice(tokens, clock)
+    poll_twice(tokens, clock)
     assert tokens.accepts("second")
 
 
@@ -133,7 +133,7 @@ def test_a_relative_path_is_read_again_from_another_directory(
     tokens = TokenFile(path.name)
     monkeypatch.chdir("/")
     path.write_text("second\n")
-    look_twice(tokens, clock)
+    poll_twice(tokens, clock)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
 
 
@@ -152,13 +152,13 @@ BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
-def test_a_bad_change_keeps_the_tokens_and_is_logged_once(
+def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
 ) -> None:
     tokens = TokenFile(path)
     change(path)
-    look_twice(tokens, clock)
-    look_twice(tokens, clock)
+    poll_twice(tokens, clock)
+    poll_twice(tokens, clock)
     assert tokens.accepts("first")
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
@@ -168,11 +168,11 @@ def test_a_bad_change_keeps_the_tokens_and_is_logged_once(
     new = path.with_name("new")
     new.write_text("second\n")
     new.replace(path)
-    look_twice(tokens, clock)
+    poll_twice(tokens, clock)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
 
 
-def test_a_lack_of_memory_while_reading_keeps_the_tokens(
+def test_a_memory_error_while_reading_leaves_the_tokens_valid(
     path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -181,7 +181,7 @@ def test_a_lack_of_memory_while_reading_keeps_the_tokens(
     tokens = TokenFile(path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fail)
-        look_twice(tokens, clock)
+        poll_twice(tokens, clock)
     assert tokens.accepts("first")
     assert caplog.messages == ["the token file cannot be used, the old tokens stay valid: MemoryError()"]
 
@@ -192,7 +192,7 @@ def test_a_file_that_turns_bad_again_is_logged_again(
     tokens = TokenFile(path)
     for content in ("", "first\n", ""):
         path.write_text(content)
-        look_twice(tokens, clock)
+        poll_twice(tokens, clock)
     assert len(caplog.records) == 2
 
 
@@ -234,29 +234,30 @@ def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list
     master = TokenFile(path)
     worker = copy(master)
     path.write_text("second\nthird\n")
-    look_twice(worker, clock)
+    poll_twice(worker, clock)
     path.write_text("not a token\n")
     later_worker = copy(master)
     assert [later_worker.accepts(token) for token in ("first", "second", "third")] == [False, True, True]
 
 
-def publish_half(tokens: TokenFile) -> None:
+def corrupt_published(tokens: TokenFile) -> None:
+    """Make the checksum wrong, as a worker does that is killed while it publishes."""
     tokens._published[10] ^= 1
 
 
-def test_a_later_process_waits_for_tokens_that_are_half_published(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_process_waits_for_a_complete_publication(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     master = TokenFile(path)
     worker = copy(master)
     worker._digests = Tokens(["second"])._digests
-    publish_half(worker)
+    corrupt_published(worker)
     publish = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: worker._publish())
     monkeypatch.setattr("plants.tokens.time", publish)
     assert not copy(master).accepts("first")
 
 
-def test_a_later_process_ignores_tokens_that_stay_half_published(path: Path) -> None:
+def test_a_later_process_ignores_a_corrupt_publication(path: Path) -> None:
     master = TokenFile(path)
-    publish_half(master)
+    corrupt_published(master)
     assert copy(master).accepts("first")
 
 

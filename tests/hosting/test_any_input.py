@@ -15,7 +15,9 @@ from plants.hosting.settings import SETTINGS, Settings, SettingsError
 from plants.tokens import TokenFile
 from tests.support.examples import examples
 
-REFUSAL = re.compile(r"the file has no token|line [0-9]+ is neither a token \(RFC 6750\) nor sha256: and 64 hex digits")
+REJECTION = re.compile(
+    r"the file has no token|line [0-9]+ is neither a token \(RFC 6750\) nor sha256: and 64 hex digits"
+)
 SECRET = "s3cr3t-t0ken-of-ours"
 
 lines = st.one_of(
@@ -27,7 +29,7 @@ lines = st.one_of(
 contents = st.lists(lines, max_size=6).flatmap(
     lambda parts: st.sampled_from([b"\n", b"\r\n", b"\r", b""]).map(lambda end: end.join(parts))
 )
-# What an environment can hold: no U+0000, and a byte that is not UTF-8 is a surrogate.
+# An environment variable has no U+0000, and its bytes that are not UTF-8 become surrogates.
 texts = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
     st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12).flatmap(
@@ -85,14 +87,12 @@ def test_any_bytes_are_tokens_or_rejected_without_echo(tmp_path: Path) -> None:
             tokens = TokenFile(path)
         except ValueError as error:
             problem = str(error)
-        assert REFUSAL.fullmatch(problem) or not tokens.accepts("never-given")
+        assert REJECTION.fullmatch(problem) or not tokens.accepts("never-given")
 
     check()
 
 
-def test_any_changed_bytes_are_tokens_or_keep_the_earlier_ones(
-    tmp_path: Path, clock: Clock, messages: list[str]
-) -> None:
+def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, clock: Clock, messages: list[str]) -> None:
     path = tmp_path / "tokens"
 
     @examples(100)

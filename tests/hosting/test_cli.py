@@ -153,6 +153,7 @@ def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
     with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
         pipe.write("one\n")
         pipe.close()
+        # The count is that of PLANTS_TOKENS. A second read of the pipe would find no token, and the command would fail.
         assert shown(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
 
 
@@ -479,7 +480,7 @@ def printed_config(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("where", ["option", "environment"])
-def test_a_configuration_file_is_read_over_the_packaged_one(tmp_path: Path, where: str) -> None:
+def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, where: str) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
     options, env = (["-c", "mine.py"], {}) if where == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
     result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
@@ -668,6 +669,6 @@ def test_an_unknown_option_of_serve_is_named() -> None:
     )
 
 
-def test_the_commands_of_the_package_are_one_and_the_same() -> None:
+def test_python_m_plants_is_the_same_command_as_plants() -> None:
     outputs = {subprocess.check_output([*command, "help"]) for command in (PLANTS, SCRIPT)}
     assert len(outputs) == 1

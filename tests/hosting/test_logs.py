@@ -113,7 +113,7 @@ def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
+def test_the_log_level_depends_on_path_and_status(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
 
         def level(body: bytes = b"", method: str = "POST", path: str = "/plants") -> str:
@@ -130,17 +130,17 @@ def test_the_level_says_how_much_a_request_matters(tmp_path: Path) -> None:
         assert level(method="GET", path="/readyz") == "error"
 
 
-def test_at_the_level_of_warnings_the_log_is_quiet(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    # The file contains the port, because the port is not logged at this level.
+def test_log_level_warning_omits_successes(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    # The port is not logged at this level, so a hook writes it into a file.
     conf = tmp_path / "conf.py"
     conf.write_text(
-        f"def when_ready(server): open({str(log)!r}, 'w').write(str(server.LISTENERS[0].sock.getsockname()[1]))"
+        f"def when_ready(server): open({str(port_file)!r}, 'w').write(str(server.LISTENERS[0].sock.getsockname()[1]))"
     )
     command = [*SERVE, "--bind=127.0.0.1:0", "--log-level=warning", "-c", str(conf)]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-        wait_until(lambda: log.exists() and log.read_text())
-        service.port = int(log.read_text())
+        wait_until(lambda: port_file.exists() and port_file.read_text())
+        service.port = int(port_file.read_text())
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200
         assert service.send(headers=[]).status == 401
@@ -165,7 +165,7 @@ def test_no_path_and_no_header_can_forge_a_line(log_format: str) -> None:
         assert json.loads(forged)["level"] == "warning"
 
 
-def test_as_text_a_line_is_for_people() -> None:
+def test_the_text_format_is_human_readable() -> None:
     with serving(PLANTS_LOG_FORMAT="text") as service:
         service.wait_for(rf"^{TIMESTAMP} info \[\d+\] Booting worker with pid: \d+$")
         service.send(new_plant(), path="/plants?a=1", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "first")])
@@ -215,7 +215,7 @@ def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log
         assert "    2026-11-21T00:00:00.000000Z info\\x1b[2J\n" in service.lines
 
 
-def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
+def test_a_logging_failure_does_not_stop_the_worker(tmp_path: Path) -> None:
     app = "def app(environ, start_response):\n    environ['plants.error'] = 3\n    start_response('200 OK', [])\n"
     (tmp_path / "odd.py").write_text(app + "    return [b'odd']\n")
     (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
@@ -228,7 +228,7 @@ def test_a_response_that_cannot_be_logged_ends_nothing(tmp_path: Path) -> None:
     assert "Traceback" not in line.partition("stacktrace")[0]
 
 
-# What Gunicorn's own settings say
+# Gunicorn's own log settings
 
 
 def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
     conf, tokens = tmp_path / "conf.py", tmp_path / "tokens"
     conf.write_text("loglevel = 'error'")
     tokens.write_text("first\n")
-    # A level in the arguments would be the stronger one.
+    # --log-level in GUNICORN_CMD_ARGS would override the file.
     env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS_FILE": str(tokens)}
     with Service([*SERVE, "--bind=127.0.0.1:0", "-c", str(conf)], CHECKOUT, env) as service:
         wait_until(lambda: children(service.process.pid))
@@ -303,7 +303,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
 # Output that is not read
 
 
-@pytest.mark.parametrize("redirection", [">&-", "> >(exec true)", "> /dev/full"], ids=["closed", "left", "full"])
+@pytest.mark.parametrize("redirection", [">&-", "> >(exec true)", "> /dev/full"], ids=["closed", "no reader", "full"])
 def test_an_unwritable_stdout_does_not_fail_requests(redirection: str) -> None:
     command = ["bash", "-c", f'exec "$@" {redirection}', "bash", *SERVE]
     with serving(command=command) as service:
@@ -362,7 +362,7 @@ def test_the_log_format_defaults_to_text_on_a_terminal() -> None:
         os.close(end)
 
 
-def test_a_standard_error_that_is_closed_stops_nothing() -> None:
+def test_the_command_works_with_standard_error_closed() -> None:
     code = 'exec "$@" 2>&-'
     result = subprocess.run(
         ["bash", "-c", code, "bash", *SERVE[:-1], "config"],

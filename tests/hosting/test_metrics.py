@@ -73,7 +73,7 @@ def metrics_files(process: int) -> list[Path]:
     """Return the files of the metrics that a process has open."""
     files = []
     for link in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # Others are closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):  # A descriptor may be closed meanwhile.
             files.append(link.readlink())
     return [file for file in files if file.suffix == ".db" and "plants-metrics-" in str(file)]
 
@@ -259,8 +259,8 @@ def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
 
 
-def the_line_of_a_start_with(metrics: str, *options: str) -> str:
-    """Return the line of a service that cannot start."""
+def startup_error(metrics: str, *options: str) -> str:
+    """Return the one line that a failed start prints."""
     result = run(*SERVE, "--log-level=error", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=metrics)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -272,11 +272,11 @@ def test_an_unusable_metrics_address_is_reported_in_one_line(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=address) as service:
         line = f"plants: cannot listen on {address} (Address already in use); choose another address with "
         for options in (["--bind=127.0.0.1:0"], ["--bind=127.0.0.1:0", "--reuse-port"]):
-            assert the_line_of_a_start_with(address, *options) == f"{line}PLANTS_METRICS_BIND."
+            assert startup_error(address, *options) == f"{line}PLANTS_METRICS_BIND."
         main = f"127.0.0.1:{service.port}"
-        assert the_line_of_a_start_with(main, "--bind=127.0.0.1:0").endswith("with PLANTS_METRICS_BIND.")
-    assert the_line_of_a_start_with(address, f"--bind={address}") == f"{line}--bind HOST:PORT."
-    assert "unknown.invalid" in the_line_of_a_start_with("unknown.invalid:9100", "--bind=127.0.0.1:0")
+        assert startup_error(main, "--bind=127.0.0.1:0").endswith("with PLANTS_METRICS_BIND.")
+    assert startup_error(address, f"--bind={address}") == f"{line}--bind HOST:PORT."
+    assert "unknown.invalid" in startup_error("unknown.invalid:9100", "--bind=127.0.0.1:0")
 
 
 def test_without_a_writable_directory_a_start_fails_in_one_line(port: int, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_without_a_writable_directory_a_start_fails_in_one_line(port: int, tmp_p
     assert result.stderr == f"plants: {line}.\n"
 
 
-def test_check_config_allows_the_running_service_its_address(port: int) -> None:
+def test_check_config_accepts_the_metrics_address_of_a_service(port: int) -> None:
     options = ["--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
         assert call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}").stderr == ""

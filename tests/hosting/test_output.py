@@ -27,10 +27,10 @@ class Pipe:
         return os.read(self.read_end, 2 * PIPE_BYTES).decode()
 
 
-@pytest.fixture(params=["without waiting", "after a poll"])
+@pytest.fixture(params=["RWF_NOWAIT", "poll"])
 def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
     monkeypatch.setattr(output, "_MAX_WAIT_SECONDS", 0.01)
-    if request.param == "after a poll":  # as before Linux 6.4
+    if request.param == "poll":  # as before Linux 6.4
         monkeypatch.setattr(os, "RWF_NOWAIT", 0)
     pipe = Pipe()
     yield pipe
@@ -67,7 +67,7 @@ def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest
     assert received == LINE * 1000
 
 
-def test_a_full_disk_raises_nothing(pipe: Pipe) -> None:
+def test_a_write_to_a_full_disk_does_not_raise(pipe: Pipe) -> None:
     with Path("/dev/full").open("w") as full:
         os.dup2(full.fileno(), pipe.write_end)
     for _ in range(2):

@@ -15,7 +15,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert settings.new_token is None
 
 
-def test_settings_are_taken_from_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
         {**DEFAULTS, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
     )
@@ -37,7 +37,7 @@ def test_tokens_of_file_and_environment_are_valid_together(tmp_path: Path) -> No
     assert [tokens.accepts(token) for token in ("one", "two", "three")] == [False, True, False]
 
 
-def test_without_tokens_one_is_generated_outside_the_environment() -> None:
+def test_a_token_is_generated_without_changing_the_environment() -> None:
     environ: dict[str, str] = {}
     first = Settings.from_environ(environ)
     assert first.new_token

@@ -161,7 +161,7 @@ def test_a_signal_to_a_worker_that_has_not_started_is_not_lost(tmp_path: Path) -
     assert not Path(f"/proc/{late}").exists()
 
 
-def test_a_logging_configuration_says_where_the_service_logs(tmp_path: Path) -> None:
+def test_log_config_decides_where_the_service_logs(tmp_path: Path) -> None:
     (tmp_path / "logging.json").write_text(
         json.dumps(
             {
@@ -332,7 +332,7 @@ def test_a_bad_setting_stops_the_start_with_one_line(gunicorn: bool, options: li
     assert result.stderr.count("\n") == 1
 
 
-def test_plain_gunicorn_rejects_a_setting_in_raw_env_and_logs_none() -> None:
+def test_gunicorn_rejects_tokens_in_raw_env_without_logging_them() -> None:
     options = ["--log-level=debug", "--env", "PLANTS_TOKENS=secret", "--workers=0"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
     line = "plants: PLANTS_TOKENS has no effect in --env or raw_env; set it in the environment.\n"
@@ -382,7 +382,7 @@ def test_an_unusable_address_is_reported_in_one_line(address: str, reason: str) 
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_plain_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
+def test_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
     options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
     assert result.returncode == 1

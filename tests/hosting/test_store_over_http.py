@@ -153,7 +153,7 @@ def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/plants.db", "text.db"])
-def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path / name}") as service:
         assert str(tmp_path / name) in service.wait_for("the store cannot be used yet.*")[0]
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_warned_of_at_the_start(tmp_path: Path, na
 
 
 def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
-    """Create a plant on a connection that stays; return the status, and the worker that responded."""
+    """Create a plant on a keep-alive connection; return the status, and the id of the worker that responded."""
     client.request("POST", "/plants", new_plant(id=plant_id), dict([AUTH, JSON_TYPE]))
     response = client.getresponse()
     response.read()
@@ -188,8 +188,8 @@ def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
     with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
         # The first worker notices and retries before the second has noticed.
-        give_up = time.monotonic() + 1.5
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
             assert add(one, 1)[0] != 200
             time.sleep(0.01)
         wait_until(lambda: add(other, 1)[0] == 400)

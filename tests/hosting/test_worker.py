@@ -27,7 +27,7 @@ def client_of(service: Service) -> Client:
     return Client(socket.create_connection(("127.0.0.1", service.port)))
 
 
-def test_a_401_has_exactly_these_headers_in_one_case(service: Service) -> None:
+def test_a_401_has_exactly_these_header_names(service: Service) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     connection.request("GET", "/plants")
     with connection.getresponse() as response:

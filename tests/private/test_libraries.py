@@ -64,13 +64,13 @@ def test_marshmallow_schema_sets_its_fields_in_one_method() -> None:
 
         def _init_fields(self) -> None:
             super()._init_fields()
-            begun.append([*self.fields])
+            recorded.append([*self.fields])
 
-    begun: list[list[str]] = []
+    recorded: list[list[str]] = []
     schema = Recording()
-    assert begun == [["name", "tag"]]
+    assert recorded == [["name", "tag"]]
     nested: Any = fields.Nested(schema, only=("name",)).schema
-    assert [*nested.fields] == begun[-1] == ["name"]
+    assert [*nested.fields] == recorded[-1] == ["name"]
 
 
 def test_marshmallow_schema_knows_its_hooks() -> None:
@@ -85,7 +85,7 @@ def test_marshmallow_schema_knows_its_hooks() -> None:
     assert any(Hooked()._hooks.values())
 
 
-def test_json_encoder_quotes_strings_alone() -> None:
+def test_encode_basestring_ascii_accepts_only_strings() -> None:
     """``json.encoder.encode_basestring_ascii``: not documented."""
     for text in ("Fern", '"\\/\n', "\0\x7f\x80\u20ac\ud800\U0001f33f"):
         assert encode_basestring_ascii(text) == json.dumps(text)

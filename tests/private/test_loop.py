@@ -276,7 +276,7 @@ def full() -> Iterator[FullDriver]:
 
 def test_a_full_loop_closes_the_oldest_incomplete_head(full: FullDriver) -> None:
     silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
-    byte.sendall(b"O")  # This does not count: nothing but a whole head does.
+    byte.sendall(b"O")  # Only a complete head counts as activity.
     for closed in (silent, byte, half):
         assert full.accept(GET).recv(1000).startswith(b"HTTP/1.1 200")
         assert closed.recv(1) == b""
@@ -336,14 +336,14 @@ def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
     full.end()
 
 
-def test_the_loop_keeps_reading_after_an_early_response(driver: Driver) -> None:
+def test_input_after_a_last_response_extends_the_linger_deadline(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(POST.replace(b"900", b"1000000") + b"x")
         driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
-        started = connection.deadline - 2
-        while connection.deadline < started + 2.1:
+        first_deadline = connection.deadline
+        while connection.deadline < first_deadline + 0.1:
             client.sendall(b"x")
             driver.run_once()
         assert connection.state == CLOSING
@@ -407,7 +407,7 @@ def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
-def test_empty_lines_mean_the_same_in_any_packets(driver: Driver, lines: int, status: bytes) -> None:
+def test_packet_boundaries_do_not_change_leading_empty_lines(driver: Driver, lines: int, status: bytes) -> None:
     data = b"\r\n" * lines + GET
     for cut in range(1, 2 * lines + 2):
         client, _ = driver.connect()
@@ -542,7 +542,7 @@ def test_a_response_waits_for_a_full_socket_buffer(driver: Driver) -> None:
                 filled += connection.sock.send(b"x" * 1000)
         client.sendall(GET)
         driver.run_once()
-        driver.step(connection, connection.ready)  # It still takes nothing.
+        driver.step(connection, connection.ready)  # The socket buffer is still full.
         assert connection.state == WRITING
         with client.makefile("rb") as received:
             assert received.read(filled) == b"x" * filled
@@ -637,7 +637,7 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
 
 
 @pytest.mark.usefixtures("long_gather_time")
-@pytest.mark.parametrize("large_body_bytes", [0, -1])
+@pytest.mark.parametrize("large_body_bytes", [0, -1], ids=["small", "large"])
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch, large_body_bytes: int) -> None:
     monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", large_body_bytes)
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)

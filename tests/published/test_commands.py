@@ -22,7 +22,7 @@ from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, wai
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-QUESTIONS, SEARCH, METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
+DIAGNOSE, SEARCH, METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
     r"```console\n(.*?)```", OPERATING, re.DOTALL
 )
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
@@ -97,8 +97,8 @@ def create(service: Service, plant_id: int, token: str = TOKEN) -> int:
     return service.send(new_plant(id=plant_id), headers=headers).status
 
 
-def test_the_first_commands_answer_their_questions(run: Run) -> None:
-    check, config, check_config, version = QUESTIONS.splitlines()
+def test_the_diagnostic_commands_work_as_documented(run: Run) -> None:
+    check, config, check_config, version = DIAGNOSE.splitlines()
     with serving() as service:
         where = address_of(service)
         assert run(check, **where).endswith(": ready\n")

@@ -134,7 +134,7 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
         store.prepare()
         assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert store.get(1) == Plant(1, "Fern")
-        for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # Tornado's, and Litestar's
+        for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # as Tornado and Litestar pass it on
             response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
             assert response.plant == {"name": "Fern"}
 
@@ -147,7 +147,7 @@ def test_every_benchmark_accepts_its_documented_options() -> None:
         assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
 
 
-def test_the_sizes_of_the_wings_are_about_those_of_the_code() -> None:
+def test_the_documented_lines_of_each_layer_are_about_right() -> None:
     sizes: Counter[str] = Counter()
     for module, file in MODULES.items():
         tests = module.startswith(("plants.testing", "plants._webtest", "plants.pytest_plugin", "plants.store_suite"))

@@ -31,7 +31,7 @@ def load(name: str) -> Any:
     return runpy.run_path(str(EXAMPLES / name))["app"]
 
 
-@cache  # Django can be configured once in a process, and a worker of xdist may come back to a class.
+@cache  # Django can be configured only once per process, and an xdist worker may run the tests of a class in parts.
 def mount(example: str) -> tuple[Any, MemoryStore]:
     """Return the application of an example, and its store."""
     store = MemoryStore()

@@ -58,21 +58,22 @@ class Served(HostContract):
         assert running.store.get(1) == Plant(1, "Fern")
 
 
-def does_not_apply(reason: str, *rows: str) -> dict[str, str]:
+def inapplicable(reason: str, *rows: str) -> dict[str, str]:
+    """Return one reason for each of several rows, in the form of ``HostContract.does_not_apply``."""
     return {f"test_{row}": reason for row in rows}
 
 
-METHOD_IN_LOWER_CASE = does_not_apply(
+METHOD_IN_LOWER_CASE = inapplicable(
     "the server rejects, or changes, a method in lower case", "an_unsupported_method_is_405[post]"
 )
-ANY_METHOD_IN_LOWER_CASE = METHOD_IN_LOWER_CASE | does_not_apply(
+ANY_METHOD_IN_LOWER_CASE = METHOD_IN_LOWER_CASE | inapplicable(
     "the server rejects a method in lower case",
     "an_unsupported_method_is_405[Post]",
     "without_a_token_every_path_and_method_is_401[method post]",
     "without_a_token_every_path_and_method_is_401[method Post]",
 )
-SLASHES = does_not_apply(
-    "the server folds slashes, or parses what stands between them as a host",
+SLASHES = inapplicable(
+    "the server merges slashes, or parses the part between them as a host",
     "an_unknown_path_is_404[two slashes before it]",
     "an_unknown_path_is_404[three slashes before it]",
 )
@@ -106,16 +107,16 @@ class TestWaitress(Served):
 
 class TestUWSGI(Served):
     server = "uWSGI"
-    does_not_apply = does_not_apply(
+    does_not_apply = inapplicable(
         "uWSGI offers an application a chunked body through its own API only", CHUNKED
-    ) | does_not_apply(
+    ) | inapplicable(
         "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that come back]"
     )
 
 
 class TestGranian(Served):
     server = "Granian"
-    does_not_apply = does_not_apply(
+    does_not_apply = inapplicable(
         "Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]"
     )
 
@@ -128,13 +129,13 @@ class TestGranianOneThread(Served):
 class TestCheroot(Served):
     server = "Cheroot"
     does_not_apply = (
-        does_not_apply(
+        inapplicable(
             "Cheroot passes an application only the last Authorization header",
             "a_token_that_is_not_valid_is_401[two headers, the valid one last]",
             "a_token_that_is_not_valid_is_401[two valid headers]",
             "a_request_without_a_bearer_token_is_401[a basic header, then a bearer header]",
         )
-        | does_not_apply("Cheroot rejects CONNECT itself", "an_unsupported_method_is_405[CONNECT]")
+        | inapplicable("Cheroot rejects CONNECT itself", "an_unsupported_method_is_405[CONNECT]")
         | METHOD_IN_LOWER_CASE
         | SLASHES
     )
@@ -142,7 +143,7 @@ class TestCheroot(Served):
 
 class TestWsgiref(Served):
     server = "wsgiref"
-    does_not_apply = SLASHES | does_not_apply("wsgiref does not read chunked bodies", CHUNKED)
+    does_not_apply = SLASHES | inapplicable("wsgiref does not read chunked bodies", CHUNKED)
 
 
 def test_no_server_is_without_a_test() -> None:

@@ -395,7 +395,7 @@ def test_the_app_fixture_gets_401_after_token_rotation(plants_app: Client) -> No
 def threads_and_files() -> Counter[object]:
     found: Counter[object] = Counter(threading.enumerate())
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # It was that of the directory.
+        with suppress(FileNotFoundError):  # This descriptor was that of the listing itself.
             found[descriptor.readlink()] += 1
     return found
 
@@ -408,7 +408,7 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
     for _ in range(30):
         with serve() as server:
             assert post(server).status == 200
-    # What an earlier test has left may end meanwhile.
+    # Subtract, because threads of an earlier test may end meanwhile.
     assert not threads_and_files() - before
     assert list(tmp_path.iterdir()) == []
 

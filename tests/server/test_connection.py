@@ -50,7 +50,7 @@ def test_a_request_timeout_is_408_for_each_of_many_clients(server_with_1s_timeou
 def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeouts: Server) -> None:
     with server_with_1s_timeouts.client() as client:
         client.send(b"GET /")
-        while not client.has_news():
+        while not client.is_readable():
             client.send(b"a")
             time.sleep(0.05)
         assert client.response().error == 40800
@@ -89,10 +89,10 @@ def _worker_pid(server: Server) -> int:
 
 
 def _connections(server: Server) -> int:
-    """Count the connections that the server has."""
+    """Return the number of the server's open connections."""
     port = int(server.address.rpartition(":")[2])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    # A socket that no process has any more has no inode; 0A is the one that listens.
+    # Skip the listening socket (state 0A), and sockets that no process has open (inode 0).
     return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
 
 
@@ -117,7 +117,7 @@ def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
         assert server.get().status == 200
 
 
-def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
+def test_clients_with_the_largest_bodies_are_rejected_first(tmp_path: Path) -> None:
     def unfinished(length: int) -> bytes:
         return b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length + (length - 1) * b"x"
 
@@ -126,10 +126,10 @@ def test_clients_that_hold_most_are_rejected_first(tmp_path: Path) -> None:
         large = [server.client().send(unfinished(100_000)) for _ in range(64)]
         assert server.get().status == 200
         more = [server.client().send(unfinished(100_000)) for _ in range(3)]
-        wait_until(lambda: sum(client.has_news() for client in large + more) >= 3)
+        wait_until(lambda: sum(client.is_readable() for client in large + more) >= 3)
         assert server.get().status == 200
         assert small.send(b"x").response().status == 200
-        rejected = [client for client in large + more if client.has_news()]
+        rejected = [client for client in large + more if client.is_readable()]
         for client in rejected:
             (rejection,) = client.responses()
             assert rejection.error == 50300
@@ -163,7 +163,7 @@ def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -> None:
+def test_the_descriptor_limit_is_raised_for_all_connections(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -175,7 +175,7 @@ def test_as_many_files_are_allowed_as_there_may_be_connections(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# The end
+# Shutdown
 
 
 @pytest.mark.parametrize("threads", [1, 2], ids=["in-the-event-loop", "in-threads"])
@@ -205,7 +205,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
         wait_until(lambda: server.notes().count("waiting") == 2)
         server.signal(signal.SIGTERM)
-        assert idle.is_closed()  # The worker knows that it is to stop.
+        assert idle.is_closed()  # The worker has received the signal.
         (tmp_path / "gate").touch()
         first, second = client.responses()
         assert (first.status, second.status) == (200, 200)
@@ -274,7 +274,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
             completed: set[str] = set()
             connecting_at = 0.0
             for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
-                is_new = client is None or client.has_news()
+                is_new = client is None or client.is_readable()
                 if client is None or is_new:
                     connecting_at = time.monotonic()
                     client = server.client()
@@ -282,8 +282,8 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                 # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. The worker has then
                 # not read the request; otherwise the request would be in the notes.
                 # On a busy machine, this thread may also take longer to send its request than a stopping worker waits.
-                late = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2
-                with contextlib.suppress(*((EOFError, ConnectionError) if late else ())):
+                may_be_closed = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2
+                with contextlib.suppress(*((EOFError, ConnectionError) if may_be_closed else ())):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
                     response = client.response()
                     completed.add(f"GET {target} 0 of 0")
@@ -358,7 +358,7 @@ def test_the_access_log_has_rejections_and_no_query(tmp_path: Path) -> None:
         ]
 
 
-def test_a_setting_that_is_not_used_is_warned_of(tmp_path: Path) -> None:
+def test_a_setting_that_is_not_used_logs_a_warning(tmp_path: Path) -> None:
     configuration = tmp_path / "settings.py"
     configuration.write_text("proxy_protocol = True\ndef pre_request(worker, req):\n    raise RuntimeError\n")
     with running_worker(tmp_path, f"--config={configuration}") as server:

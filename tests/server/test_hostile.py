@@ -9,7 +9,7 @@ from tests.audits import changes, hostile
 from tests.audits.clients import MIB, Bystander, Service, running_service
 from tests.audits.report import Verdict
 
-# The audit measures the slowest response. Here the machine may be busy, but no response may wait for the attack.
+# The audit has a tight limit for the slowest response. This one allows for a busy machine.
 PATIENT_SECONDS = 20
 LARGEST_BODY = 65536
 

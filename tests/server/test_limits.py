@@ -145,7 +145,7 @@ def test_a_field_with_an_underscore_leaves_no_key_in_the_environ() -> None:
     assert parse(head(b"X_A: a")).environ == parse(head()).environ
 
 
-def test_connect_closes_the_connection_because_a_tunnel_may_follow() -> None:
+def test_connect_closes_the_connection() -> None:
     assert not parse(head(line=b"CONNECT / HTTP/1.1")).keep_alive
 
 
@@ -207,7 +207,7 @@ def feed(body: SizedBody | ChunkedBody, *packets: bytes) -> bytes:
     return rest
 
 
-def test_a_sized_body_ends_at_its_length_however_it_is_cut() -> None:
+def test_packet_boundaries_do_not_change_a_sized_body() -> None:
     data = b"content and the next request"
     for cut in range(len(data)):
         body = SizedBody(7)
@@ -227,7 +227,7 @@ CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
-def test_a_chunked_body_means_the_same_however_it_is_cut(size: int) -> None:
+def test_packet_boundaries_do_not_change_a_chunked_body(size: int) -> None:
     for first in range(size):
         data = CHUNKS + head()
         packets = [data[:first], *(data[start : start + size] for start in range(first, len(data), size))]

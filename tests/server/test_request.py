@@ -195,11 +195,11 @@ def test_an_invalid_request_is_rejected_and_not_run(
     client.send(first)
     for start in range(0, len(payload), piece):
         client.send(payload[start : start + piece])
-    *goods, refusal = client.end().responses()
-    assert [good.status for good in goods] == [200] * bool(first)
-    assert refusal.error == code
-    assert refusal.headers["connection"] == "close"
-    assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", refusal.body))
+    *accepted, rejection = client.end().responses()
+    assert [response.status for response in accepted] == [200] * bool(first)
+    assert rejection.error == code
+    assert rejection.headers["connection"] == "close"
+    assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", rejection.body))
     assert server.notes()[before:] == ["POST /good 4 of 4"] * bool(first)
     assert server.get("/next").status == 200
 
@@ -213,8 +213,8 @@ def test_a_reset_before_the_end_of_a_request_runs_nothing(server: Server, length
 
 
 def test_garbage_after_a_request_leaves_its_response_alone(server: Server) -> None:
-    good, refusal = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).responses()
-    assert (good.status, refusal.error) == (200, 40000)
+    accepted, rejection = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).responses()
+    assert (accepted.status, rejection.error) == (200, 40000)
 
 
 def test_nothing_is_read_after_a_request_with_connection_close(server: Server) -> None:

@@ -63,12 +63,12 @@ def test_a_date_of_the_application_replaces_that_of_the_server(sock: socket.sock
 
 
 @pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
-def test_a_response_has_the_status_and_headers_of_its_application(status: str, body: bytes) -> None:
+def test_a_response_has_the_applications_status_and_headers(status: str, body: bytes) -> None:
     response = make_response(status, [("X-A", "b")], b"body", is_head=False)
     assert (response.status, response.headers, response.body) == (status, [("X-A", "b")], body)
 
 
-def test_wsgi_errors_logs_text_without_the_white_space_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_wsgi_errors_strips_trailing_white_space(caplog: pytest.LogCaptureFixture) -> None:
     errors = ErrorLog(logging.getLogger("tests.server").error)
     assert errors.write("  100 %s \n") == 10
     assert errors.write(" \n") == 2

@@ -1,4 +1,4 @@
-"""TLS in memory, then in the event loop: a client with OpenSSL, and one that sends any record."""
+"""TLS in memory and in the event loop, with clients of OpenSSL and clients that encrypt arbitrary records."""
 
 import random
 import socket
@@ -229,7 +229,7 @@ def test_renegotiation_is_rejected_and_data_still_pass(tls: TLS, tmp_path: Path)
     assert tls.receive(records.data(b"request")) == b"request"
 
 
-# The end
+# Closing
 
 
 @VERSIONS
@@ -316,7 +316,7 @@ class Peer:
             sent = self.client.step(received)
 
     def exchange(self, ciphertext: bytes) -> bytes:
-        """Send ciphertext, and return what is there to be received then; nothing if the server has closed."""
+        """Send ciphertext, run one iteration, and return the server's bytes; none if it has closed."""
         self.sock.sendall(ciphertext)
         self.driver.run_once()
         return self.received()

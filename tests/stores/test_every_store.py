@@ -188,7 +188,7 @@ class StoreContract(StoreSuite):
         with contextlib.closing(open_store(lasting_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
-    def test_of_batches_that_compete_exactly_one_wins_each_id(self, store: PlantStore, peer: PlantStore) -> None:
+    def test_competing_batches_add_each_id_exactly_once(self, store: PlantStore, peer: PlantStore) -> None:
         def compete(name: str) -> list[str]:
             mine = peer if name in "ab" else store
             ids = random.Random(name).sample(range(400), 400)
@@ -213,10 +213,10 @@ class StoreContract(StoreSuite):
                 store.prepare(create=False)
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 store.check()
-            with contextlib.closing(open_store(lasting_url)) as first:
-                first.prepare()
-                first.check()
-                # The first one still has the file open.
+            with contextlib.closing(open_store(lasting_url)) as creator:
+                creator.prepare()
+                creator.check()
+                # The store must recover while another one has the file open.
                 wait_until(lambda: is_available(store))
 
     def test_an_outage_logs_its_start_and_its_end(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,8 +233,8 @@ class StoreContract(StoreSuite):
             for first_id in range(0, 20, 5):
                 plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
                 assert add_together(store, plants) == ["unavailable"] * 5
-            with contextlib.closing(open_store(lasting_url)) as first:
-                first.prepare()
+            with contextlib.closing(open_store(lasting_url)) as creator:
+                creator.prepare()
             wait_until(is_over)
         began, ended = caplog.messages
         assert began.startswith("the store is unavailable: ")
@@ -299,12 +299,12 @@ class TestMemoryStore(StoreContract):
 
 
 @needs_psycopg
-def test_a_store_has_no_defaults_for_what_it_must_declare(tmp_path: Path) -> None:
-    needs = attrgetter("worker_threads", "max_batch", "multiprocess")
+def test_a_store_must_declare_threads_batch_size_and_processes(tmp_path: Path) -> None:
+    declared = attrgetter("worker_threads", "max_batch", "multiprocess")
     urls = ["memory:", f"sqlite:///{tmp_path}/plants.db", "postgresql://host/plants"]
-    assert [needs(open_store(url)) for url in urls] == [(1, 1, False), (2, 256, True), (4, 256, True)]
+    assert [declared(open_store(url)) for url in urls] == [(1, 1, False), (2, 256, True), (4, 256, True)]
     with pytest.raises(AttributeError, match="worker_threads"):
-        needs(PlantStore)
+        declared(PlantStore)
 
 
 @pytest.mark.parametrize("plant", [Plant(1, "a\0b"), Plant(1, "a\0b", "oak"), Plant(1, "oak", "a\0b")], ids=repr)

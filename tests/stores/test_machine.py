@@ -135,16 +135,16 @@ class StoreMachine(RuleBasedStateMachine):
             order.shuffle(pending)
             assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
 
-    def settle(self, unsure: list[Plant]) -> None:
+    def settle(self, unresolved: list[Plant]) -> None:
         """Resolve the ids whose outcome is unknown; a stored plant must be one that was submitted."""
         # Add instead of reading, because the server may still commit a statement of the killed client.
-        for plant_id in {plant.id for plant in unsure} - set(self.model.plants):
+        for plant_id in {plant.id for plant in unresolved} - set(self.model.plants):
             plant: Plant | None = Plant(plant_id, "settled")
             with contextlib.suppress(PlantIdInUse):
                 self.stores[0].add(cast("Plant", plant))
-                unsure.append(cast("Plant", plant))
+                unresolved.append(cast("Plant", plant))
             plant = self.stores[0].get(plant_id)
-            assert plant in unsure
+            assert plant in unresolved
             self.model.add(plant)
 
     @invariant()
@@ -169,7 +169,7 @@ class LastingMachine(StoreMachine):
         self.stores[number] = open_store(self.url)
 
     @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), reports=st.integers(0, 5))
-    def be_killed(self, batches: list[list[Plant]], reports: int) -> None:
+    def kill_a_client(self, batches: list[list[Plant]], reports: int) -> None:
         """Kill a client after it has reported the results of up to ``reports`` batches."""
         stdin, stdout = self.clients.stdin, self.clients.stdout
         assert stdin

@@ -80,7 +80,7 @@ def test_an_idle_connection_is_reused_unless_it_was_closed() -> None:
         assert third not in (first, second)
 
 
-def test_a_closed_pool_closes_the_connections_in_use_when_released() -> None:
+def test_a_closed_pool_closes_connections_when_released() -> None:
     pool = ConnectionPool[Link](Link, max_connections=2)
     idle, used = pool.acquire(in_a_minute()), pool.acquire(in_a_minute())
     pool.release(idle)
@@ -110,7 +110,7 @@ def test_a_connection_that_is_late_serves_the_next_caller() -> None:
     assert [(thread.name, thread.daemon) for thread in attempts] == [("plants-connect", True)]
 
 
-def test_failed_attempts_pause_only_while_a_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconnecting_backs_off_only_while_a_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.pool._RECONNECT_SECONDS", 60.0)
     links = [Link()]
     failures: list[Exception] = []

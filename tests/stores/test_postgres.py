@@ -355,7 +355,7 @@ def test_a_plant_that_postgresql_cannot_hold_is_not_an_outage(store: PostgresSto
 
 
 PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"
-TRIGGER = "CREATE TRIGGER twice BEFORE INSERT"
+TRIGGER = "CREATE TRIGGER guard BEFORE INSERT"
 FUNCTION = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
 WHOLE = "FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
 THIRDS = [f"FOR VALUES WITH (MODULUS 3, REMAINDER {number})" for number in range(3)]
@@ -389,7 +389,7 @@ SHAPES = {
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
         "rejects the store's inserts: tag",
     ),
-    "more required": (
+    "another required column": (
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
         "rejects the store's inserts: place",
     ),
@@ -398,7 +398,7 @@ SHAPES = {
         "rejects the store's inserts: id",
     ),
     "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
-    "a trigger": (f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}", "the trigger twice"),
+    "a trigger": (f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}", "the trigger guard"),
     "a rule": (
         f"{PLANTS}; CREATE RULE never AS ON INSERT TO plants DO INSTEAD NOTHING",
         "the rule never",
@@ -425,7 +425,7 @@ SHAPES = {
         f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ADD CONSTRAINT small CHECK (id < 9)",
         "the constraint small",
     ),
-    "a partition with a trigger": (f"{partitioned('HASH', WHOLE)}; {TRIGGER} ON p0 {FUNCTION}", "the trigger twice"),
+    "a partition with a trigger": (f"{partitioned('HASH', WHOLE)}; {TRIGGER} ON p0 {FUNCTION}", "the trigger guard"),
     "no partition": (partitioned("HASH"), "no partition for some ids"),
     "a hash without a partition": (partitioned("HASH", *THIRDS[:2]), "no partition for some ids"),
     "a gap between ranges": (
@@ -520,7 +520,7 @@ def create_distributed_table(admin: psycopg.Connection) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("citus", "create_distributed_table")
-def test_the_table_for_citus_is_used(server: PostgresServer) -> None:
+def test_the_documented_table_for_citus_is_used(server: PostgresServer) -> None:
     document = (CHECKOUT / "docs/scaling.md").read_text()
     server.execute(re.findall(r"### Citus\n.*?```sql\n(.*?)```", document, re.DOTALL)[0])
     with closing(PostgresStore(server.url.replace("postgres@", "plants@"), timeout=20)) as store:
@@ -662,7 +662,7 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         pass
 
     def interrupt(*_: object) -> None:
-        pool.release(connection)  # The waiting caller gets it at the moment of its interruption.
+        pool.release(connection)  # The pool assigns it to the caller that waits, and is interrupted next.
         raise Interrupted
 
     def interrupt_when_waiting() -> None:

@@ -146,7 +146,7 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
 
 
 @pytest.mark.parametrize("breakage", WHILE_CLOSED)
-def test_an_opening_store_recovers_when_the_cause_is_gone(path: Path, breakage: Breakage) -> None:
+def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) -> None:
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.add(Plant(1, "oak"))
     with closing(SQLiteStore(str(path))) as store:
@@ -187,11 +187,11 @@ def test_an_add_that_timed_out_on_a_lock_is_never_stored(store_with_1s_timeout: 
 @contextmanager
 def disk_hanging(store: SQLiteStore) -> Iterator[None]:
     """Hold up the commit of another thread."""
-    has_begun, disk = threading.Event(), threading.Event()
+    has_begun, released = threading.Event(), threading.Event()
 
     def hang(_connection: object) -> None:
         has_begun.set()
-        disk.wait()
+        released.wait()
 
     with ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(connections_of(store)._write, hang, time.monotonic() + 60)
@@ -199,7 +199,7 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
             wait_until(lambda: has_begun.is_set() or hanging.done())
             yield
         finally:
-            disk.set()
+            released.set()
         assert hanging.exception() is None
 
 
@@ -250,25 +250,26 @@ def test_waiting_adds_commit_in_one_transaction(store: SQLiteStore, path: Path) 
     with all_waiting(store, path, [Plant(plant_id, "oak") for plant_id in range(1, 17)]) as adds:
         pass
     assert [add.result() for add in adds] == [None] * 16
-    assert log.stat().st_size - before < 2 * 5000  # a page of 4096 bytes and its header are written once
+    # One transaction writes each of its two pages once, as 4,096 bytes and a header.
+    assert log.stat().st_size - before < 2 * 5000
 
 
 class SlowDisk(str):
-    """A plant name that blocks when SQLite binds it, until ``disk`` is set."""
+    """A plant name that blocks when SQLite binds it, until ``released`` is set."""
 
     has_begun: threading.Event
-    disk: threading.Event
+    released: threading.Event
 
     def __conform__(self, _protocol: object) -> str:
         self.has_begun.set()
-        self.disk.wait()
+        self.released.wait()
         return str(self)
 
 
 def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLiteStore) -> None:
     wait_until(lambda: is_available(store_with_1s_timeout))
     name = SlowDisk("oak")
-    name.has_begun, name.disk = threading.Event(), threading.Event()
+    name.has_begun, name.released = threading.Event(), threading.Event()
     leader, follower = store_with_1s_timeout.submit(Plant(1, name)), store_with_1s_timeout.submit(Plant(2, "fern"))
     with ThreadPoolExecutor(1) as thread:
         leading = thread.submit(leader.result)
@@ -277,7 +278,7 @@ def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLit
             with pytest.raises(StoreUnavailable, match=r"^no answer in time$"):
                 follower.result()
         finally:
-            name.disk.set()
+            name.released.set()
         assert leading.exception() is None
     follower.result()
     assert store_with_1s_timeout.get(2) == Plant(2, "fern")
@@ -327,7 +328,7 @@ def test_prepare_waits_for_a_locked_file(store: SQLiteStore, path: Path, monkeyp
     assert store.get(1) == Plant(1, "Fern")
 
 
-def test_a_file_that_is_gone_is_an_outage_at_once(store: SQLiteStore, path: Path) -> None:
+def test_a_removed_file_opens_the_circuit_breaker_at_once(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "Fern"))
     path.unlink()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
@@ -465,8 +466,8 @@ def test_closing_waits_for_a_checkpoint_of_another_connection(
         copy = path.with_name("copy.db")
         copy.write_bytes(path.read_bytes())
         copies.result()
-    with closing(SQLiteStore(str(copy))) as of_the_file_alone:
-        assert of_the_file_alone.get(2) == Plant(2, "Moss")
+    with closing(SQLiteStore(str(copy))) as copied:
+        assert copied.get(2) == Plant(2, "Moss")
 
 
 def test_adds_that_wait_when_the_store_is_closed_are_stored(store: SQLiteStore, path: Path) -> None:
@@ -508,7 +509,7 @@ def test_a_batch_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStor
     assert store_with_1s_timeout.get(1) is None
 
 
-def probe_writes(store: SQLiteStore) -> list[str]:
+def trace_probe_writes(store: SQLiteStore) -> list[str]:
     """Return a list that collects the statements with which probes write."""
     store.check()
     writer = connections_of(store)._writer
@@ -528,7 +529,7 @@ def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeyp
         together.wait()
         store.check()
 
-    written = probe_writes(store)
+    written = trace_probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
     monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
     together = threading.Barrier(33, timeout=60)
@@ -541,7 +542,7 @@ def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeyp
 
 
 def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = probe_writes(store)
+    written = trace_probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
     for plant_id in range(3):
         store.add(Plant(plant_id, "oak"))
@@ -549,7 +550,7 @@ def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch
     assert written == []
 
 
-def test_a_probe_notices_a_full_disk_despite_ids_in_use(
+def test_an_id_in_use_does_not_hide_a_full_disk_from_probes(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.1)
@@ -644,11 +645,11 @@ store.add(Plant(3, "parent"))
 assert store.get(2) is None
 store.close()
 
-def used():
+def add_in_a_new_store():
     with closing(open_store(sys.argv[1])) as store:
         store.add(Plant(2, "child"))
 
-in_a_child(used)
+in_a_child(add_in_a_new_store)
 """
 
 
@@ -763,7 +764,9 @@ SHAPES = {
     "no key": "CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)",
     "unique names": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tag TEXT)",
     "a tag required": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT NOT NULL)",
-    "more required": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT, place TEXT NOT NULL)",
+    "another required column": (
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT, place TEXT NOT NULL)"
+    ),
     "no tag": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)",
     "a view": "CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
     "a unique index": (

@@ -1,4 +1,4 @@
-"""The suite for stores of other projects, as docs/embedding.md shows it: with nothing of this checkout's tests."""
+"""The suite for stores of other projects, run as docs/embedding.md shows, without this checkout's own tests."""
 
 import re
 import subprocess

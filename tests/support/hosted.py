@@ -41,13 +41,13 @@ class Service(Process):
 
     def wait_until_it_serves(self) -> None:
         self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
-        # A worker that is stopped before it has set up its signals is killed only after Gunicorn's graceful timeout.
+        # Wait for the worker, because one that is stopped before it has signal handlers ends at the graceful timeout.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
     def line_of(self, request_id: str) -> dict[str, Any]:
         """Wait for the line about a request, and return it."""
-        with self.news:
-            self.news.wait_for(lambda: any(request_id in line for line in self.access), PATIENCE_SECONDS)
+        with self.line_read:
+            self.line_read.wait_for(lambda: any(request_id in line for line in self.access), PATIENCE_SECONDS)
             [found] = [line for line in self.access if request_id in line]
         members: dict[str, Any] = json.loads(found)
         return members

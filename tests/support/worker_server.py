@@ -79,14 +79,14 @@ class Client:
                 found.append(self.response())
         return found
 
-    def has_news(self) -> bool:
+    def is_readable(self) -> bool:
         """Return whether there is data or an end of file to read."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(0))
 
     def is_closed(self) -> bool:
-        """Wait for the end of the connection; return whether no byte preceded it."""
+        """Wait for a byte or the end of the connection; return whether it was the end."""
         return self._file.read(1) == b""
 
 
