@@ -29,6 +29,10 @@ class OwnStore(PlantStore):
     def close(self):
         pass
 """
+ROUNDING = """
+    def add(self, plant, add=add):
+        add(self, plant._replace(id=float(plant.id)))
+"""
 SNIPPETS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "embedding.md").read_text(), re.DOTALL)
 [SUITE] = [snippet for snippet in SNIPPETS if "StoreSuite" in snippet]
 
@@ -45,3 +49,8 @@ def run(tests: str, folder: Path) -> str:
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_store_of_another_project_passes_the_suite(tmp_path: Path) -> None:
     assert " passed, 1 skipped in " in run(OWN_STORE + SUITE, tmp_path)
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_a_store_that_rounds_ids_fails_the_suite(tmp_path: Path) -> None:
+    assert "1 failed, " in run(OWN_STORE + ROUNDING + SUITE, tmp_path)
