@@ -269,6 +269,12 @@ def test_text_is_utf8_whatever_the_client_is_configured_for(
         assert store.get(1) == Plant(1, "Ж")
 
 
+def test_a_role_may_quote_all_identifiers(server: PostgresServer) -> None:
+    """PostgreSQL then writes the names of types with quotes."""
+    with closing(PostgresStore(server.url + "?options=-cquote_all_identifiers%3Don", timeout=20)) as store:
+        store.add(Plant(1, "oak"))
+
+
 FAILURES = {
     "an index on long names": ("CREATE INDEX ON plants (name)", "ProgramLimitExceeded"),
     "an index that fails": ("CREATE INDEX ON plants ((1 / (length(name) - 9000)))", "DivisionByZero"),
@@ -408,6 +414,10 @@ SHAPES = {
         "row security",
     ),
     "unlogged": (f"UNLOGGED {PLANTS}", "UNLOGGED"),
+    "a partition of another table": (
+        f"{PLANTS.replace('plants', 'trees')} PARTITION BY HASH (id); CREATE TABLE plants PARTITION OF trees {WHOLE}",
+        "is a partition",
+    ),
     "an unlogged partition": (partitioned("HASH", WHOLE).replace("TABLE p0", "UNLOGGED TABLE p0"), "UNLOGGED"),
     "an unlogged partition of a partition": (
         f"{partitioned('HASH', WHOLE)} PARTITION BY HASH (id); CREATE UNLOGGED TABLE leaf PARTITION OF p0 {WHOLE}",
