@@ -51,7 +51,7 @@ _MESSAGES = {int(code): code.message for code in ErrorCode}
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
-    """Return the exception for an error code, with this message or the table's; a 503 also gets ``Retry-After``."""
+    """Return the exception for an error code, with this message or the table's; a 503 has only ``Retry-After``."""
     if code == ErrorCode.UNAVAILABLE:
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
@@ -109,7 +109,7 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():
-            # Not logged here, because the store logs the start and the end of an outage instead of each request.
+            # Do not log it, because the store logs the start and the end of an outage instead of each request.
             return http_error(ErrorCode.UNAVAILABLE)
         case _:
             _log.error("a request failed", exc_info=error)

@@ -58,7 +58,7 @@ class _DeferredResponse:
         self.pending_adds: list[PendingAdd] = []
 
     def capture(self, status: str, headers: list[tuple[str, str]], _exc_info: object = None) -> Any:
-        """Take the place of ``start_response``."""
+        """Record the head in place of ``start_response``."""
         self.head = status, headers
 
     def __iter__(self) -> Iterator[bytes]:
@@ -79,7 +79,7 @@ class _DeferredResponse:
 
 
 class _JSONResponse(falcon.Response):
-    """A response with the headers of every response of the service."""
+    """A response that starts with the headers that all responses have."""
 
     def __init__(self, options: falcon.ResponseOptions | None = None) -> None:
         super().__init__(options)

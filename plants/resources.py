@@ -25,7 +25,7 @@ class PlantCollection:
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:
-        """Add the plant; if response and store allow it, only submit it and append the result to ``pending_adds``."""
+        """Add the plant. If the commit can be deferred, only submit the plant, and append the pending result."""
         if pending_adds is not None and self._submit:
             pending_adds.append(self._submit(plant))
             return

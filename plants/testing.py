@@ -87,7 +87,7 @@ class FaultyStore(_Strict, PlantStore):
     def fault(self, fault: Exception | None) -> None:
         if not isinstance(fault, Exception | None):
             raise TypeError(f"a fault is an exception, such as plants.StoreUnavailable(), not {fault!r}")
-        self._fault, self._times = fault, math.inf
+        self._fault, self._failures_left = fault, math.inf
         self._failing_id: int | None = None
 
     def fail(self, fault: Exception | None = None, *, times: float = math.inf, plant_id: int | None = None) -> None:
@@ -100,7 +100,7 @@ class FaultyStore(_Strict, PlantStore):
             raise TypeError(f"plant_id is an integer or None, not {plant_id!r}")
         with self._changed:
             self.fault = (StoreUnavailable("on demand") if fault is None else fault) if times else None
-            self._times, self._failing_id = times, plant_id
+            self._failures_left, self._failing_id = times, plant_id
 
     def reset(self) -> None:
         """Remove the fault, the delay and the plants, but not the plants of a wrapped store."""
@@ -135,8 +135,8 @@ class FaultyStore(_Strict, PlantStore):
             self.waiting -= 1
             fault = self._fault if self._failing_id in {None, plant.id} else None
             if fault:
-                self._times -= 1
-                if self._times <= 0:
+                self._failures_left -= 1
+                if self._failures_left <= 0:
                     self.fault = None
         if fault:
             raise fault.with_traceback(None)  # A reused exception would collect the tracebacks of all requests.
@@ -188,7 +188,7 @@ class Deployment(_Strict):
         self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
     ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
-        digest_of(self._first_token)  # It raises if no client could send the token.
+        digest_of(self._first_token)  # This raises if no client could send the token.
         self.store = FaultyStore(store)
         self.reset()
         public = probes(self.store)
@@ -324,7 +324,7 @@ def serve(
     def stop() -> None:
         if os.getpid() != pid:  # A forked child has no threads to stop.
             return
-        server.store.delay = 0.0  # for requests that wait for a thread
+        server.store.delay = 0.0  # Requests that still wait for a thread are then not delayed.
         server.store.end_delays()
         ended.set()
         http.trigger.pull_trigger()

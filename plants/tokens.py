@@ -43,11 +43,11 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         """Store the digests of the valid tokens.
 
-        :raises TypeError: ``tokens`` is not an iterable of strings, or it is a string or a mapping.
+        :raises TypeError: ``tokens`` is not an iterable of strings, or is itself a string or a mapping.
         :raises ValueError: there is no token, or at least one is not a ``b64token``; the message does not show it.
         """
         if isinstance(tokens, str | bytes | bytearray | Mapping) or not isinstance(tokens, Iterable):
-            raise TypeError("tokens is neither an iterable of strings nor an object with accepts(token)")
+            raise TypeError("tokens is neither a list of strings nor an object with accepts(token)")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
             raise ValueError("there is no token, so every request would be rejected")
@@ -112,7 +112,7 @@ class TokenFile(Tokens):
             if state == self._applied_stat:
                 return
             found = _digests_in(_read_regular(self._path))
-        except Exception as error:  # Not only OSError and ValueError: an uncaught MemoryError would end the thread.
+        except Exception as error:  # A MemoryError, too, would otherwise end the thread.
             found = str(error) or repr(error)
         candidate, since = self._candidate
         if found != candidate:

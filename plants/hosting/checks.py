@@ -16,7 +16,7 @@ from plants.hosting.settings import stop
 
 
 def check_raw_env(cfg: Any) -> None:
-    """Stop with one line if ``raw_env`` has a setting: Gunicorn applies it after the settings have been read."""
+    """Stop with one line if ``raw_env`` has a setting, because Gunicorn applies it after the settings are read."""
     for name in cfg.env:
         if name.startswith("PLANTS_"):
             stop(f"{name} has no effect in --env or raw_env; set it in the environment")
@@ -33,7 +33,7 @@ def check(cfg: Any) -> None:
         with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
             tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
     if "PLANTS_METRICS_BIND" in os.environ:
-        # Importing this reads the environment, and ``plants check`` should not.
+        # Importing this reads the environment, which ``plants check`` should not do.
         from plants.hosting.worker import Worker
 
         if not issubclass(cfg.worker_class, Worker):
@@ -81,21 +81,21 @@ def _bind(address: Any) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
         case str(path):
-            Path(path).parent.stat()  # It has to exist.
+            Path(path).parent.stat()  # The folder must exist.
             if Path(path).exists() and not Path(path).is_socket():
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
-                # Gunicorn would replace another service's socket; that service then removes the new one when it stops.
+                # Gunicorn would replace another service's socket, and that service would remove the new one at its end.
                 if client.connect_ex(path) in {0, errno.EAGAIN}:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 @contextmanager
 def as_workers(cfg: Any) -> Iterator[None]:
-    """Run the block as the workers' user and group. If it has them, call nothing: a sandbox may forbid it."""
+    """Run the block as the workers' user and group."""
     user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
-    if (cfg.uid, cfg.gid) == (user, group):
+    if (cfg.uid, cfg.gid) == (user, group):  # A sandbox may forbid even system calls that change nothing.
         yield
         return
     try:
@@ -119,5 +119,5 @@ def as_workers(cfg: Any) -> Iterator[None]:
 def _or_stop(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever the system, a certificate or a name raises
+    except Exception as error:  # any error of the system, of a certificate or of a name look-up
         stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {remedy}")

@@ -53,7 +53,7 @@ def _parser() -> ArgumentParser:
     parser.set_defaults(run=lambda _options: _without_command(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="serve; plants serve --help lists its options, which are Gunicorn's")
-    check = commands.add_parser("check", help="ask whether a service is ready")
+    check = commands.add_parser("check", help="check whether a service is ready")
     check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: that of plants serve)")
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="print the settings that serve would use")
@@ -103,7 +103,7 @@ def _check_environment() -> None:
 def _check(options: Namespace) -> None:
     url = _own_url() if options.url is None else options.url
     address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
-    # In a thread, so that the time limit covers the look-up of the name, too.
+    # Use a thread, so that the time limit also covers the look-up of the name.
     problems = [f"no answer within {_CHECK_SECONDS} seconds"]
     asking = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
     asking.start()

@@ -44,7 +44,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    base = "python:plants.hosting"  # a module without settings, or Gunicorn would read ./gunicorn.conf.py
+    base = "python:plants.hosting"  # a module without settings; without one, Gunicorn would read ./gunicorn.conf.py
 
     def load_default_config(self) -> None:
         """Start with Gunicorn's defaults."""
@@ -65,14 +65,14 @@ class UserConfiguration(WSGIApplication):
             self.addresses = self.cfg.address
             check_raw_env(self.cfg)
             _ = self.cfg.worker_class  # Load it here, because Gunicorn reports a bad one with a traceback.
-        except Exception as error:  # whatever Gunicorn's settings and the user's file raise
+        except Exception as error:  # any error of Gunicorn's settings or of the user's file
             stop(error)
 
 
 class Serve(UserConfiguration):
     """Gunicorn as a command that serves plants.
 
-    Gunicorn reads ``sys.argv`` here, and executes it again on ``USR2``, so it stays as the user wrote it.
+    Do not change ``sys.argv``, because Gunicorn parses it here, and executes it again on ``USR2``.
     """
 
     base = "python:plants.hosting.gunicorn_conf"
@@ -101,7 +101,7 @@ class Serve(UserConfiguration):
             if self.cfg.check_config:
                 self._check()
             super().run()
-        except Exception as error:  # whatever Gunicorn lets pass at a start
+        except Exception as error:  # any error that Gunicorn does not catch at startup
             stop(error)
 
     def _find_application(self) -> None:
@@ -114,7 +114,7 @@ class Serve(UserConfiguration):
 
     def _check(self) -> None:
         """Check what else could stop a start; Gunicorn's own check only loads the application."""
-        # Importing this reads the environment, and --help should not.
+        # Importing this reads the environment, which --help should not do.
         from plants.hosting.environment import settings, store
 
         Arbiter(self)

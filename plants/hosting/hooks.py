@@ -1,4 +1,4 @@
-"""Hooks of Gunicorn's master. Importing this module reads the environment."""
+"""Gunicorn's server hooks. Importing this module reads the environment."""
 
 import logging
 import os

@@ -23,7 +23,7 @@ _STDOUT = 1
 # With the longest message and every character escaped, a line is shorter than PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
-_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # of a probe or the page; of a create
+_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 

@@ -44,8 +44,8 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     listener.setblocking(False)
     listening_sockets.append(listener)
     # prometheus_client stores the workers' metrics in this folder, and reads its name when it is imported. A new master
-    # has a new folder. Import it now: older versions of Gunicorn call child_exit in a signal handler, which could
-    # interrupt a later import.
+    # has a new folder. Import the library now, because older versions of Gunicorn call child_exit in a signal handler,
+    # which could interrupt a later import.
     folder = os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
     import_module("prometheus_client.multiprocess")
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
@@ -68,15 +68,15 @@ class Metrics:
         values.ValueClass = values.MultiProcessValue(lambda: slot)
 
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
-        self._seconds = Histogram(
+        self._duration_histogram = Histogram(
             _DURATION_METRIC,
             "Time from a request's first byte to its response.",
             ("method", "route", "status", "error"),
             buckets=_BUCKETS,
             registry=None,
         )
-        self._connections = gauge("plants_connections", "Open connections.")
-        self._waiting = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
+        self._connections_gauge = gauge("plants_connections", "Open connections.")
+        self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
         build.labels(plants.__version__, server.implementation()).set(1)
         self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
@@ -91,13 +91,13 @@ class Metrics:
         observe = self._observe.get(key)
         if not observe:
             labels = (key[0], "/plants" if key[1] else "other", key[2][:3], str(code or ""))
-            observe = self._observe[key] = self._seconds.labels(*labels).observe
+            observe = self._observe[key] = self._duration_histogram.labels(*labels).observe
         observe(seconds)
 
     def set_gauges(self, connections: int, waiting: int) -> None:
         """Set the number of open connections, and of requests without a response."""
-        self._connections.set(connections)
-        self._waiting.set(waiting)
+        self._connections_gauge.set(connections)
+        self._waiting_gauge.set(waiting)
 
 
 class Exposition:

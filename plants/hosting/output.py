@@ -27,7 +27,7 @@ class Output:
         self._wait_budget = _MAX_WAIT_SECONDS
         self._waited_at = time.monotonic()
         self._dropped_lines = 0
-        self._line_end = b""  # of a line that was written in part
+        self._line_end = b""  # b"\n" if the last line was written only in part
 
     def write(self, lines: str) -> None:
         """Write the lines, or drop them if that fails, for example because the disk is full. Never raise an OSError."""

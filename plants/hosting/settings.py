@@ -43,9 +43,9 @@ _T = TypeVar("_T")
 
 
 class SettingsError(AppImportError):
-    """A service cannot start with this setting. The message names the setting and says how to fix it.
+    """A service cannot start with this setting. The message names the setting and the problem.
 
-    Gunicorn prints such an exception in a line, without a traceback, and stops.
+    Gunicorn prints such an exception in one line, without a traceback, and stops.
     """
 
 
@@ -152,7 +152,7 @@ class _Either(NamedTuple):
     checks: tuple[TokenCheck, ...]
 
     def accepts(self, token: str) -> bool:
-        # A list, not a generator: all checks run, so the time does not show which one matched.
+        # Use a list so that all checks run, because the time must not show which one matched.
         return any([check.accepts(token) for check in self.checks])  # noqa: C419
 
 

@@ -100,7 +100,7 @@ def test_create_app_rejects_a_token_that_cannot_be_sent(tokens: list[str]) -> No
     ids=["string", "bytes", "bytearray", "None", "number", "boolean", "object", "function", "dictionary", "class"],
 )
 def test_create_app_rejects_what_is_not_a_list_of_tokens(tokens: Any) -> None:
-    message = r"^tokens is neither an iterable of strings nor an object with accepts\(token\)$"
+    message = r"^tokens is neither a list of strings nor an object with accepts\(token\)$"
     with pytest.raises(TypeError, match=message):
         plants.create_app(tokens=tokens)
 
