@@ -134,6 +134,7 @@ def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) ->
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
     write_program(tmp_path / "bin/systemctl", f'echo "$@" >> {tmp_path}/calls')
+    write_program(tmp_path / "bin/plants", "exit 127")  # The installation does not put the command on PATH.
     with serving() as service:
         assert run("\n".join(script), cwd=CHECKOUT, **address_of(service)).endswith(": ready\n")
     run(RESTART)

@@ -41,7 +41,7 @@ def bytes_per_plant() -> BytesPerPlant:
     """Return the documented bytes, the last two of them with random ids."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
-        r"where ids come in order; where they are random, (\d+) and up to (\d+)\."
+        r"if ids come in order\. If they are random, it takes (\d+) bytes in SQLite and up to (\d+) in PostgreSQL\."
     )
     match = re.search(pattern, words(SCALING))
     assert match
