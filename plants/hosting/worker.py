@@ -118,8 +118,10 @@ class Worker(ServerWorker):
         """Load the application and create the event loop."""
         self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
         super().load_wsgi()
-        # What is loaded now stays. Without this the garbage collector scans it again and again, and parsing large JSON
-        # takes three times as long.
+        if self.cfg.threads == 1 < store.worker_threads:
+            self.log.warning("with one thread (--threads 1), every client waits while the store commits")
+        # What is loaded now stays. Otherwise the garbage collector would scan it again and again, and parsing large
+        # JSON would take three times as long.
         gc.freeze()
 
     def make_service(self) -> PlantService:

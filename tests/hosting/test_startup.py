@@ -57,6 +57,12 @@ def test_on_a_terminal_a_start_prints_its_address(store: str, bind: str, line: s
         os.close(terminal)
 
 
+def test_one_thread_with_a_store_that_blocks_logs_a_warning(tmp_path: Path) -> None:
+    with serving("--threads=1", PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+        line = service.wait_for(".*every client waits while the store commits.*")[0]
+    assert json.loads(line)["level"] == "warning"
+
+
 def test_losing_plants_with_a_worker_logs_a_warning() -> None:
     with serving() as service:
         [worker] = children(service.process.pid)
