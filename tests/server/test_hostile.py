@@ -14,9 +14,9 @@ PATIENT_SECONDS = 20
 LARGEST_BODY = 65536
 
 CHECKS: dict[str, Callable[[Service], Verdict]] = {
-    "half-heads": partial(hostile.half_heads, clients=400),
+    "half-heads": partial(hostile.half_heads, clients=200),
     "resets": partial(hostile.resets_beside_creates, seconds=0.5, limit=PATIENT_SECONDS),
-    "tiny-chunks": partial(hostile.tiny_chunks, clients=400, limit=PATIENT_SECONDS),
+    "tiny-chunks": partial(hostile.tiny_chunks, clients=200, limit=PATIENT_SECONDS),
     "large-heads": partial(hostile.large_heads, clients=20, limit=PATIENT_SECONDS),
     "endless-heads": partial(hostile.endless_heads, clients=20, limit=PATIENT_SECONDS),
     "stalled-bodies": partial(hostile.stalled_bodies, size=LARGEST_BODY, limit=PATIENT_SECONDS),
@@ -25,21 +25,21 @@ CHECKS: dict[str, Callable[[Service], Verdict]] = {
     "connect": hostile.connect,
     "malformed-trailers": hostile.malformed_trailers,
     "large-framing": hostile.large_framing,
-    "stalled": partial(hostile.stalled, clients=100, seconds=2, limit=PATIENT_SECONDS),
+    "stalled": partial(hostile.stalled, clients=100, seconds=1, limit=PATIENT_SECONDS),
 }
 # These checks start a service with special settings, and do not depend on the store.
 CONNECTION_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "few-descriptors": partial(hostile.few_descriptors, files=100, clients=300, seconds=1),
     "no-descriptor-left": hostile.no_descriptor_left,
     "stalled-handshakes": partial(hostile.stalled_handshakes, clients=60, allowed=10, timeout=2),
-    "key-updates": partial(hostile.key_updates, seconds=1, limit=PATIENT_SECONDS),
-    "renegotiations": partial(hostile.renegotiations, seconds=1, limit=PATIENT_SECONDS),
+    "key-updates": partial(hostile.key_updates, seconds=0.5, limit=PATIENT_SECONDS),
+    "renegotiations": partial(hostile.renegotiations, seconds=0.5, limit=PATIENT_SECONDS),
     "silent-clients": partial(hostile.silent_clients, clients=100, seconds=1),
     "clients-that-send-a-byte": partial(hostile.silent_clients, clients=100, seconds=1, first=b"P"),
 }
 DEPLOYMENT_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
-    "large-creates": partial(hostile.large_creates, clients=12, rounds=2),
-    "resets-under-term": partial(hostile.resets_under_term, creates=600, each=300),
+    "large-creates": partial(hostile.large_creates, clients=12, rounds=1),
+    "resets-under-term": partial(hostile.resets_under_term, creates=300, each=150),
     "a-stop-in-the-middle": partial(changes.term_in_the_middle, _creates=0),
     "token-of-a-new-master": partial(changes.usr2_keeps_the_token, _creates=0),
 }
