@@ -19,7 +19,7 @@ class BearerAuth:
     """
 
     def __init__(self, check: TokenCheck, public_paths: Container[str]) -> None:
-        self._accepts = check.accepts
+        self._check = check
         self._public_paths = public_paths
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
@@ -33,7 +33,7 @@ class BearerAuth:
         authorization = req.env.get("HTTP_AUTHORIZATION", "")
         bearer = _BEARER.fullmatch(authorization)
         if bearer:
-            accepted = self._accepts(bearer[1])
+            accepted = self._check.accepts(bearer[1])
             if accepted is True:
                 return
             if accepted:  # A coroutine is truthy, so any token would be valid.

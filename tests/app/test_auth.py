@@ -7,7 +7,7 @@ import pytest
 
 import plants
 from plants import MemoryStore
-from plants.tokens import TokenCheck
+from plants.tokens import TokenCheck, Tokens
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.support.calls import Stream, call, sender
 
@@ -71,6 +71,13 @@ def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
     responses = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
     assert [response.error for response in responses] == [40001, 40101]
     assert asked == ["abc"]
+
+
+def test_a_test_may_replace_accepts_of_a_token_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Tokens(["secret"])
+    send = sender(plants.create_app(tokens=check))
+    monkeypatch.setattr(check, "accepts", lambda token: token == "other")
+    assert send(new_plant(), headers=[("Authorization", "Bearer other"), JSON_TYPE]).status == 200
 
 
 # The last has every kind of character that RFC 6750 allows.
