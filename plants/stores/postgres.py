@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import re
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +78,9 @@ class PostgresStore(BatchStore):
         # libpq would report a bad number at each connection.
         timeout_from_conninfo(parameters)
         _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
+        # If an @ in the password is not encoded, libpq would quote the rest of the password as the host.
+        if re.search("[^,]@", str(parameters.get("host", ""))):
+            raise ValueError("the host has an @")
         conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
         super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), timeout)
 

@@ -392,6 +392,7 @@ BAD_URLS = {
     "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", POSTGRES),
     "PostgreSQL that is badly encoded": ("postgresql://user:secret%ZZ@host/plants", POSTGRES),
+    "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
     "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
     "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
