@@ -1,4 +1,4 @@
-"""Measure the CPU time of a log line (to a file) and of the metrics, without a server.
+"""Measure the CPU time of a log line (to a file) and of the metrics, without a server and in a loaded service.
 
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
@@ -55,7 +55,7 @@ def microseconds(
 
 
 METRICS = "PLANTS_METRICS_BIND=127.0.0.1:29107"
-# The level of the log, and what is set for the metrics.
+# The level of the log, and the assignment that enables the metrics.
 SERVICES = {
     "neither": ("critical", ""),
     "the log": ("info", ""),

@@ -85,7 +85,7 @@ class _Good:
         self.slowest = 0.0
         self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._last_response_at = 0.0  # on the persistent connection
+        self._last_persistent_response_at = 0.0
         self._connection = ""
 
     def create(self) -> None:
@@ -130,13 +130,13 @@ class _Good:
         self._connection = "a new connection"
         if client.sock:
             closed = bool(select.select([client.sock], [], [], 0)[0])
-            paused = time.monotonic() - self._last_response_at
+            paused = time.monotonic() - self._last_persistent_response_at
             state = "closed" if closed else "open"
             self._connection = f"a persistent connection, {state} when used, after {paused:.3f} s"
         response = exchange(client, method, path, token, body)
         self.slowest = max(self.slowest, response.ended - response.began)
         if client is self._persistent:
-            self._last_response_at = response.ended
+            self._last_persistent_response_at = response.ended
         self.responses[str(response.error or response.status)] += 1
         self._fresh.close()
         return response

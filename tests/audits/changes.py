@@ -34,8 +34,8 @@ from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
 
-# The service promises a response within RESPONSE_SECONDS. A client may send a request just as the service closes the
-# connection. That is no excuse if the close comes more than CLOSE_SECONDS after the request.
+# The service promises a response within RESPONSE_SECONDS. It may close an idle connection just as a client sends a
+# request, but a close more than CLOSE_SECONDS after the request is a fault of the service.
 RESPONSE_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 
@@ -204,11 +204,11 @@ def _ends_in_time(master: int) -> bool:
     return comes_true(lambda: not Service("", 0, "", master).runs())
 
 
-def troubles_of_a_stop(service: Service) -> list[str]:
-    """Stop a service (``TERM``), and return the lines of its log that report trouble."""
+def errors_during_stop(service: Service) -> list[str]:
+    """Stop a service (``TERM``), and return the lines of its log that report errors."""
     os.kill(service.master, signal.SIGTERM)
     ended = _ends_in_time(service.master)
-    return service.new_trouble() + ["it does not end"] * (not ended)
+    return service.new_log_errors() + ["it does not end"] * (not ended)
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield database, {"PLANTS_STORE": database} if database else {}
 
 
-def _again_and_again(load: Load, change: Callable[[int], object], seconds: float) -> int:
+def _repeat(load: Load, change: Callable[[int], object], seconds: float) -> int:
     """Repeat a change every ``seconds`` seconds until the load is over; return the number of changes."""
     number = 0
     while not load.is_over():
@@ -234,8 +234,8 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
             # A shorter pause could stop a worker before it has installed its signal handlers, which would kill it.
-            number = _again_and_again(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
-        verdict = load.verdict(*service.new_trouble()[:1], database=database)
+            number = _repeat(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
+        verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
 
 
@@ -256,7 +256,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
                     ended = _ends_in_time(service.master)
                     slowest_stop = max(slowest_stop, time.monotonic() - began)
                     load.over.set()
-                verdicts.append(load.verdict(*service.new_trouble()[:1], database=database))
+                verdicts.append(load.verdict(*service.new_log_errors()[:1], database=database))
                 acknowledged += len(load.acknowledged)
             if not ended:
                 break
@@ -288,9 +288,9 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
                 crowd.read_until_closed(RESPONSE_SECONDS)
             statuses = late.statuses() + waiting.statuses()
         ended = _ends_in_time(service.master)
-        trouble = service.new_trouble()
-    seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {trouble[-1:]}"
-    return Verdict(statuses["200"] == 16 and ended and not trouble, seen)
+        errors = service.new_log_errors()
+    seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {errors[-1:]}"
+    return Verdict(statuses["200"] == 16 and ended and not errors, seen)
 
 
 def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
@@ -306,8 +306,8 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
             comes_true(lambda: len(load.acknowledged) >= creates // 2)
             load.service = second
             comes_true(lambda: not first.connections())  # It is drained.
-            trouble = troubles_of_a_stop(first)
-        verdict = load.verdict(*trouble, *second.new_trouble()[:1], database=database)
+            errors = errors_during_stop(first)
+        verdict = load.verdict(*errors, *second.new_log_errors()[:1], database=database)
     cut_off = load.seen["closed as the request arrived"]
     return Verdict(verdict.holds and not cut_off, verdict.seen)
 
@@ -366,12 +366,12 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                 comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]))
 
             with Load(service, creates, pause=0.01) as load:
-                _again_and_again(load, change, 0.5)
+                _repeat(load, change, 0.5)
             for master in masters[1:]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(master, signal.SIGTERM)
             _ends_in_time(masters[-1])
-            verdict = load.verdict(*faults, *service.new_trouble()[:1], database=database)
+            verdict = load.verdict(*faults, *service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{len(masters) - 1} new masters: {verdict.seen}")
 
 
@@ -405,8 +405,8 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates) as load:
-            number = _again_and_again(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7)
-        verdict = load.verdict(*service.new_trouble()[:1], database=database)
+            number = _repeat(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7)
+        verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
 
 
@@ -434,8 +434,8 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
 
         with running_service(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
             with Load(service, creates, pause=0.01) as load:
-                number = _again_and_again(load, change, 0.1)
-            verdict = load.verdict(*faults[:1], *service.new_trouble()[:1], database=database)
+                number = _repeat(load, change, 0.1)
+            verdict = load.verdict(*faults[:1], *service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
 
 

@@ -1,12 +1,12 @@
 """Audit the service on a distributed engine such as Citus, while nodes of the cluster are killed and stopped.
 
     python -m tests.audits.citus --url postgresql://node1/plants --url postgresql://node2/plants \\
-        --disaster "ssh node3 pkill -9 postgres" "ssh node3 pg_ctl start" \\
-        --disaster "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
+        --fault "ssh node3 pkill -9 postgres" "ssh node3 pg_ctl start" \\
+        --fault "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
 
 The cluster must run and have its table; docs/scaling.md says how to create it, and Citus is at
-https://github.com/citusdata/citus. A service is started for each URL. ``--disaster`` takes two commands: one that
-causes a failure, and one that ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0
+https://github.com/citusdata/citus. A service is started for each URL. ``--fault`` takes two commands: one that causes
+the fault, and one that ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0
 if every acknowledged plant is stored, no id is used by two plants, and every other plant is stored whole or not at all.
 """
 
@@ -48,7 +48,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
     return findings
 
 
-def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
+def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
     """Audit the services of some URLs; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
@@ -60,8 +60,8 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
         with ExitStack() as clients:
             loads = [clients.enter_context(Load(service, CLIENTS_PER_SERVICE)) for service in services]
             time.sleep(seconds)
-            print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first disaster")
-            for commands in disasters:
+            print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first fault")
+            for commands in faults:
                 for command in commands:
                     subprocess.run(shlex.split(command), check=True)
                     time.sleep(seconds)
@@ -82,10 +82,10 @@ def run(urls: Sequence[str], disasters: Sequence[Sequence[str]], seconds: float,
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--url", action="append", required=True, help="a node; clients use all of them at once")
-    parser.add_argument("--disaster", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
-    parser.add_argument("--seconds", type=float, default=20, help="load before, during and after each disaster")
+    parser.add_argument("--fault", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
+    parser.add_argument("--seconds", type=float, default=20, help="load before, during and after each fault")
     options = parser.parse_args()
-    return run(options.url, options.disaster, options.seconds)
+    return run(options.url, options.fault, options.seconds)
 
 
 if __name__ == "__main__":

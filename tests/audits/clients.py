@@ -1,4 +1,4 @@
-"""Clients for the audits: a service, crowds of bad clients, and a good one beside them in its own process."""
+"""A service to be audited, crowds of bad clients, and a good client beside them in a process of its own."""
 
 import argparse
 import contextlib
@@ -36,7 +36,7 @@ MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 # Log lines of a service that no client may cause.
-_TROUBLE = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
+_LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
 class Service:
@@ -117,9 +117,9 @@ class Service:
             return False
         return state != "Z"
 
-    def new_trouble(self) -> list[str]:
-        """Return those of ``new_lines()`` that report trouble, which no client may cause."""
-        return [line for line in self.new_lines() if _TROUBLE.search(line)]
+    def new_log_errors(self) -> list[str]:
+        """Return those of ``new_lines()`` that report an error, which no client may cause."""
+        return [line for line in self.new_lines() if _LOG_ERROR.search(line)]
 
     def new_lines(self) -> list[str]:
         """Return the log lines since the last call."""
@@ -134,7 +134,7 @@ class Crowd:
     def __init__(self, service: Service, size: int, receive_buffer: int = 0) -> None:
         self.sockets = [service.connect(receive_buffer) for _ in range(size)]
         self.received = dict.fromkeys(self.sockets, b"")
-        self.closed: set[socket.socket] = set()  # by the service
+        self.closed_by_service: set[socket.socket] = set()
         for sock in self.sockets:
             sock.setblocking(False)
 
@@ -178,13 +178,13 @@ class Crowd:
         give_up = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for sock in self.sockets:
-                if sock not in self.closed:
+                if sock not in self.closed_by_service:
                     selector.register(sock, selectors.EVENT_READ)
             while selector.get_map() and time.monotonic() < give_up:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
                     if or_readable:
-                        return len(self.closed)
+                        return len(self.closed_by_service)
                     try:
                         data = sock.recv(65536)
                     except OSError:
@@ -192,13 +192,13 @@ class Crowd:
                     self.received[sock] = (self.received[sock] + data)[:65536]
                     if not data:
                         selector.unregister(sock)
-                        self.closed.add(sock)
-        return len(self.closed)
+                        self.closed_by_service.add(sock)
+        return len(self.closed_by_service)
 
     def statuses(self) -> Counter[str]:
         """Count the first responses: their status, ``closed`` without one, or ``nothing``."""
         return Counter(
-            self.received[sock][9:12].decode() or ("closed" if sock in self.closed else "nothing")
+            self.received[sock][9:12].decode() or ("closed" if sock in self.closed_by_service else "nothing")
             for sock in self.sockets
         )
 

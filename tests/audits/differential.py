@@ -5,9 +5,9 @@
 
 The others are Gunicorn's threaded worker, Node and Go (both must be installed). A plain request follows each one. If
 a server finds a different end of the odd request, its response to the plain one differs or is missing. The exit status
-is 0 if two conditions hold. This server accepts nothing that another rejects, and finds the same method and body in
-each request that it accepts, except where ``EXPLAINED`` has a reason. It parses the same bytes alike in one packet and
-in several.
+is 0 if this server parses the same bytes alike in one packet and in several, accepts nothing that another rejects, and
+finds the same method and body in each request that it accepts; ``EXPLAINED`` has exceptions from the last two
+conditions, with their reasons.
 """
 
 import contextlib

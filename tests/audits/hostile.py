@@ -5,7 +5,7 @@
     python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
 
 Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that need a service
-with special settings are left out, and without ``--master`` memory, files and processes are not measured.
+with special settings are left out. Without ``--master``, memory, files and processes are not measured.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
 TINY_CHUNK = b"1\r\nx\r\n"
-# A worker may hold this many bodies of the largest size, and this much memory for everything else.
+# A worker may hold HELD_BODIES bodies of the largest size, and SLACK_BYTES of memory for everything else.
 HELD_BODIES = 64
 SLACK_BYTES = 32 * MIB
 # A store may open files when it is first used: a few for each worker, and none for each client.
@@ -65,15 +65,15 @@ MALFORMED_TRAILERS = {
 def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
     """Run a check; the service must retain its workers and log no errors."""
     workers = service.workers()
-    service.new_trouble()
+    service.new_log_errors()
     verdict = check(service)
     faults = []
     if service.create(new_id()).status != 200:
         faults.append("a create afterward does not get 200")
     if service.workers() != workers:
         faults.append(f"the workers {workers} are now {service.workers()}")
-    if trouble := service.new_trouble():
-        faults.append(f"{len(trouble)} log lines such as {trouble[0]!r}")
+    if errors := service.new_log_errors():
+        faults.append(f"{len(errors)} log lines such as {errors[0]!r}")
     return Verdict(verdict.holds and not faults, ", ".join([verdict.seen, *faults]))
 
 
@@ -97,7 +97,7 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
 
 
 def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
-    """Reset connections, as some health checks do, after nothing, a part of a request or all of it was sent."""
+    """Reset connections, as some health checks do: before a request, in the middle of one, or after one."""
     sent = [
         b"",
         HEAD,
@@ -157,7 +157,7 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
 
 
 def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """Send all of a body but its last byte, for one small body and as many large ones as a worker buffers."""
+    """Send all but the last byte of one small body, and of as many large bodies as a worker buffers."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
@@ -361,8 +361,8 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
         allow(0)
         with Crowd(service, 1):
             time.sleep(0.3)
-            trouble = changes.troubles_of_a_stop(service)
-    return Verdict(verdict.holds and not trouble, f"{verdict.seen}, trouble of the stop: {trouble[-1:]}")
+            errors = changes.errors_during_stop(service)
+    return Verdict(verdict.holds and not errors, f"{verdict.seen}, errors of the stop: {errors[-1:]}")
 
 
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
@@ -592,7 +592,7 @@ def _all_rejected(crowd: Crowd) -> Verdict:
     return Verdict(not statuses.keys() & {"nothing", "200", "401", "500"}, f"{dict(statuses)}")
 
 
-# The option with the limit for the slowest response; a flood, which keeps the service busy, has a higher one.
+# Each check, and the option that limits its slowest response. A flood keeps the service busy, so its limit is higher.
 CHECKS: dict[Callable[..., Verdict], str] = {
     half_heads: "",
     resets_beside_creates: "limit",

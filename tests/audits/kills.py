@@ -134,7 +134,9 @@ def race(services: Sequence[Service], store: PlantStore, clients: int, ids: int)
     return Counter(f"{audit(store, list(of_one_id))} (race)" for of_one_id in attempts)
 
 
-def disasters(service: Service, database: PostgresServer | Command | None) -> Iterator[tuple[str, Callable[[], None]]]:
+def possible_kills(
+    service: Service, database: PostgresServer | Command | None
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the possible kills in random order, endlessly; the caller restarts the service after each."""
 
     def kill_a_worker() -> None:
@@ -146,7 +148,7 @@ def disasters(service: Service, database: PostgresServer | Command | None) -> It
         service.kill_master()
         time.sleep(random.random())
 
-    happenings = {"a worker": kill_a_worker, "the master": kill_master, "the service": service.kill}
+    kill_by_name = {"a worker": kill_a_worker, "the master": kill_master, "the service": service.kill}
     if database:
 
         def kill_database() -> None:
@@ -154,9 +156,9 @@ def disasters(service: Service, database: PostgresServer | Command | None) -> It
             time.sleep(random.random() / 2)
             database.start()
 
-        happenings["the database"] = kill_database
+        kill_by_name["the database"] = kill_database
     while True:
-        yield from random.sample(list(happenings.items()), len(happenings))
+        yield from random.sample(list(kill_by_name.items()), len(kill_by_name))
 
 
 def run(options: argparse.Namespace, store_url: str, database: PostgresServer | Command | None) -> int:
@@ -166,7 +168,7 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
     try:
         service.start()
         with Load(service, options.clients) as load:
-            for name, kill in disasters(service, database):
+            for name, kill in possible_kills(service, database):
                 time.sleep(random.uniform(0.1, 1))
                 kill()
                 kills[name] += 1

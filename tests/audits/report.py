@@ -13,7 +13,7 @@ class Verdict(NamedTuple):
 
 
 def audit_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of options that prints the docstring of an audit as it is."""
+    """Return an option parser whose help is the unchanged docstring of an audit."""
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

@@ -3,10 +3,13 @@
     python -m tests.audits.soak
     python -m tests.audits.soak --store sqlite --workers 2 --seconds 60 --broken 100
 
-The exit status is 0 if each good request got the right response, each acknowledged plant is still stored, each broken
-client could connect, the workers are the same as before, connections and descriptors are back at their old numbers,
-memory (less that of the plants) grows by less than 8 MiB in the last third of the run, and each line of the log matches
-``EXPLAINED``.
+The exit status is 0 if all of this is true:
+
+- Each good request got the right response, and each broken client could connect.
+- Each acknowledged plant is still stored.
+- The workers are the same as before, and connections and descriptors are back at their old numbers.
+- Memory, less that of the plants, grows by less than 8 MiB in the last third of the run.
+- Each line of the log matches ``EXPLAINED``.
 """
 
 import contextlib
