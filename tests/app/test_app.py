@@ -76,7 +76,7 @@ class Hello:
         resp.text = '"hello"'
 
 
-def test_a_host_may_add_a_resource_with_a_suffix_at_a_fixed_path(app: Any) -> None:
+def test_add_route_accepts_a_suffix_and_only_fixed_paths(app: Any) -> None:
     app.add_route("/hello", Hello(), suffix="hello")
     assert call(app, Stream(), PATH_INFO="/hello", REQUEST_METHOD="GET").body == b'"hello"'
     with pytest.raises(ValueError, match=r"^/hello/{name} has a parameter, but all paths"):
@@ -165,7 +165,7 @@ def test_the_return_value_of_add_is_ignored() -> None:
     ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
 )
 def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore, body: bytes, error: int) -> None:
-    """Otherwise its body stays in memory until the garbage collector runs."""
+    """In a cycle, its body would stay in memory until the garbage collector runs."""
     store.add(Plant(1, "Fern"))
     gc.collect()
     gc.disable()

@@ -80,7 +80,7 @@ def test_a_test_may_replace_accepts_of_a_token_check(monkeypatch: pytest.MonkeyP
     assert send(new_plant(), headers=[("Authorization", "Bearer other"), JSON_TYPE]).status == 200
 
 
-# The last has every kind of character that RFC 6750 allows.
+# The last token has every kind of character that RFC 6750 allows.
 TOKENS = ["one", "two", "AZaz09-._~+/=="]
 
 

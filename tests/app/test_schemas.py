@@ -394,7 +394,7 @@ def test_load_follows_fields_that_are_initialized_again() -> None:
     assert schema.load(FERN) == NAMED
 
 
-def test_an_invalid_document_is_no_plant_whatever_handle_error_does() -> None:
+def test_load_raises_not_a_plant_even_if_handle_error_returns() -> None:
     schema = declare(handle_error=lambda *_args, **_options: None)()
     with pytest.raises(NotAPlant, match="Missing data"):
         schema.load({})

@@ -1,4 +1,4 @@
-"""Any bytes in the token file and any text in a setting: a service starts, or says in one line why it does not."""
+"""Any bytes in the token file and any text in a setting: a service starts, or fails with one line."""
 
 import logging
 import re
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def messages() -> Iterator[list[str]]:
-    """Every message of the log, of all examples."""
+    """Return a list that collects the log messages of all examples."""
     messages: list[str] = []
 
     class Recorder(logging.Handler):
@@ -75,7 +75,7 @@ def messages() -> Iterator[list[str]]:
     log.removeHandler(handler)
 
 
-def test_any_bytes_are_tokens_or_rejected_without_echo(tmp_path: Path) -> None:
+def test_a_file_of_any_bytes_is_used_or_rejected_without_echo(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
     @examples(100)
@@ -104,13 +104,14 @@ def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, clock
         for _ in range(2):
             clock.now += 2
             tokens.poll()
-        stays = tokens.accepts("earlier")
+        accepts_earlier = tokens.accepts("earlier")
         try:
-            anew = TokenFile(path)
+            started_later = TokenFile(path)
         except ValueError:
-            assert stays
+            assert accepts_earlier
         else:
-            assert [stays, tokens.accepts(SECRET)] == [anew.accepts("earlier"), anew.accepts(SECRET)]
+            assert accepts_earlier == started_later.accepts("earlier")
+            assert tokens.accepts(SECRET) == started_later.accepts(SECRET)
 
     check()
     assert messages
@@ -134,7 +135,7 @@ def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
             problem = str(error)
         assert problem.startswith(f"{name} is not usable: ")
         assert problem.isprintable()
-        # The path of the file is shown, whatever it is.
+        # The message shows the path of the file, whatever it contains.
         assert name == "PLANTS_TOKENS_FILE" or SECRET not in problem
 
     check()

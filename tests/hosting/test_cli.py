@@ -30,7 +30,7 @@ from tests.support.tls_client import make_certificate
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
 
 
-def the_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
+def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
     """Return the one line that a command ended with."""
     assert result.returncode == status
     assert result.stdout == ""
@@ -73,7 +73,7 @@ def test_without_a_command_plants_prints_its_help_and_fails() -> None:
     ],
 )
 def test_an_unknown_command_or_argument_fails_in_one_line(arguments: str, problem: str) -> None:
-    assert re.fullmatch(problem, the_line(call(*arguments.split()), 2))
+    assert re.fullmatch(problem, error_line(call(*arguments.split()), 2))
 
 
 @pytest.mark.parametrize("argument", ["--version", "-V"])
@@ -126,7 +126,7 @@ def test_the_configuration_has_every_setting_and_its_default() -> None:
     }
 
 
-def test_the_configuration_says_what_the_environment_sets() -> None:
+def test_the_configuration_shows_what_the_environment_sets() -> None:
     env = {
         "PLANTS_STORE": "sqlite:///x",
         "GUNICORN_CMD_ARGS": "--worker-connections 7 -b [::1]:80 -b unix:/x -b fd://3",
@@ -192,7 +192,7 @@ def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> Non
     ids=["name", "value", "Gunicorn's"],
 )
 def test_a_bad_configuration_is_reported_in_one_line(env: dict[str, str], start: str) -> None:
-    assert the_line(call("config", **env)).startswith(start)
+    assert error_line(call("config", **env)).startswith(start)
 
 
 # plants check
@@ -208,7 +208,7 @@ def long_check_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 def responding_with(response: bytes) -> Iterator[str]:
     """Return the URL of a server that sends this response to every client, or sends nothing if it is empty."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        held = []
+        clients = []
 
         def serve() -> None:
             while True:
@@ -216,7 +216,7 @@ def responding_with(response: bytes) -> Iterator[str]:
                     client, _ = listener.accept()
                 except OSError:
                     return
-                held.append(client)
+                clients.append(client)
                 if response:
                     client.recv(65536)
                     client.sendall(response)
@@ -227,7 +227,7 @@ def responding_with(response: bytes) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-        for client in held:
+        for client in clients:
             client.close()
 
 
@@ -243,7 +243,7 @@ def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
-def test_plants_check_asks_at_the_default_address_of_gunicorn() -> None:
+def test_plants_check_connects_to_gunicorns_default_address() -> None:
     for options, host in [
         ("", "127.0.0.1"),
         ("-b localhost", "localhost"),
@@ -263,7 +263,7 @@ def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None
         # For half a second after an add, the probe does not check the store.
         wait_until(lambda: call("check", PORT=str(service.port)).returncode)
         result = call("check", PORT=str(service.port))
-        line = the_line(result)
+        line = error_line(result)
         assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
 
 
@@ -280,22 +280,22 @@ def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None
 )
 def test_plants_check_reports_an_unexpected_response(response: bytes, reason: str) -> None:
     with responding_with(response) as url:
-        assert the_line(call("check", url)) == f"{url}/readyz: {reason}"
+        assert error_line(call("check", url)) == f"{url}/readyz: {reason}"
 
 
 def test_plants_check_times_out_when_a_server_is_silent() -> None:
     with responding_with(b"") as url:
-        assert the_line(call("check", url)) == f"{url}/readyz: no answer within 2 seconds."
+        assert error_line(call("check", url)) == f"{url}/readyz: no answer within 2 seconds."
 
 
 def test_plants_check_reports_a_refused_connection() -> None:
     port = free_port()
-    assert the_line(call("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
+    assert error_line(call("check", PORT=str(port))) == f"http://127.0.0.1:{port}/readyz: Connection refused."
 
 
-def test_plants_check_speaks_tls() -> None:
+def test_plants_check_uses_tls_for_an_https_address() -> None:
     with responding_with(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
-        assert "SSL" in the_line(call("check", url.replace("http", "https")))
+        assert "SSL" in error_line(call("check", url.replace("http", "https")))
 
 
 NOT_AN_ADDRESS = "this is not an http or https address."
@@ -314,15 +314,15 @@ NOT_AN_ADDRESS = "this is not an http or https address."
     ids=repr,
 )
 def test_plants_check_accepts_only_http_addresses(url: str, reason: str) -> None:
-    assert the_line(call("check", url)) == f"{url.rstrip('/')}/readyz: {reason}"
+    assert error_line(call("check", url)) == f"{url.rstrip('/')}/readyz: {reason}"
 
 
 @pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_asks_through_the_service_s_unix_socket(tmp_path: Path) -> None:
+def test_plants_check_connects_through_a_unix_socket(tmp_path: Path) -> None:
     bind = f"unix:{tmp_path}/socket"
     with serving("--bind", bind):
         assert call("check", GUNICORN_CMD_ARGS=f"--bind {bind}").stdout == f"{bind}: ready\n"
-    assert the_line(call("check", bind)) == f"{bind}: No such file or directory."
+    assert error_line(call("check", bind)) == f"{bind}: No such file or directory."
 
 
 @pytest.mark.usefixtures("long_check_timeout")
@@ -336,22 +336,22 @@ def test_plants_check_finds_the_service_with_tls(tmp_path: Path) -> None:
         ready = f"https://127.0.0.1:{port}/readyz: ready\n"
         for arguments in (options, f"--config {tmp_path}/mine.py"):
             assert call("check", GUNICORN_CMD_ARGS=arguments, PORT=str(port)).stdout == ready
-        assert "certificate verify failed" in the_line(call("check", f"https://127.0.0.1:{port}"))
+        assert "certificate verify failed" in error_line(call("check", f"https://127.0.0.1:{port}"))
 
 
-def test_plants_check_cannot_ask_a_descriptor() -> None:
-    line = the_line(call("check", GUNICORN_CMD_ARGS="--bind fd://3"))
+def test_plants_check_cannot_connect_to_a_bound_descriptor() -> None:
+    line = error_line(call("check", GUNICORN_CMD_ARGS="--bind fd://3"))
     assert line == "the service listens on fd://3, whose address is unknown here; run plants check URL."
 
 
 @pytest.mark.parametrize("port", ["", "http", "99999"], ids=repr)
 def test_plants_check_validates_the_port_as_serve_does(port: str) -> None:
     line = "PORT is not usable: set a number from 0 to 65535, or unset it."
-    assert the_line(call("check", PORT=port)) == line
+    assert error_line(call("check", PORT=port)) == line
 
 
 def test_plants_check_parses_gunicorns_options_as_serve_does() -> None:
-    assert the_line(call("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
+    assert error_line(call("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
 
 
 def test_plants_check_imports_no_framework() -> None:
@@ -419,21 +419,21 @@ cannot_be_served = pytest.mark.parametrize(
 
 
 @cannot_be_served
-def test_what_cannot_be_served_is_reported_in_one_line(options: str, env: dict[str, str], line: str) -> None:
-    assert the_line(call("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
+def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, env: dict[str, str], line: str) -> None:
+    assert error_line(call("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
 
 
 @cannot_be_served
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_check_config_reports_the_same_line(options: str, env: dict[str, str], line: str) -> None:
-    assert the_line(call("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
+def test_check_config_fails_with_the_same_line_as_a_start(options: str, env: dict[str, str], line: str) -> None:
+    assert error_line(call("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line
 
 
 @pytest.mark.parametrize("options", [[], ["--check-config"]], ids=["start", "check"])
 def test_an_unknown_application_is_reported_in_one_line(options: list[str], tmp_path: Path) -> None:
     line = "there is no module 'foo'; plants serve accepts options and, for another application, MODULE:APP."
     for app in ("foo", "foo:app"):
-        assert the_line(call("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
+        assert error_line(call("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
 
 
 def test_check_config_rejects_what_a_start_rejects() -> None:
@@ -450,7 +450,7 @@ def test_check_config_rejects_what_a_start_rejects() -> None:
         (["-b", address], {"PLANTS_METRICS_BIND": address}, "an address of the service itself"),
     ]
     for options, env, problem in cases:
-        assert problem in the_line(call("serve", "--check-config", *options, **env))
+        assert problem in error_line(call("serve", "--check-config", *options, **env))
 
 
 def test_check_config_passes_beside_the_running_service(tmp_path: Path) -> None:
@@ -479,10 +479,10 @@ def printed_config(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
 
 
-@pytest.mark.parametrize("where", ["option", "environment"])
-def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("source", ["option", "environment"])
+def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source: str) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
-    options, env = (["-c", "mine.py"], {}) if where == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
+    options, env = (["-c", "mine.py"], {}) if source == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
     result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
     found = printed_config(result)
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
@@ -550,7 +550,7 @@ def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
-def test_hup_keeps_a_configuration_if_the_new_one_cannot_serve(tmp_path: Path) -> None:
+def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     good = "bind = '127.0.0.1:0'\n"
     file.write_text(good)
@@ -634,12 +634,12 @@ def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path, mon
     ],
     ids=["file", "no file"],
 )
-def test_any_other_os_error_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, line: str) -> None:
+def test_an_os_error_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, line: str) -> None:
     def fail() -> None:
         raise error
 
     monkeypatch.setattr(cli, "_serve", fail)
-    assert the_line(call("serve")) == line
+    assert error_line(call("serve")) == line
 
 
 @needs_psycopg

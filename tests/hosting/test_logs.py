@@ -69,7 +69,7 @@ def service() -> Iterator[Service]:
         yield service
 
 
-def test_a_request_has_a_line_on_standard_output(service: Service) -> None:
+def test_each_request_is_logged_on_standard_output(service: Service) -> None:
     headers = [AUTH, JSON_TYPE, ("X-Request-ID", "first")]
     response = service.send(new_plant(), path="/plants?a=1", headers=headers)
     assert access_line(service, "first") == {
@@ -196,7 +196,7 @@ def test_log_lines_are_flushed_in_whole_lines_up_to_pipe_buf(capfd: pytest.Captu
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_what_the_application_logs_has_the_id_of_the_request(tmp_path: Path, log_format: str) -> None:
+def test_log_records_of_the_application_have_the_request_id(tmp_path: Path, log_format: str) -> None:
     (tmp_path / "faulty.py").write_text(APP)
     (tmp_path / "conf.py").write_text("wsgi_app = 'faulty:app'")
     with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py", PLANTS_LOG_FORMAT=log_format) as service:

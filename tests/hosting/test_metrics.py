@@ -83,7 +83,7 @@ def create(service: Service, first: int, count: int) -> None:
         assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_metrics_are_the_exact_sum_of_all_workers_ever(port: int, store: str) -> None:
+def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = counted(port)
         create(service, 0, 20)
@@ -253,7 +253,7 @@ def test_an_invalid_metrics_address_is_rejected(text: str) -> None:
         Settings.from_environ({"PLANTS_METRICS_BIND": text})
 
 
-def test_without_the_extra_the_service_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(SettingsError, match=r"^PLANTS_METRICS_BIND is not usable: .* pip install 'plants\[metrics\]'$"):
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
@@ -312,7 +312,7 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_new_master_counts_anew_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
+def test_a_new_master_restarts_the_metrics_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
     pid_file = tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 5)

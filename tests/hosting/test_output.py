@@ -48,7 +48,7 @@ def test_lines_are_dropped_and_counted_while_a_pipe_is_full(pipe: Pipe) -> None:
     assert pipe.read() == f"{100 - written} dropped\nlast\none more\n"
 
 
-def test_a_line_that_was_cut_ends_before_the_next(pipe: Pipe) -> None:
+def test_a_partly_written_line_is_ended_before_the_next(pipe: Pipe) -> None:
     pipe.output.write("x" * PIPE_BYTES + "y\n")
     assert pipe.read() == "x" * PIPE_BYTES
     pipe.output.write("next\n")
@@ -74,7 +74,7 @@ def test_a_write_to_a_full_disk_does_not_raise(pipe: Pipe) -> None:
         pipe.output.write(LINE)
 
 
-def test_a_file_gets_every_line(tmp_path: Path) -> None:
+def test_every_line_is_written_to_a_file(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         log = Output(file.fileno(), report)
         for _ in range(100):

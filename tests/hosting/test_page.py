@@ -238,7 +238,7 @@ def test_the_page_lists_the_headers_with_their_statuses(browser: Browser) -> Non
 
 
 @needs_chromium
-def test_the_keyboard_alone_is_enough(browser: Browser) -> None:
+def test_the_page_works_with_the_keyboard_alone(browser: Browser) -> None:
     browser.press(TAB + TOKEN + TAB + TAB + ENTER)
     assert response(browser).startswith("200 ")
     for focused in ("curl", "copy"):

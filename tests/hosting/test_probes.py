@@ -29,7 +29,7 @@ def test_a_public_path_needs_no_token_for_get_and_head(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_public_path_has_no_other_method(path: str) -> None:
+def test_a_public_path_allows_only_get_head_and_options(path: str) -> None:
     response = hosted(MemoryStore()).post(path, expect_errors=True)
     assert (response.status_int, response.json["error"], response.headers["Allow"]) == (
         405,
@@ -39,7 +39,7 @@ def test_a_public_path_has_no_other_method(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/healthz", "/", "/openapi.yaml"])
-def test_no_other_path_is_open(path: str) -> None:
+def test_only_public_paths_need_no_token(path: str) -> None:
     assert hosted(MemoryStore()).get(path, expect_errors=True).json["error"] == 40100
 
 
@@ -86,7 +86,7 @@ def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
 @pytest.mark.parametrize(
     "accept", ["*/*", "application/json", "text/html;q=0.1,*/*", "text/html;q=x", "\xe9", ""], ids=ascii
 )
-def test_no_other_client_is_redirected_from_the_root(accept: str) -> None:
+def test_only_browsers_are_redirected_from_the_root(accept: str) -> None:
     app = hosted(MemoryStore())
     assert app.get("/", headers={"Accept": accept}, expect_errors=True).json["error"] == 40100
     assert app.get("/", headers=dict([AUTH]), expect_errors=True).json["error"] == 40400

@@ -63,7 +63,7 @@ def test_one_thread_with_a_store_that_blocks_logs_a_warning(tmp_path: Path) -> N
     assert json.loads(line)["level"] == "warning"
 
 
-def test_losing_plants_with_a_worker_logs_a_warning() -> None:
+def test_a_killed_worker_with_plants_in_memory_logs_a_warning() -> None:
     with serving() as service:
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_the_service_recovers_when_a_removed_file_is_back(tmp_path: Path) -> Non
         assert service.send(new_plant(id=3), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
 
 
-def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
+def test_a_generated_token_is_logged_once_and_works() -> None:
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command) as service:
         token = service.wait_for(r"no token is set; a new one is valid until the service stops: ([\w-]+)")[1]
@@ -105,7 +105,7 @@ def test_without_tokens_the_new_one_is_logged_once_and_works() -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_logs_where_gunicorn_does(tmp_path: Path) -> None:
+def test_the_service_logs_to_gunicorns_error_log(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("first\n")
     with serving(PLANTS_TOKENS_FILE=str(tokens)) as service:
@@ -256,7 +256,7 @@ main()
 """
 
 
-def test_a_start_that_may_not_change_its_user_ends_with_one_line() -> None:
+def test_a_start_that_cannot_change_its_user_fails_in_one_line() -> None:
     result = run(sys.executable, "-c", SANDBOX, "serve", "--bind=127.0.0.1:0", f"--user={os.geteuid() + 1}")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
@@ -265,7 +265,7 @@ def test_a_start_that_may_not_change_its_user_ends_with_one_line() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_sandbox_may_forbid_changing_users_and_owners(tmp_path: Path) -> None:
+def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SANDBOX, "serve"]
     store, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
     with serving(command=command, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:

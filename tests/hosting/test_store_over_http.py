@@ -103,7 +103,7 @@ def test_an_outage_logs_one_line_at_its_start_and_at_its_end(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_after_the_signal_term_the_file_alone_has_every_plant(tmp_path: Path) -> None:
+def test_after_sigterm_the_database_file_has_every_plant(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
         with ThreadPoolExecutor(8) as pool:
@@ -173,14 +173,14 @@ def add(client: http.client.HTTPConnection, plant_id: int) -> tuple[int, str]:
 def two_workers(file: Path) -> Iterator[list[http.client.HTTPConnection]]:
     """Serve with two workers, each of which has the file open; yield one connection per worker."""
     with serving("--keep-alive=60", workers=2, PLANTS_STORE=f"sqlite:///{file}") as service, ExitStack() as stack:
-        of_worker: dict[str, http.client.HTTPConnection] = {}
+        client_by_worker: dict[str, http.client.HTTPConnection] = {}
         ids = count(1)
-        while len(of_worker) < 2:
+        while len(client_by_worker) < 2:
             client = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", service.port)))
             status, worker = add(client, next(ids))
             assert status == 200
-            of_worker.setdefault(worker, client)
-        yield list(of_worker.values())
+            client_by_worker.setdefault(worker, client)
+        yield list(client_by_worker.values())
 
 
 def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_mounting_application_passes_the_status_on(tmp_path: Path) -> None:
+def test_responses_pass_through_a_mounting_application(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
     store = f"sqlite:///{tmp_path}/plants.db"
     with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:

@@ -106,13 +106,13 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
     )
 
 
-def test_a_rejected_request_has_the_id_that_was_parsed(service: Service) -> None:
+def test_the_response_to_a_rejected_request_has_its_request_id(service: Service) -> None:
     with client_of(service) as client:
         response = client.send(b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n").response()
     assert (response.status, response.headers["x-request-id"]) == (400, "mine")
 
 
-def test_a_request_timeout_is_logged_with_an_id_and_what_arrived() -> None:
+def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
     head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
     with serving(PLANTS_REQUEST_TIMEOUT="1") as service:
         clients = [client_of(service).send(head[:length]) for length in (0, 19, len(head))]

@@ -456,7 +456,7 @@ def test_a_request_rejected_between_chunks_is_not_read_on(driver: Driver) -> Non
         assert client.recv(1000) == b""
 
 
-def test_a_request_that_beats_its_timeout_is_served(driver: Driver) -> None:
+def test_a_request_that_arrived_before_its_timeout_is_served(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         for _ in range(2):  # while the connection is open, and while it is idle
@@ -467,7 +467,7 @@ def test_a_request_that_beats_its_timeout_is_served(driver: Driver) -> None:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
         driver.step(connection, connection.expire)
         assert connection.state is CLOSED
-        driver.step(connection, connection.close)  # A second time, it does nothing.
+        driver.step(connection, connection.close)  # Closing it again does nothing.
         assert connection.state is CLOSED
 
 
@@ -621,7 +621,7 @@ def long_gather_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("long_gather_time")
-def test_requests_that_follow_each_other_are_one_batch() -> None:
+def test_consecutive_requests_are_one_batch() -> None:
     events, responses = events_of_a_batch(["/1", "/2", "/3"])
     assert events[:3] == ["call /1", "call /2", "call /3"]
     assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]

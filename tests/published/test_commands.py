@@ -100,12 +100,12 @@ def create(service: Service, plant_id: int, token: str = TOKEN) -> int:
 def test_the_diagnostic_commands_work_as_documented(run: Run) -> None:
     check, config, check_config, version = DIAGNOSE.splitlines()
     with serving() as service:
-        where = address_of(service)
-        assert run(check, **where).endswith(": ready\n")
-        shown = run(config, **where)
+        address = address_of(service)
+        assert run(check, **address).endswith(": ready\n")
+        shown = run(config, **address)
         assert f"127.0.0.1:{service.port}" in shown
         assert TOKEN not in shown
-        assert run(check_config, **where) == ""
+        assert run(check_config, **address) == ""
     assert run(version).startswith(f"plants {plants.__version__}")
 
 

@@ -62,7 +62,7 @@ class Mounted(HostContract):
         app, _ = mounted
         return self.call(app, prefix="/store")
 
-    def test_other_paths_belong_to_the_host(self, mounted: tuple[Any, MemoryStore]) -> None:
+    def test_paths_outside_the_mount_reach_the_host_application(self, mounted: tuple[Any, MemoryStore]) -> None:
         assert self.call(mounted[0])(method="GET", path="/", headers=[]).body == b"garden"
 
 

@@ -72,11 +72,11 @@ def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path
         connection.cursor().executemany("INSERT INTO plants VALUES (%s, %s, %s)", plants)
         sizes = connection.execute("SELECT pg_relation_size('plants'), pg_relation_size('plants_pkey')").fetchone()
     assert sizes
-    of_table, of_index = (size / PLANTS for size in sizes)
-    assert of_table == pytest.approx(documented.in_table, abs=1)
-    # With random ids, how full the index pages are depends on the number of plants.
+    table_bytes, index_bytes = (size / PLANTS for size in sizes)
+    assert table_bytes == pytest.approx(documented.in_table, abs=1)
+    # With random ids, the fill of the index pages depends on the number of plants.
     most_in_index = documented.most_in_postgresql - documented.in_table
-    assert documented.in_index - 1 < of_index < (most_in_index if order == "random" else documented.in_index + 1)
+    assert documented.in_index - 1 < index_bytes < (most_in_index if order == "random" else documented.in_index + 1)
 
 
 def test_the_table_of_sizes_is_calculated_correctly() -> None:

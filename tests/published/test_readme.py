@@ -53,10 +53,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
-def responses_of_a_start(where: Path, environment: Path) -> list[dict[str, str]]:
+def responses_of_a_start(folder: Path, environment: Path) -> list[dict[str, str]]:
     """Start the service with the README's command, send its requests, stop it, and return the responses."""
     command = START.rpartition(" && ")[2].replace(".venv", shlex.quote(str(environment)))
-    with Service(["sh", "-c", f"exec env {command}"], where, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
+    with Service(["sh", "-c", f"exec env {command}"], folder, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
         service.wait_until_it_serves()
         responses = [curl(CURL, service), curl(INVALID_CURL, service)]
         assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""A request in memory: the limits to the byte, and the same meaning however its bytes are cut into packets."""
+"""A request in memory: limits to the byte, and the same result for any packet boundaries."""
 
 import socket
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_a_head_may_reach_each_limit_but_not_exceed_it(
 
 
 @pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
-def test_an_incomplete_head_is_rejected_with_the_same_status(
+def test_an_incomplete_head_has_the_limits_of_a_complete_one(
     make: Callable[[int], bytes], limit: int, limits: Limits, status: int
 ) -> None:
     data = make(limit)
@@ -105,7 +105,7 @@ def test_an_incomplete_head_is_rejected_with_the_same_status(
         pytest.param(b"\r\n\n", 400, id="line-feed-alone"),
     ],
 )
-def test_an_incomplete_head_is_rejected_at_its_size_limit(data: bytes, status: int) -> None:
+def test_an_incomplete_head_is_rejected_at_its_first_bad_byte(data: bytes, status: int) -> None:
     assert rejection(check_growing_head, data[:-1], LIMITS) == 0
     assert rejection(check_growing_head, data, LIMITS) == status
 
@@ -165,7 +165,7 @@ def test_a_method_has_3_to_20_characters_and_no_lower_case(character: str) -> No
 
 
 @pytest.mark.parametrize("method", ["GE", "G" * 21, "GEt", "G#T", "G T", 'G"T', "G/T", "G@T", "G[T", "G{T"])
-def test_any_other_method_is_malformed(method: str) -> None:
+def test_an_invalid_method_is_rejected(method: str) -> None:
     assert rejection(parse, head(line=f"{method} / HTTP/1.1".encode())) == 400
 
 

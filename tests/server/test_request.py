@@ -205,14 +205,14 @@ def test_an_invalid_request_is_rejected_and_not_run(
 
 
 @pytest.mark.parametrize("length", [1, len(GOOD) - 5, len(GOOD) - 1], ids=["in-line", "in-head", "in-body"])
-def test_a_reset_before_the_end_of_a_request_runs_nothing(server: Server, length: int) -> None:
+def test_an_incomplete_request_that_is_reset_is_not_run(server: Server, length: int) -> None:
     before = len(server.notes())
     server.client().send(GOOD[:length]).reset()
     assert server.get("/next").status == 200
     assert server.notes()[before:] == ["GET /next 0 of 0"]
 
 
-def test_garbage_after_a_request_leaves_its_response_alone(server: Server) -> None:
+def test_garbage_after_a_request_does_not_change_its_response(server: Server) -> None:
     accepted, rejection = server.client().send(GOOD + b"\x00garbage\r\n\r\n" + HIDDEN).responses()
     assert (accepted.status, rejection.error) == (200, 40000)
 

@@ -75,7 +75,7 @@ def records12(tls: TLS, folder: Path) -> Records12:
 
 @VERSIONS
 @pytest.mark.parametrize("step", [1, 100, READ_BYTES])
-def test_data_arrive_in_both_directions(tls: TLS, version: ssl.TLSVersion, step: int) -> None:
+def test_data_arrives_in_both_directions(tls: TLS, version: ssl.TLSVersion, step: int) -> None:
     client = connect(tls, trusting(version), step)
     assert receive(tls, client.encrypt(b"request"), step) == b"request"
     tls.send(b"response")
@@ -99,7 +99,7 @@ def test_many_records_in_one_step_are_all_returned(tls: TLS, version: ssl.TLSVer
     assert tls.receive(b"".join(client.encrypt(b"%03d" % number) for number in range(100)))[-6:] == b"098099"
 
 
-def test_data_sent_with_the_end_of_the_handshake_are_returned(tls: TLS) -> None:
+def test_data_sent_with_the_end_of_the_handshake_is_returned(tls: TLS) -> None:
     client = TLSClient(trusting(TLS13))
     tls.receive(client.step())
     finished = client.step(tls.data_to_send())
@@ -126,7 +126,7 @@ NOT_TLS = {
 
 
 @pytest.mark.parametrize("data", NOT_TLS.values(), ids=NOT_TLS)
-def test_what_is_not_tls_fails_the_handshake(tls: TLS, data: bytes) -> None:
+def test_input_that_is_not_tls_fails_the_handshake(tls: TLS, data: bytes) -> None:
     with pytest.raises(ssl.SSLError):
         tls.receive(data)
     assert not tls.established
@@ -222,7 +222,7 @@ def test_padded_records_do_not_close_a_connection(tls: TLS, tmp_path: Path) -> N
     assert receive(tls, b"".join(records.data(b"x" * 100, 4000) for _ in range(200))) == b"x" * 20_000
 
 
-def test_renegotiation_is_rejected_and_data_still_pass(tls: TLS, tmp_path: Path) -> None:
+def test_renegotiation_is_rejected_and_data_still_passes(tls: TLS, tmp_path: Path) -> None:
     records = records12(tls, tmp_path)
     assert tls.receive(records.client_hello()) == b""
     assert tls.data_to_send()[:1] == b"\x15"
@@ -465,11 +465,11 @@ def test_the_last_response_is_followed_by_close_notify(peers: Peers, version: ss
     peer = peers(trusting(version))
     assert peer.request(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert peer.client.ssl.read(1) == b""
-    assert peer.exchange(random.randbytes(1000)) == b""  # It is discarded.
+    assert peer.exchange(random.randbytes(1000)) == b""  # The server discards it.
     assert peer.connection.state == CLOSING
 
 
-def test_the_end_of_an_idle_connection_is_close_notify(peers: Peers) -> None:
+def test_an_idle_connection_is_closed_with_close_notify(peers: Peers) -> None:
     peer = peers()
     peer.request(GET)
     peer.driver.step(peer.connection, peer.connection.expire)

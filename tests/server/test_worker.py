@@ -154,7 +154,7 @@ def test_a_half_closed_connection_gets_its_responses(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fields", "stays"),
+    ("version", "fields", "persistent"),
     [
         pytest.param(b"1.1", b"", True, id="1.1"),
         pytest.param(b"1.1", b"Connection: close\r\n", False, id="1.1-close"),
@@ -164,12 +164,14 @@ def test_a_half_closed_connection_gets_its_responses(client: Client) -> None:
         pytest.param(b"1.0", b"Connection: Keep-Alive\r\n", True, id="1.0-keep-alive"),
     ],
 )
-def test_a_connection_stays_open_if_the_client_wants_it(
-    client: Client, version: bytes, fields: bytes, stays: bool
+def test_a_connection_is_persistent_if_the_client_requests_it(
+    client: Client, version: bytes, fields: bytes, persistent: bool
 ) -> None:
     response = client.send(request(fields, version=version)).response()
-    assert response.headers.get("connection") == (("keep-alive" if version == b"1.0" else None) if stays else "close")
-    if stays:
+    assert response.headers.get("connection") == (
+        ("keep-alive" if version == b"1.0" else None) if persistent else "close"
+    )
+    if persistent:
         assert client.send(request(fields, version=version)).response().status == 200
     else:
         assert client.is_closed()
@@ -324,7 +326,7 @@ def test_an_application_failure_is_a_500_with_details_logged(
     server.wait_for(logged)
 
 
-def test_what_an_application_writes_to_wsgi_errors_is_in_the_log(server: Server, client: Client) -> None:
+def test_text_written_to_wsgi_errors_is_logged(server: Server, client: Client) -> None:
     assert client.send(request(target=b"/complain")).response().status == 204
     server.wait_for(r"\[ERROR\] a complaint$")
     server.wait_for(r"\[ERROR\] another complaint$")

@@ -73,7 +73,7 @@ def under_load(store: PlantStore) -> Iterator[None]:
         adding.result()
 
 
-def test_a_file_is_read(file: Path) -> None:
+def test_the_read_command_prints_every_plant(file: Path) -> None:
     assert run(READ_FILE, file).splitlines() == [
         repr((-(2**63), "", "")),
         repr((0, "a\tb\\N\n", None)),

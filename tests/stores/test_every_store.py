@@ -167,7 +167,7 @@ class StoreContract(StoreSuite):
         third.result()
         assert batch_store.get(3) == plants[2]
 
-    def test_an_add_commits_what_was_submitted_before_it(self, batch_store: BatchStore) -> None:
+    def test_an_add_commits_plants_submitted_before_it(self, batch_store: BatchStore) -> None:
         pending = batch_store.submit(Plant(1, "fern"))
         batch_store.add(Plant(2, "fern"))
         assert batch_store.get(1) == Plant(1, "fern")
@@ -180,7 +180,7 @@ class StoreContract(StoreSuite):
         batch_store.add(Plant(2, "fern"))
         assert batch_store.get(1) is None
 
-    def test_a_closed_store_has_committed_what_was_submitted(self, batch_store: BatchStore, lasting_url: str) -> None:
+    def test_closing_a_store_commits_the_submitted_plants(self, batch_store: BatchStore, lasting_url: str) -> None:
         full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         batch_store.close()
         full.result()
@@ -400,7 +400,7 @@ BAD_URLS = {
 
 
 @pytest.mark.parametrize(("url", "hint"), BAD_URLS.values(), ids=BAD_URLS)
-def test_a_bad_url_is_rejected_in_one_line_that_helps(url: str, hint: str) -> None:
+def test_a_bad_store_url_is_rejected_with_the_valid_form(url: str, hint: str) -> None:
     if hint == POSTGRES:
         pytest.importorskip("psycopg")
     with pytest.raises(ValueError, match=hint) as caught:

@@ -92,7 +92,7 @@ def test_a_closed_pool_closes_connections_when_released() -> None:
         pool.acquire(in_a_minute())
 
 
-def test_a_connection_that_is_late_serves_the_next_caller() -> None:
+def test_a_connection_opened_too_late_serves_the_next_caller() -> None:
     attempts: list[threading.Thread] = []
     gate = threading.Event()
 

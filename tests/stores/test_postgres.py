@@ -139,7 +139,7 @@ def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as files:
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        # select() takes no descriptor above 1023.
+        # select() accepts no descriptor above 1023.
         while files.enter_context(Path(os.devnull).open()).fileno() < 1024:
             pass
         store.add(Plant(1, "oak"))
@@ -260,7 +260,7 @@ def test_a_warning_during_the_insert_is_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("in_url", [True, False], ids=["the URL", "the environment"])
-def test_text_is_utf8_whatever_the_client_is_configured_for(
+def test_text_is_utf8_despite_another_client_encoding(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, *, in_url: bool
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
@@ -596,7 +596,7 @@ def test_while_the_table_is_locked_one_caller_retries(
     assert store.get(0) == Plant(0, "oak")
 
 
-def test_an_id_that_is_locked_elsewhere_fails_only_its_plant(store: PostgresStore, server: PostgresServer) -> None:
+def test_an_id_locked_by_another_transaction_fails_alone(store: PostgresStore, server: PostgresServer) -> None:
     plants = [Plant(plant_id, "oak") for plant_id in range(20)]
     store.check()
     with psycopg.connect(server.url) as other:
@@ -672,7 +672,7 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         pass
 
     def interrupt(*_: object) -> None:
-        pool.release(connection)  # The pool assigns it to the caller that waits, and is interrupted next.
+        pool.release(connection)  # The pool assigns it to the waiting caller just before that is interrupted.
         raise Interrupted
 
     def interrupt_when_waiting() -> None:
@@ -692,7 +692,7 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         store.add(Plant(1, "oak"))
 
 
-def test_the_pool_recovers_after_no_thread_could_be_started(server: PostgresServer) -> None:
+def test_the_pool_recovers_after_failing_to_start_a_thread(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store:
         usual = threading.stack_size(2**46)
         try:

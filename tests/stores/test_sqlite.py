@@ -31,7 +31,7 @@ def path() -> Iterator[Path]:
     # Unlike tmp_path, a directory that another user can enter.
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
-        store_directory = Path(directory, "store")  # A test may move it to another name in the directory of this test.
+        store_directory = Path(directory, "store")  # A test may rename it, so it has a parent of its own.
         store_directory.mkdir(mode=0o755)
         yield store_directory / "plants.db"
 
@@ -109,7 +109,7 @@ def read_only(path: Path) -> Iterator[None]:
     path.chmod(0o444)
     path.parent.chmod(0o555)
     user = os.geteuid()
-    os.seteuid(user or NOBODY)  # to root no file is read-only
+    os.seteuid(user or NOBODY)  # Root may write to a read-only file.
     try:
         yield
     finally:

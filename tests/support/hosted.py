@@ -140,7 +140,7 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
         patch.chdir(cwd)
         try:
             cli.main()
-        except SystemExit as end:  # Python prints a text, and returns 1.
+        except SystemExit as end:  # Python prints a status that is a text, and exits with 1.
             status = end.code
             if isinstance(status, str):
                 print(status, file=errors)
@@ -173,7 +173,7 @@ def _imported_anew(names: re.Pattern[str]) -> Iterator[None]:
 def serving(
     *options: str, workers: int = 1, command: list[str] = SERVE, cwd: Path = CHECKOUT, **env: str
 ) -> Iterator[Service]:
-    """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` says otherwise."""
+    """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` overrides them."""
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
     several = [f"--workers={workers}"] * (workers > 1)
     with Service([*command, "--bind", "127.0.0.1:0", *several, *options], cwd, settings) as service:

@@ -1,4 +1,4 @@
-"""Processes that tests start: waiting for what they do, and ending them whatever happens."""
+"""Processes that tests start: wait for their output or their end, and never leave one behind."""
 
 import os
 import re
@@ -21,8 +21,8 @@ PATIENCE_SECONDS = 60
 END = "(end)"
 # This prefix of a command turns off its coverage measurement, like the fixture of the same name.
 NO_SUBPROCESS_COVERAGE = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
-# It reads the id of each process group when the group starts, and the negative id when it has ended. When the test run
-# ends, even by SIGKILL, it kills the groups that are left.
+# This program reads the id of each process group when the group starts, and the negative id when it has ended. When the
+# test run ends, even by SIGKILL, the program kills the groups that are left.
 _REAPER = """
 import contextlib, os, signal, sys
 groups = set()
@@ -42,7 +42,7 @@ def _reaper(_parent: int) -> int:
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", _REAPER]
     process = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True)
-    process.returncode = 0  # It ends after this process, so there is nothing to wait for.
+    process.returncode = 0  # The reaper ends after this process, so nothing can wait for it.
     os.close(reading)
     return writing
 
