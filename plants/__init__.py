@@ -14,7 +14,7 @@ __all__ = ["MemoryStore", "Plant", "PlantIdInUse", "PlantStore", "StoreUnavailab
 
 
 def __getattr__(name: str) -> object:
-    # Import it lazily: pytest loads our plugin, and so this package, in every session, and Falcon is slow to import.
+    # Import it lazily, because pytest loads our plugin and this package in every session, and Falcon is slow to import.
     if name == "create_app":
         from plants.app import create_app
 

@@ -32,7 +32,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
             # PEP 3333 lets a server omit what is empty. Falcon raises for text that was decoded as UTF-8, not Latin-1.
             if not env.setdefault(name, "").isascii():
                 env[name] = env[name].encode("latin-1", "replace").decode("latin-1")
-        # Do not defer inside another application (SCRIPT_NAME): some, such as Bottle, read the status before the body.
+        # Do not defer inside another application (SCRIPT_NAME), because some read the status before the body (Bottle).
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)

@@ -58,7 +58,7 @@ class FastSchema(Schema):
 
     @cached_property
     def _plans(self) -> Any:
-        # Created at the first use, because the constructor of a subclass may change the fields.
+        # Make them at the first use, because the constructor of a subclass may change the fields.
         if (
             any(self._hooks.values())
             or self.dict_class is not dict

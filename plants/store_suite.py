@@ -81,7 +81,7 @@ class StoreSuite:
         names = list("abcdefgh")
         together = threading.Barrier(len(names), timeout=30)
         switch_interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)  # Else a store without a lock usually passes.
+        sys.setswitchinterval(1e-6)  # Otherwise, a store without a lock usually passes.
         try:
             with ThreadPoolExecutor(len(names)) as threads:
                 won = dict(zip(names, threads.map(compete, names), strict=True))

@@ -82,8 +82,8 @@ class TokenFile(Tokens):
         self._path = Path(path).absolute()  # The working directory may change.
         self._is_pipe = self._path.is_fifo()
         self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
-        # The master does not poll the file. Workers publish the current digests here for workers that are forked later:
-        # a removed token must not become valid again, even if the file is unusable by then.
+        # The master does not poll the file. Workers publish the current digests here for workers that are forked later,
+        # because a removed token must not become valid again, even if the file is unusable by then.
         self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
         self._publish()
         # The latest result (digests, or the text of an error), and when it was first seen.
@@ -112,7 +112,7 @@ class TokenFile(Tokens):
             if state == self._applied_stat:
                 return
             found = _digests_in(_read_regular(self._path))
-        except Exception as error:  # A MemoryError, too, would otherwise end the thread.
+        except Exception as error:  # Even a MemoryError must not end the thread.
             found = str(error) or repr(error)
         candidate, since = self._candidate
         if found != candidate:

@@ -100,7 +100,7 @@ def as_workers(cfg: Any) -> Iterator[None]:
         return
     try:
         if cfg.initgroups:
-            with suppress(KeyError):  # As Gunicorn does for a user without a name.
+            with suppress(KeyError):  # Gunicorn also skips this for a user without a name.
                 os.initgroups(get_username(cfg.uid), cfg.gid)
         os.setegid(cfg.gid)
         os.seteuid(cfg.uid)

@@ -55,7 +55,7 @@ class UserConfiguration(WSGIApplication):
         self.cfg.set("wsgi_app", "plants.wsgi:app")
         super().init(parser, opts, args[1:])  # without the command itself
         self.load_config_from_file(self.base)
-        # Read no configuration file that the user did not name: one in the working directory may be another service's.
+        # Read only a configuration file that the user named, because another one may belong to another service.
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or self.base
 
     def load_config(self) -> None:
@@ -129,5 +129,5 @@ class Serve(UserConfiguration):
                 store.prepare(create=False)
         except StoreUnavailable as error:
             _log.warning("the store cannot be used now, which is normal before its first start: %s", error)
-        # Gunicorn loads the application next. Log errors only: it would log a generated token that never becomes valid.
+        # Gunicorn loads the application next, which would log a generated token that never becomes valid.
         logging.getLogger("plants").setLevel(logging.ERROR)

@@ -20,7 +20,7 @@ from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
 from plants.server.tls import TLS, restrict
 
-# Limits on the work before other work gets its turn, so that a burst of clients delays no other client.
+# These limit the work that is done before other work, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
 _MAX_STEPS_PER_STAGE: Final = 64  # events, after which the applications are called; also, connections shed at a time
 _MAX_UNFINISHED_PER_ITERATION: Final = 32

@@ -11,7 +11,7 @@ from typing import Final
 # The most ciphertext per ``receive``. Almost any record fits, and even many small ones are decrypted in milliseconds.
 READ_BYTES: Final = 16384
 _MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
-# What a client may send besides application data. The largest chain of certificates that OpenSSL accepts has 100 KiB.
+# The most that a client may send besides application data. OpenSSL accepts chains of certificates of up to 100 KiB.
 MAX_OVERHEAD_BYTES: Final = 131072
 # Each record with data raises the limit by this much, for padding (RFC 8446, section 5.4) or an occasional KeyUpdate.
 OVERHEAD_BYTES_PER_RECORD: Final = 4096

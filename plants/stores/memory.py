@@ -18,7 +18,7 @@ os.register_at_fork(
 class MemoryStore(PlantStore):
     """Plants in dictionaries. They are lost when the process ends."""
 
-    worker_threads = 1  # It never blocks.
+    worker_threads = 1  # The store never blocks.
     max_batch = 1
     multiprocess = False
 
@@ -43,7 +43,7 @@ class MemoryStore(PlantStore):
         return None if text is None else Plant(plant_id, *text.split("\0"))
 
     def _shard_of(self, plant_id: int) -> dict[int, str]:
-        # A tuple's hash mixes the bits, so that ids with a common stride are spread evenly, too.
+        # A tuple's hash mixes the bits, so that ids with a common stride are also spread evenly.
         return self._shards[hash((plant_id,)) % _SHARDS]
 
     def check(self) -> None:

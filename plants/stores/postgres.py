@@ -50,7 +50,7 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of its ids.
-_SHORT_LOCK_TIMEOUT_MS = 10  # the same, after such a wait has timed out
+_SHORT_LOCK_TIMEOUT_MS = 10  # used instead after such a wait has timed out
 _CONTENTION_SECONDS = 1.0  # how long the short timeout then applies to other batches
 _CHECK_SECONDS = 0.1  # If a row is not inserted this soon after a check of the table, assume that its id is in use.
 
@@ -150,7 +150,7 @@ class PostgresConnections(Connections):
 
     def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         first_by_id = {plant.id: plant for plant in reversed(collect())}
-        plants = sorted(first_by_id.values())  # Sorted, so that two batches with common ids cannot deadlock.
+        plants = sorted(first_by_id.values())  # Sort them, so that two batches with common ids cannot deadlock.
         contended = time.monotonic() < self._contended_until
         try:
             for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
@@ -172,7 +172,7 @@ class PostgresConnections(Connections):
             # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
-        # Check again: this or another process may have created the table since the first query.
+        # Check again, because this or another process may have created the table since the first query.
         faults = faults and connection.run(_FAULTS, [created])
         if faults:
             raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")

@@ -65,7 +65,7 @@ class SQLiteStore(BatchStore):
     child of a process that has one raises StoreUnavailable.
     """
 
-    worker_threads = 2  # One parses and responds while the other commits.
+    worker_threads = 2  # One thread parses and responds while the other commits.
 
     def __init__(self, path: str, timeout: float = 2.5) -> None:
         super().__init__(partial(_FileConnections, str(Path(path).absolute())), timeout)
