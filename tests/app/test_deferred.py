@@ -47,7 +47,7 @@ class Request:
 
 
 class FailingStore(GroupCommitStore):
-    """A store whose adds fail when their result is asked for."""
+    """A store whose ``result()`` raises."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

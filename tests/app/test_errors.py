@@ -102,7 +102,7 @@ def test_a_message_is_shorter_than_500_characters() -> None:
 
 
 class NoId(PlantIdInUse):
-    """An error whose constructor does not call that of its class."""
+    """An error whose constructor does not call that of its base class."""
 
     def __init__(self) -> None: ...
 

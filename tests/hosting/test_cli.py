@@ -31,7 +31,7 @@ SCRIPT = [str(Path(sys.executable).with_name("plants"))]
 
 
 def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
-    """Return the one line that a command ended with."""
+    """Check that a command failed with one line, and return the line."""
     assert result.returncode == status
     assert result.stdout == ""
     assert result.stderr.endswith("\n")
@@ -96,7 +96,7 @@ def test_plants_token_prints_a_new_token_and_its_digest(tmp_path: Path) -> None:
 
 
 def shown(**env: str) -> dict[str, tuple[str, str]]:
-    """Return what plants config prints: a name, its value, and where it comes from."""
+    """Return the value and the origin of each setting that plants config prints."""
     result = call("config", **env)
     assert (result.returncode, result.stderr) == (0, "")
     lines = [re.fullmatch(r"(\w+)=(.*)  # (default|environment|Gunicorn)", line) for line in result.stdout.splitlines()]
@@ -474,7 +474,7 @@ def test_check_config_logs_no_generated_token() -> None:
 
 
 def printed_config(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Return what --print-config prints."""
+    """Return the settings that --print-config prints."""
     assert result.returncode == 0, result.stderr
     return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""The page ``/docs``: its files, and its behaviour in Chromium."""
+"""The page ``/docs``: its files, and its behavior in Chromium."""
 
 import json
 import re
@@ -269,16 +269,16 @@ def test_every_field_has_a_label(browser: Browser) -> None:
 
 CONTRASTS = """
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const luminance = (colour) => {
-        canvas.fillStyle = colour;
+    const luminance = (color) => {
+        canvas.fillStyle = color;
         canvas.fillRect(0, 0, 1, 1);
         const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data]
             .map((part) => part / 255).map((part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4);
         return .2126 * r + .7152 * g + .0722 * b;
     };
     const background = (element) => {
-        const colour = getComputedStyle(element).backgroundColor;
-        return colour === 'rgba(0, 0, 0, 0)' ? background(element.parentElement) : colour;
+        const color = getComputedStyle(element).backgroundColor;
+        return color === 'rgba(0, 0, 0, 0)' ? background(element.parentElement) : color;
     };
     return [...document.body.querySelectorAll('*')].map((element) => {
         const parts = [getComputedStyle(element).color, background(element)].map(luminance);

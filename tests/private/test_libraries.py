@@ -50,7 +50,7 @@ print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
 
 
 def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
-    """OpenTelemetry's instrumentation does so; its class is not generic, and requires a list of middleware."""
+    """OpenTelemetry replaces ``falcon.App`` by a class that is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 

@@ -77,10 +77,10 @@ class TestDjango(Mounted):
 class TestPyramid(Mounted):
     example = "pyramid_app.py"
     does_not_apply: ClassVar[dict[str, str]] = {
-        "test_an_unknown_path_is_404[two slashes before it]": "Pyramid folds slashes in the path below a mount",
-        "test_an_unknown_path_is_404[three slashes before it]": "Pyramid folds slashes in the path below a mount",
+        "test_an_unknown_path_is_404[two slashes at the start]": "Pyramid merges slashes in the path below a mount",
+        "test_an_unknown_path_is_404[three slashes at the start]": "Pyramid merges slashes in the path below a mount",
         "test_an_unknown_path_is_404[dots]": "Pyramid resolves dots in the path below a mount",
-        "test_an_unknown_path_is_404[dots that come back]": "Pyramid resolves dots in the path below a mount",
+        "test_an_unknown_path_is_404[dots that lead back]": "Pyramid resolves dots in the path below a mount",
         "test_an_unknown_path_is_404[not UTF-8]": "Pyramid raises before it looks for a view",
     }
 
@@ -99,8 +99,8 @@ class TestFalcon(Mounted):
 class TestPasteDeploy(Mounted):
     example = "paste.ini"
     does_not_apply: ClassVar[dict[str, str]] = {
-        "test_an_unknown_path_is_404[two slashes before it]": "Paste's urlmap folds slashes in the path",
-        "test_an_unknown_path_is_404[three slashes before it]": "Paste's urlmap folds slashes in the path",
+        "test_an_unknown_path_is_404[two slashes at the start]": "Paste's urlmap merges slashes in the path",
+        "test_an_unknown_path_is_404[three slashes at the start]": "Paste's urlmap merges slashes in the path",
     }
 
 

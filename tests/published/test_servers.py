@@ -74,8 +74,8 @@ ANY_METHOD_IN_LOWER_CASE = METHOD_IN_LOWER_CASE | inapplicable(
 )
 SLASHES = inapplicable(
     "the server merges slashes, or parses the part between them as a host",
-    "an_unknown_path_is_404[two slashes before it]",
-    "an_unknown_path_is_404[three slashes before it]",
+    "an_unknown_path_is_404[two slashes at the start]",
+    "an_unknown_path_is_404[three slashes at the start]",
 )
 CHUNKED = "a_chunked_body_is_read"
 
@@ -110,7 +110,7 @@ class TestUWSGI(Served):
     does_not_apply = inapplicable(
         "uWSGI offers an application a chunked body through its own API only", CHUNKED
     ) | inapplicable(
-        "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that come back]"
+        "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that lead back]"
     )
 
 

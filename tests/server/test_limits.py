@@ -196,7 +196,7 @@ def test_the_message_of_a_rejection_names_the_cause(data: bytes, status: int, ca
 
 
 def feed(body: SizedBody | ChunkedBody, *packets: bytes) -> bytes:
-    """Feed packets as a connection does, and return what the body leaves."""
+    """Feed packets as a connection does, and return the bytes that the body did not consume."""
     rest = b"\r\n"[: body.overlap]
     for packet in packets:
         rest += packet

@@ -1,4 +1,4 @@
-"""Every store returns what a plain dictionary would, for any calls in any order."""
+"""Every store behaves like a plain dictionary, for any calls in any order."""
 
 import contextlib
 import itertools

@@ -215,7 +215,7 @@ def test_the_pool_leaves_a_server_that_became_read_only(store: PostgresStore, ad
     wait_until(lambda: before.isdisjoint(rows(admin, f"SELECT pid {OURS}")))
 
 
-def test_a_cancelled_wait_for_the_standby_is_not_a_success(
+def test_a_canceled_wait_for_the_standby_is_not_a_success(
     store: PostgresStore, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     store.check()
@@ -230,7 +230,7 @@ def test_a_cancelled_wait_for_the_standby_is_not_a_success(
     store.add(Plant(-1, "oak"))
 
 
-def test_client_min_messages_cannot_hide_a_cancelled_wait(
+def test_client_min_messages_cannot_hide_a_canceled_wait(
     server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     with closing(PostgresStore(f"{server.url}?options=-c%20client_min_messages%3Derror", timeout=20)) as store:
@@ -491,7 +491,7 @@ def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, defi
 
 @pytest.fixture
 def citus(server: PostgresServer) -> Iterator[None]:
-    """Make the catalogue of a plain server look as with Citus; ``tests.audits.citus`` runs against a real cluster."""
+    """Make a plain server's catalog look like that of Citus; ``tests.audits.citus`` runs against a real cluster."""
     server.execute("INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL)")
     server.execute("""
         CREATE OR REPLACE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS
@@ -520,7 +520,7 @@ def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: 
 
 @pytest.fixture
 def create_distributed_table(admin: psycopg.Connection) -> Iterator[None]:
-    """A function like Citus', which makes the catalogue of a plain server look as if the table were distributed."""
+    """A function like Citus', which makes the catalog of a plain server look as if the table were distributed."""
     admin.execute("""
         CREATE FUNCTION create_distributed_table(text, text, shard_count int) RETURNS void LANGUAGE sql AS
         'CREATE TRIGGER t AFTER TRUNCATE ON plants EXECUTE FUNCTION citus_truncate_trigger()'

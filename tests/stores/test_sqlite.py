@@ -713,7 +713,7 @@ def test_the_file_may_be_behind_a_symbolic_link(path: Path) -> None:
             assert same.get(2) == Plant(2, "oak")
 
 
-NEIGHBOUR = """
+NEIGHBOR = """
 import sys
 from plants.stores import Plant, StoreUnavailable, open_store
 
@@ -728,11 +728,11 @@ for line in sys.stdin:
 
 
 def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore, path: Path) -> None:
-    def neighbour_adds(plant_id: int) -> bool:
-        assert neighbour.stdin
-        assert neighbour.stdout
-        print(plant_id, file=neighbour.stdin, flush=True)
-        return neighbour.stdout.readline() == "added\n"
+    def neighbor_adds(plant_id: int) -> bool:
+        assert neighbor.stdin
+        assert neighbor.stdout
+        print(plant_id, file=neighbor.stdin, flush=True)
+        return neighbor.stdout.readline() == "added\n"
 
     def adds(plant_id: int) -> bool:
         try:
@@ -741,19 +741,19 @@ def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore,
             return False
         return True
 
-    command = [sys.executable, "-c", NEIGHBOUR, f"sqlite:///{path}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
+    command = [sys.executable, "-c", NEIGHBOR, f"sqlite:///{path}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbor:
         assert adds(0)
-        assert neighbour_adds(1)
+        assert neighbor_adds(1)
         path.with_name("plants.db-shm").unlink()
-        added = {plant_id: adds(plant_id) if plant_id % 2 else neighbour_adds(plant_id) for plant_id in range(2, 40)}
+        added = {plant_id: adds(plant_id) if plant_id % 2 else neighbor_adds(plant_id) for plant_id in range(2, 40)}
         ids = count(40)
         wait_until(lambda: is_available(store))
-        wait_until(lambda: neighbour_adds(next(ids)))
+        wait_until(lambda: neighbor_adds(next(ids)))
         added |= {plant_id: adds(plant_id) for plant_id in range(100, 120)}
-        added |= {plant_id: neighbour_adds(plant_id) for plant_id in range(120, 140)}
-        assert neighbour.stdin
-        neighbour.stdin.close()
+        added |= {plant_id: neighbor_adds(plant_id) for plant_id in range(120, 140)}
+        assert neighbor.stdin
+        neighbor.stdin.close()
     store.close()
     with closing(SQLiteStore(str(path))) as reopened:
         assert all(reopened.get(plant_id) for plant_id, was_added in added.items() if was_added)
@@ -898,14 +898,14 @@ def test_the_driver_distinguishes_an_id_in_use_from_a_constraint() -> None:
             assert caught.value.sqlite_errorname == code
 
 
-def test_a_busy_neighbour_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
+def test_a_busy_neighbor_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
     def keep_busy() -> None:
         while not enough.is_set():
-            neighbour.add(Plant(next(ids), "fern"))
+            neighbor.add(Plant(next(ids), "fern"))
 
     ids = count(1000)
     enough = threading.Event()
-    with closing(SQLiteStore(str(path), timeout=20)) as neighbour, ThreadPoolExecutor(4) as threads:
+    with closing(SQLiteStore(str(path), timeout=20)) as neighbor, ThreadPoolExecutor(4) as threads:
         busy = [threads.submit(keep_busy) for _ in range(4)]
         try:
             for plant_id in range(50):

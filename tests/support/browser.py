@@ -47,7 +47,7 @@ class Browser:
         return self.post("goog/cdp/execute", cmd=command, params=parameters)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Return what a script returns; if that is a promise, what it is fulfilled with."""
+        """Return the result of a script; of a promise, the value that fulfills it."""
         return self.post("execute/sync", script=script, args=arguments)
 
     def open(self, url: str) -> None:
@@ -69,14 +69,14 @@ class Browser:
         self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
 
     def emulate_screen(self, width: int, height: int, scheme: str) -> None:
-        """Emulate a screen of this size in pixels, and a user who prefers a light or dark colour scheme."""
+        """Emulate a screen of this size in pixels, and a user who prefers a light or dark color scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def console_errors(self) -> list[str]:
-        """Return what the browser has logged since the last call: errors and violations of the content policy."""
+        """Return the errors and the violations of the content policy since the last call."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
     def requested_hosts(self) -> set[str]:

@@ -69,7 +69,7 @@ class Service(Process):
         self.check_log()
 
     def stop(self) -> int:
-        """Stop it, and return its exit status."""
+        """Stop the service, and return its exit status."""
         self.process.terminate()
         return self.wait_for_exit()
 

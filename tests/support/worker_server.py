@@ -102,7 +102,7 @@ class Server(Process):
         self.address = self.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
 
     def notes(self) -> list[str]:
-        """Return what the application noted."""
+        """Return the lines that the application has noted."""
         return self._notes.read_text().splitlines()
 
     def client(self) -> Client:
