@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plants_app() -> "Client":
-    """A WebTest client of a new in-process service; it sends a valid token."""
+    """A WebTest client of a new in-process service; it sends the service's first token."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
         client: Client = _need("plants._webtest").Client()

@@ -135,7 +135,7 @@ class Worker(ServerWorker):
         return self._service
 
     def make_listeners(self) -> list[Listener]:
-        """Return Gunicorn's listening sockets, and that of the metrics."""
+        """Return the listening sockets of Gunicorn and of the metrics."""
         return [
             *super().make_listeners(),
             *(Listener(sock, metrics_app(), reserved_connections=_METRICS_CONNECTIONS) for sock in listening_sockets),

@@ -178,7 +178,7 @@ class Connection:
             self._response = self._output = _EMPTY
             self._shared.connections.discard(self)
             self._shared.connections_waiting_for_client.pop(self, None)
-            with contextlib.suppress(Exception):  # The socket must be closed whatever fails here.
+            with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
                 self.watch(0)
             self.sock.close()
 

@@ -262,7 +262,7 @@ class Request:
             codings = [coding.strip(" \t") for coding in environ.pop("HTTP_TRANSFER_ENCODING").lower().split(",")]
             if not _CODINGS.issuperset(codings):
                 raise HTTPError(*_ONLY_CHUNKED)
-            # RFC 9112, sections 6.1 and 6.3: with a length too, in HTTP/1.0, or where chunked is not the last coding,
+            # RFC 9112, sections 6.1 and 6.3: beside a length, in HTTP/1.0, or if chunked is not the last coding,
             # the end of the body is ambiguous.
             if length is not None or not is_1_1 or "chunked" in codings[:-1] or codings[-1] != "chunked":
                 raise HTTPError(400)

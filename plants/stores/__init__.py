@@ -69,14 +69,14 @@ class PlantStore(abc.ABC):
     def check(self) -> None:
         """Raise StoreUnavailable if an ``add`` would fail.
 
-        The result may be up to half a second old. In an outage, it may be that of the last attempt.
+        The result may be up to half a second old. In an outage, it may be the result of the last attempt.
         """
 
     def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
         """Create the file or the table of a new store, and check it.
 
-        Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without it,
-        the first use creates what is missing.
+        Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without this
+        call, the first use creates what is missing.
 
         :param create: False if other processes already serve the store; then nothing is created, now or later.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.

@@ -180,7 +180,7 @@ class _FileConnections(Connections):
             writer.check_unchanged()
             self._check_wal_size(writer)
             if waited:
-                # Other processes wait for SQLite's write lock, too. Pause long enough for one of them to acquire it.
+                # Other processes also wait for SQLite's write lock. Pause long enough for one of them to acquire it.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
         return result
 

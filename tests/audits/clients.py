@@ -40,7 +40,7 @@ _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exceptio
 
 
 class Service:
-    """A service at an address. With the process id of its master, memory, files and processes are measured, too."""
+    """A service at an address. If the process id of its master is known, memory, files and processes are measured."""
 
     def __init__(
         self,
