@@ -5,14 +5,17 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gunicorn.glogging import Logger
+from gunicorn.instrument.statsd import Statsd
 from gunicorn.sock import ssl_context
 from gunicorn.util import get_username
 
 from plants.hosting.settings import stop
+from plants.server.tls import restricted
 
 
 def check_raw_env(cfg: Any) -> None:
@@ -25,8 +28,18 @@ def check_raw_env(cfg: Any) -> None:
 def check(cfg: Any) -> None:
     """Stop with one line if no worker could start with this configuration."""
     if cfg.is_ssl:
-        with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"):
-            ssl_context(cfg)
+        with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"), as_workers(cfg):
+            restricted(ssl_context(cfg))
+    for name in () if cfg.is_ssl else ("ssl_context", *cfg.ssl_options):
+        if cfg.settings[name].get() != type(cfg.settings[name])().get():
+            stop(f"{name} has no effect without a certificate; set --certfile and --keyfile")
+    if cfg.loglevel.lower() not in Logger.LOG_LEVELS:
+        stop(f"--log-level {cfg.loglevel} is not a level; choose one of {', '.join(Logger.LOG_LEVELS)}")
+    if cfg.logconfig_json:
+        with _or_stop(f"cannot use {cfg.logconfig_json}", "file with --log-config-json"):
+            Path(cfg.logconfig_json).open().close()
+    if cfg.statsd_host and not issubclass(cfg.logger_class, Statsd):
+        stop("--statsd-host has no effect without --logger-class gunicorn.instrument.statsd.Statsd")
     with _or_stop("cannot make a file for a worker", "folder with --worker-tmp-dir"):
         tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
     if cfg.pidfile:
@@ -64,22 +77,29 @@ def url_of(address: Any, cfg: Any) -> str:
     return f"{'https' if cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
 
 
-def try_to_bind(address: Any, *, may_be_in_use: bool, setting: str = "--bind HOST:PORT") -> None:
-    """If the address cannot be bound, stop with one line that names the setting. Skip None and descriptors."""
-    with _or_stop(f"cannot listen on {name_of(address)}", f"address with {setting}"):
-        try:
-            _bind(address)
-        except OSError as error:
-            if not (may_be_in_use and error.errno == errno.EADDRINUSE):
-                raise
+def try_to_bind(
+    *addresses: Any, may_be_in_use: bool = False, reuse_port: bool = False, setting: str = "--bind HOST:PORT"
+) -> None:
+    """If the addresses cannot be bound together, stop with one line that names the setting. Skip descriptors."""
+    with ExitStack() as probes:
+        for address in addresses:
+            with _or_stop(f"cannot listen on {name_of(address)}", f"address with {setting}"):
+                try:
+                    _bind(address, probes, reuse_port=reuse_port)
+                except OSError as error:
+                    if not (may_be_in_use and error.errno == errno.EADDRINUSE):
+                        raise
 
 
-def _bind(address: Any) -> None:
+def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
     match address:
         case host, port:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
+            probe = probes.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
+            probe.bind((host, port))
+            if not reuse_port:  # Other processes may accept connections at this port, and would lose some to the probe.
+                probe.listen()  # Without this, the same address could be bound a second time.
         case str(path):
             Path(path).parent.stat()  # The folder must exist.
             if Path(path).exists() and not Path(path).is_socket():

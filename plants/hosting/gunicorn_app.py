@@ -3,6 +3,7 @@
 import argparse
 import io
 import logging
+import os
 import sys
 from contextlib import redirect_stderr
 from importlib.util import find_spec
@@ -62,9 +63,11 @@ class UserConfiguration(WSGIApplication):
         """Read everything that configures Gunicorn; if it cannot be used, stop with one line."""
         try:
             super().load_config()
+            if "" in self.cfg.bind:  # For Gunicorn this is port 8000 of all addresses.
+                raise ConfigError("--bind is empty; set HOST:PORT, or leave it out")
             self.addresses = self.cfg.address
             check_raw_env(self.cfg)
-            _ = self.cfg.worker_class  # Load it here, because Gunicorn reports a bad one with a traceback.
+            _ = self.cfg.worker_class, self.cfg.logger_class  # Gunicorn reports a bad class with a traceback.
         except Exception as error:  # any error of Gunicorn's settings or of the user's file
             stop(error)
 
@@ -87,8 +90,8 @@ class Serve(UserConfiguration):
             Arbiter(self)
             check(self.cfg)
             # If the addresses change, Gunicorn binds all of them again while the old workers still listen.
-            for address in self.addresses if self.addresses != before["addresses"] else ():
-                try_to_bind(address, may_be_in_use=self.cfg.reuse_port)
+            if self.addresses != before["addresses"]:
+                try_to_bind(*self.addresses, reuse_port=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:
             vars(self).update(before)
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
@@ -98,7 +101,8 @@ class Serve(UserConfiguration):
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
         try:
             self._find_application()
-            if self.cfg.check_config:
+            # A daemon cannot report what stops its start.
+            if self.cfg.check_config or (self.cfg.daemon and "GUNICORN_PID" not in os.environ):
                 self._check()
             super().run()
         except Exception as error:  # any error that Gunicorn does not catch at startup
@@ -115,15 +119,19 @@ class Serve(UserConfiguration):
     def _check(self) -> None:
         """Check what else could stop a start; Gunicorn's own check only loads the application."""
         # Importing this reads the environment, which --help should not do.
-        from plants.hosting.environment import settings, store
+        from plants.hosting.environment import announce_new_token, settings, store
 
         Arbiter(self)
         check(self.cfg)
-        for address in self.addresses:
-            try_to_bind(address, may_be_in_use=True)  # The running service may listen there.
-        if settings.metrics_bind in self.addresses:
-            stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
-        try_to_bind(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
+        may_be_in_use = self.cfg.check_config  # The running service may listen there.
+        try_to_bind(*self.addresses, may_be_in_use=may_be_in_use, reuse_port=self.cfg.reuse_port)
+        if settings.metrics_bind:
+            if settings.metrics_bind in self.addresses:
+                stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
+            try_to_bind(settings.metrics_bind, may_be_in_use=may_be_in_use, setting="PLANTS_METRICS_BIND")
+        if not self.cfg.check_config:
+            announce_new_token()
+            return
         try:
             with as_workers(self.cfg):
                 store.prepare(create=False)

@@ -13,22 +13,25 @@ from plants.stores import StoreUnavailable
 # Report bad settings once, in one line, before any fork.
 try:
     from plants.hosting.environment import STORE_IS_IN_PROCESS, announce_new_token, settings, store
-    from plants.hosting.metrics import listen, listening_sockets
+    from plants.hosting.metrics import at_exit_of_master, listen, listening_sockets
 except SettingsError as _error:
     stop(_error)
 
 
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
+    if server.pidfile:
+        # If the start fails, Gunicorn leaves this file behind, and after USR2 the new master would seem to serve.
+        at_exit_of_master(server.pidfile.unlink)
     on_reload(server)
     cfg = server.cfg
     check(cfg)
     takes_over = "GUNICORN_PID" in os.environ
-    try_to_bind(settings.metrics_bind, may_be_in_use=takes_over, setting="PLANTS_METRICS_BIND")
+    if settings.metrics_bind:
+        try_to_bind(settings.metrics_bind, reuse_port=takes_over, setting="PLANTS_METRICS_BIND")
     listen(cfg, takes_over=takes_over)
     if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
-        for address in cfg.address:
-            try_to_bind(address, may_be_in_use=cfg.reuse_port)
+        try_to_bind(*cfg.address, reuse_port=cfg.reuse_port)
     announce_new_token()
     _protect_signals_from_forks()
     try:

@@ -50,9 +50,13 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     import_module("prometheus_client.multiprocess")
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
         os.chown(folder, cfg.uid, cfg.gid)
-    remove = partial(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(remove)
-    os.register_at_fork(after_in_child=partial(atexit.unregister, remove))  # A worker does not remove it.
+    at_exit_of_master(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def at_exit_of_master(call: Callable[[], object]) -> None:
+    """Call this when this process exits, but not when a worker exits."""
+    atexit.register(call)
+    os.register_at_fork(after_in_child=partial(atexit.unregister, call))
 
 
 class Metrics:

@@ -98,6 +98,7 @@ class PlantService(Service):
 class Worker(ServerWorker):
     """A worker of the hosted service."""
 
+    may_block: bool = store.worker_threads > 1
     max_body_bytes: int = settings.max_body_bytes
     request_timeout: float = settings.request_timeout
     # The deadlines: a statement (1.5 s) < the store (2.0 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
@@ -118,8 +119,6 @@ class Worker(ServerWorker):
         """Load the application and create the event loop."""
         self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
         super().load_wsgi()
-        if self.cfg.threads == 1 < store.worker_threads:
-            self.log.warning("with one thread (--threads 1), every client waits while the store commits")
         # What is loaded now stays. Otherwise the garbage collector would scan it again and again, and parsing large
         # JSON would take three times as long.
         gc.freeze()

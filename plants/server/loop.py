@@ -18,7 +18,7 @@ from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, S
 from plants.server.listener import Environ, Listener
 from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
-from plants.server.tls import TLS, restrict
+from plants.server.tls import TLS
 
 # These limit the work that is done before other work, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
@@ -65,8 +65,6 @@ class Loop:
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
-        if config.tls:
-            restrict(config.tls)
         self._max_connections = _allow_descriptors(config.max_connections)
         self._requests_left = config.max_requests
         self._selector = DefaultSelector()

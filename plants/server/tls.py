@@ -6,7 +6,7 @@ one client could hold the event loop. Here OpenSSL sees only the bytes that one 
 
 import contextlib
 from ssl import OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
-from typing import Final
+from typing import Any, Final
 
 # The most ciphertext per ``receive``. Almost any record fits, and even many small ones are decrypted in milliseconds.
 READ_BYTES: Final = 16384
@@ -17,10 +17,17 @@ MAX_OVERHEAD_BYTES: Final = 131072
 OVERHEAD_BYTES_PER_RECORD: Final = 4096
 
 
-def restrict(context: SSLContext) -> None:
-    """Require TLS 1.2 or later, and disable renegotiation, which OpenSSL 1.1.1 lets a client start."""
+def restricted(context: Any) -> SSLContext:
+    """Require TLS 1.2 or later, negotiate HTTP/1.1 only, and disable renegotiation, which OpenSSL 1.1.1 allows.
+
+    :raises TypeError: the context is none, such as the result of a hook without ``return``.
+    """
+    if not isinstance(context, SSLContext):
+        raise TypeError(f"the hook ssl_context returned {context!r}")
     context.minimum_version = max(context.minimum_version, TLSVersion.TLSv1_2)
     context.options |= OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class TLS:

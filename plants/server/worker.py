@@ -18,9 +18,10 @@ from plants.server.loop import Config, Loop
 from plants.server.request import Limits, Timeouts
 from plants.server.response import ErrorLog
 from plants.server.service import Service
+from plants.server.tls import restricted
 
 # Gunicorn's settings that this worker does not support; setting one logs a warning.
-_UNUSED_SETTINGS = re.compile(r"(pre|post)_request|proxy_protocol|root_path|header_map|(casefold|permit|strip)_.*")
+_UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header_map|(casefold|permit|strip)_.*")
 # mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
@@ -33,11 +34,12 @@ class Worker(base.Worker):
     With Gunicorn's ``threads`` 1, the event loop calls the application, which must not block; with more, ``threads``
     threads do. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
 
-    A subclass may set ``max_body_bytes``, ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive
-    completely, and for its response) and ``max_batch`` (requests a thread handles at a time), and override
-    ``make_service`` and ``make_listeners``.
+    A subclass may set ``may_block`` (call the application in a thread even if ``threads`` is 1), ``max_body_bytes``,
+    ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive completely, and for its response) and
+    ``max_batch`` (requests a thread handles at a time), and override ``make_service`` and ``make_listeners``.
     """
 
+    may_block: bool = False
     max_body_bytes: int = 1_048_576
     request_timeout: float = 10.0
     response_timeout: float = 30.0
@@ -65,7 +67,7 @@ class Worker(base.Worker):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         cfg = self.cfg
         for name, setting in cfg.settings.items():
-            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != setting.default:
+            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
                 self.log.warning("this worker does not use the setting %s", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         config = Config(
@@ -76,10 +78,10 @@ class Worker(base.Worker):
                 "wsgi.errors": ErrorLog(self.log.error),
                 "wsgi.multiprocess": cfg.workers > 1,
             },
-            tls=ssl_context(cfg) if cfg.is_ssl else None,
+            tls=restricted(ssl_context(cfg)) if cfg.is_ssl else None,
             max_connections=cfg.worker_connections,
             max_requests=self.max_requests,
-            threads=cfg.threads if cfg.threads > 1 else 0,
+            threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,
             max_batch=self.max_batch,
         )
         wake_fds = self.PIPE[0], self.PIPE[1]

@@ -248,7 +248,6 @@ def test_plants_check_connects_to_gunicorns_default_address() -> None:
         ("", "127.0.0.1"),
         ("-b localhost", "localhost"),
         ("-b [::1]", "[::1]"),
-        ("-b=", "127.0.0.1"),
     ]:
         result = call("check", GUNICORN_CMD_ARGS=options)
         assert f"http://{host}:8000/readyz: " in result.stdout + result.stderr
@@ -378,6 +377,19 @@ cannot_be_served = pytest.mark.parametrize(
         ("", {"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
         ("-k nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
+        ("--logger-class nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
+        (
+            "--log-config-json /nonexistent",
+            {},
+            "cannot use /nonexistent (No such file or directory); choose another file with --log-config-json.",
+        ),
+        (
+            "--statsd-host 127.0.0.1:8125",
+            {},
+            "--statsd-host has no effect without --logger-class gunicorn.instrument.statsd.Statsd.",
+        ),
+        ("--cert-reqs 2", {}, "cert_reqs has no effect without a certificate; set --certfile and --keyfile."),
+        ("-b=", {}, "--bind is empty; set HOST:PORT, or leave it out."),
         ("-w 0", {}, "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
         (
             "-e FOO=1 -e PLANTS_STORE=memory:",
@@ -447,6 +459,7 @@ def test_check_config_rejects_what_a_start_rejects() -> None:
         (["-b", "nonexistent.invalid:80"], {}, "cannot listen on nonexistent.invalid:80 ("),
         (["--pid", "/nonexistent/pid"], {}, "cannot make /nonexistent/pid (No such file or directory); "),
         (["--log-file", "/"], {}, "Is a directory"),
+        (["--log-level", "all"], {}, "--log-level all is not a level; choose one of critical, error, warning, "),
         (["-b", address], {"PLANTS_METRICS_BIND": address}, "an address of the service itself"),
     ]
     for options, env, problem in cases:
@@ -528,6 +541,85 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
         finally:
             os.kill(new, signal.SIGTERM)
             service.wait_for(re.escape(END))
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_a_new_master_that_cannot_start_leaves_no_pid_file(tmp_path: Path) -> None:
+    file, pid_file = tmp_path / "mine.py", tmp_path / "pid"
+    file.touch()
+    with serving("-c", str(file), "--pid", str(pid_file)) as service:
+        file.write_text("certfile = '/nonexistent'\n")
+        service.process.send_signal(signal.SIGUSR2)
+        service.wait_for("plants: cannot use the certificate")
+        wait_until(lambda: not Path(f"{pid_file}.2").exists())
+        assert pid_file.read_text() == f"{service.process.pid}\n"
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        assert service.stop() == 0
+    assert not pid_file.exists()
+
+
+def test_a_daemon_prints_its_generated_token(tmp_path: Path) -> None:
+    port, pid_file = free_port(), tmp_path / "pid"
+    result = run(*SERVE, "--daemon", f"--pid={pid_file}", f"--bind=127.0.0.1:{port}", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+    token = re.fullmatch(r".*no token is set; .*: ([\w-]+)[^\w-]*\n", result.stderr)
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    try:
+        headers = [("Authorization", f"Bearer {token and token[1]}"), JSON_TYPE]
+        wait_until(lambda: call("check", PORT=str(port)).returncode == 0)
+        assert send_to(port, new_plant(), headers=headers).plant == {"name": "Fern"}
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGTERM)
+        wait_until(lambda: not pid_file.exists())
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_a_daemon_that_cannot_start_is_reported_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        line = f"cannot listen on {address} (Address already in use); choose another address with "
+        for bind, metrics, setting in (
+            (address, {}, "--bind HOST:PORT"),
+            ("127.0.0.1:0", {"PLANTS_METRICS_BIND": address}, "PLANTS_METRICS_BIND"),
+        ):
+            result = run(*SERVE, "--daemon", "--bind", bind, cwd=tmp_path, PLANTS_TOKENS=TOKEN, **metrics)
+            assert error_line(result) == f"{line}{setting}."
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "line"),
+    [
+        (
+            "--certfile={}",
+            "def ssl_context(_, make): make()",
+            r"cannot use the certificate \(the hook ssl_context returned None\); .*",
+        ),
+        (
+            "",
+            "def ssl_context(_, make): return make()",
+            r"ssl_context has no effect without a certificate; set --certfile and --keyfile\.",
+        ),
+    ],
+    ids=["no result", "no certificate"],
+)
+def test_a_service_with_a_hook_for_tls_does_not_start_without_tls(
+    options: str, content: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(content)
+    option = [options.format(make_certificate(tmp_path))] if options else []
+    result = call("serve", "--log-level=error", "-c", "mine.py", *option, cwd=tmp_path, PLANTS_TOKENS=TOKEN)
+    assert re.fullmatch(line, error_line(result))
+
+
+def test_a_store_that_blocks_is_never_called_in_the_event_loop(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "def app(environ, start_response):\n"
+        "    start_response('200 OK', [])\n"
+        "    return [str(environ['wsgi.multithread']).encode()]\n"
+    )
+    for store, is_threaded in (("memory:", b"False"), (f"sqlite:///{tmp_path}/plants.db", b"True")):
+        with serving("--threads=1", command=[*SERVE, "threaded:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
+            assert service.send(method="GET", path="/", headers=[]).body == is_threaded
 
 
 def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:

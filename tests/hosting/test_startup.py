@@ -18,6 +18,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_root
 from tests.support.process import Process, children, free_port, wait_for_workers, wait_until
+from tests.support.tls_client import make_certificate
 
 
 @pytest.mark.parametrize("command", [SERVE, [sys.executable, "-m", "gunicorn"]], ids=["plants serve", "gunicorn"])
@@ -55,12 +56,6 @@ def test_on_a_terminal_a_start_prints_its_address(store: str, bind: str, line: s
         process.terminate()
         process.wait(60)
         os.close(terminal)
-
-
-def test_one_thread_with_a_store_that_blocks_logs_a_warning(tmp_path: Path) -> None:
-    with serving("--threads=1", PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
-        line = service.wait_for(".*every client waits while the store commits.*")[0]
-    assert json.loads(line)["level"] == "warning"
 
 
 def test_a_killed_worker_with_plants_in_memory_logs_a_warning() -> None:
@@ -228,6 +223,17 @@ def test_a_token_file_that_workers_cannot_read_stops_the_start(options: list[str
     )
 
 
+@needs_root
+def test_a_key_that_workers_cannot_read_stops_the_start(tmp_path: Path) -> None:
+    pem = make_certificate(tmp_path)
+    pem.chmod(0o600)
+    result = call(
+        "serve", "--log-level=error", "--bind=127.0.0.1:0", "--user=12345", f"--certfile={pem}", PLANTS_TOKENS="a"
+    )
+    line = "cannot use the certificate (Permission denied); choose another one with --certfile and --keyfile"
+    assert (result.returncode, result.stderr) == (1, f"plants: {line}.\n")
+
+
 USERS_IN_GROUPS = [user for user in pwd.getpwall() if user.pw_uid and len(os.getgrouplist(user.pw_name, 12345)) > 1]
 
 
@@ -359,16 +365,28 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     assert result.stderr == (f"no token is set; a new one is valid until the service stops: {result.stdout.strip()}\n")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [("127.0.0.1", []), ("[::1]", []), ("127.0.0.1", ["--reuse-port"])],
+    ids=["IPv4", "IPv6", "--reuse-port"],
+)
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_port_in_use_stops_the_start_with_one_line(host: str) -> None:
+def test_a_port_in_use_stops_the_start_with_one_line(host: str, options: list[str]) -> None:
     family = socket.AF_INET6 if "[" in host else socket.AF_INET
     with socket.create_server((host.strip("[]"), 0), family=family) as other:
         port = other.getsockname()[1]
-        result = run(*SERVE, "--bind", f"{host}:{port}", PLANTS_TOKENS="a")
+        result = run(*SERVE, "--bind", f"{host}:{port}", *options, PLANTS_TOKENS="a")
     assert result.returncode == 1
     assert f":{port} (Address already in use); choose another address with --bind HOST:PORT" in result.stderr
     assert len([line for line in result.stderr.splitlines() if "info" not in line]) == 1
+
+
+def test_addresses_that_overlap_stop_the_start_with_one_line() -> None:
+    port = free_port()
+    options = ["--log-level=error", f"--bind=0.0.0.0:{port}", f"--bind=127.0.0.1:{port}"]
+    result = call("serve", *options, PLANTS_TOKENS="a")
+    line = f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another address with --bind HOST:PORT"
+    assert (result.returncode, result.stderr) == (1, f"plants: {line}.\n")
 
 
 @pytest.mark.parametrize(

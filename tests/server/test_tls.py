@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
-from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restrict
+from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restricted
 from tests.support.loop_driver import Driver
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
@@ -29,7 +29,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def context(certificate: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
-    restrict(context)
+    restricted(context)
     return context
 
 
@@ -151,9 +151,21 @@ def test_the_minimum_version_is_raised_but_not_lowered(configured: ssl.TLSVersio
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = configured
     options = context.options
-    restrict(context)
+    restricted(context)
     assert context.minimum_version == used
     assert context.options == options | ssl.OP_NO_RENEGOTIATION
+
+
+def test_a_client_that_offers_http_2_gets_http_1_1(context: ssl.SSLContext) -> None:
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    client = trusting(TLS13)
+    client.set_alpn_protocols(["h2", "http/1.1"])
+    assert connect(TLS(restricted(context)), client).ssl.selected_alpn_protocol() == "http/1.1"
+
+
+def test_a_hook_that_returns_no_context_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"^the hook ssl_context returned None$"):
+        restricted(None)
 
 
 @VERSIONS
