@@ -30,7 +30,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
         """Respond to a request (PEP 3333)."""
         for name in ("PATH_INFO", "QUERY_STRING"):
             # PEP 3333 lets a server omit what is empty. Falcon raises for text that was decoded as UTF-8, not Latin-1.
-            if not env.setdefault(name, "").isascii():
+            if not (env.setdefault(name, "") or "").isascii():
                 env[name] = env[name].encode("latin-1", "replace").decode("latin-1")
         # Do not defer inside another application (SCRIPT_NAME), because some read the status before the body (Bottle).
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):

@@ -66,8 +66,8 @@ def test_a_path_info_that_is_not_latin_1_is_404(app: Any, path: str) -> None:
     assert call(app, Stream(), PATH_INFO=path, HTTP_AUTHORIZATION="").error == 40100
 
 
-@pytest.mark.parametrize("query", ["\u20ac", "a=\ud800"], ids=["euro", "surrogate"])
-def test_a_query_string_that_is_not_latin_1_is_ignored(app: Any, query: str) -> None:
+@pytest.mark.parametrize("query", ["\u20ac", "a=\ud800", None], ids=["euro", "surrogate", "None"])
+def test_a_query_string_that_is_not_latin_1_is_ignored(app: Any, query: str | None) -> None:
     assert call(app, io.BytesIO(new_plant()), QUERY_STRING=query, wsgi_input_terminated=True).status == 200
 
 
