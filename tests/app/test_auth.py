@@ -60,17 +60,17 @@ def test_tokens_may_be_any_object_with_accepts() -> None:
     ids=["a space", "a line feed", "a long s", "a Kelvin sign", "Latin-1"],
 )
 def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
-    asked = []
+    checked = []
 
     class Open:
         def accepts(self, token: str) -> bool:
-            asked.append(token)
+            checked.append(token)
             return True
 
     app = plants.create_app(tokens=Open())
     responses = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", token)]
     assert [response.error for response in responses] == [40001, 40101]
-    assert asked == ["abc"]
+    assert checked == ["abc"]
 
 
 def test_a_test_may_replace_accepts_of_a_token_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_plants_token_prints_a_new_token_and_its_digest(tmp_path: Path) -> None:
 # plants config
 
 
-def shown(**env: str) -> dict[str, tuple[str, str]]:
+def plants_config(**env: str) -> dict[str, tuple[str, str]]:
     """Return the value and the origin of each setting that plants config prints."""
     result = call("config", **env)
     assert (result.returncode, result.stderr) == (0, "")
@@ -106,11 +106,11 @@ def shown(**env: str) -> dict[str, tuple[str, str]]:
 def test_the_configuration_can_be_read_as_json() -> None:
     env = {"PLANTS_TOKENS": TOKEN, "PORT": "80"}
     rows = json.loads(call("config", "--json", **env).stdout)
-    assert {name: (row["value"], row["from"]) for name, row in rows.items()} == shown(**env)
+    assert {name: (row["value"], row["from"]) for name, row in rows.items()} == plants_config(**env)
 
 
 def test_the_configuration_has_every_setting_and_its_default() -> None:
-    assert shown() == {
+    assert plants_config() == {
         **dict.fromkeys(settings.SETTINGS, ("", "default")),
         "PLANTS_TOKENS": ("1 token, a new one at each start", "default"),
         "PLANTS_LOG_FORMAT": ("json", "default"),
@@ -131,7 +131,7 @@ def test_the_configuration_shows_what_the_environment_sets() -> None:
         "PLANTS_STORE": "sqlite:///x",
         "GUNICORN_CMD_ARGS": "--worker-connections 7 -b [::1]:80 -b unix:/x -b fd://3",
     }
-    found = shown(PLANTS_REQUEST_TIMEOUT="2.50", WEB_CONCURRENCY="1", PORT="80", PLANTS_TOKENS="one", **env)
+    found = plants_config(PLANTS_REQUEST_TIMEOUT="2.50", WEB_CONCURRENCY="1", PORT="80", PLANTS_TOKENS="one", **env)
     assert found["bind"] == ("[::1]:80,unix:/x,fd://3", "Gunicorn")
     assert found["threads"] == ("2", "Gunicorn")
     assert found["worker_connections"] == ("7", "Gunicorn")
@@ -154,14 +154,14 @@ def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
         pipe.write("one\n")
         pipe.close()
         # The count is that of PLANTS_TOKENS. A second read of the pipe would find no token, and the command would fail.
-        assert shown(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
+        assert plants_config(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
 
 
 def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("seven\n")
-    assert shown(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
-    assert shown(PLANTS_TOKENS="five")["PLANTS_TOKENS"] == ("1 token", "environment")
-    found = shown(PLANTS_TOKENS_FILE=str(tmp_path / "tokens"))
+    assert plants_config(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
+    assert plants_config(PLANTS_TOKENS="five")["PLANTS_TOKENS"] == ("1 token", "environment")
+    found = plants_config(PLANTS_TOKENS_FILE=str(tmp_path / "tokens"))
     assert found["PLANTS_TOKENS"] == ("0 tokens", "default")
     assert found["PLANTS_TOKENS_FILE"] == (str(tmp_path / "tokens"), "environment")
 
@@ -179,7 +179,7 @@ def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
     ],
 )
 def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> None:
-    assert shown(PLANTS_STORE=url)["PLANTS_STORE"] == (masked, "environment")
+    assert plants_config(PLANTS_STORE=url)["PLANTS_STORE"] == (masked, "environment")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_plants_check_imports_no_framework() -> None:
 # plants serve
 
 
-cannot_be_served = pytest.mark.parametrize(
+unusable_configurations = pytest.mark.parametrize(
     ("options", "env", "line"),
     [
         ("", {"PORT": "99999"}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
@@ -430,12 +430,12 @@ cannot_be_served = pytest.mark.parametrize(
 )
 
 
-@cannot_be_served
+@unusable_configurations
 def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, env: dict[str, str], line: str) -> None:
     assert error_line(call("serve", "--log-level=error", *options.split(), PLANTS_TOKENS=TOKEN, **env)) == line
 
 
-@cannot_be_served
+@unusable_configurations
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_check_config_fails_with_the_same_line_as_a_start(options: str, env: dict[str, str], line: str) -> None:
     assert error_line(call("serve", *options.split(), "--check-config", PLANTS_TOKENS=TOKEN, **env)) == line

@@ -55,7 +55,7 @@ def value(port: int, name: str) -> float:
     return sample[1]
 
 
-def counted(port: int) -> Counter[tuple[str, str, str, str]]:
+def request_counts(port: int) -> Counter[tuple[str, str, str, str]]:
     """Return the number of requests by method, route, status and error."""
     found: Counter[tuple[str, str, str, str]] = Counter()
     for labels, count in scrape(port).get(COUNT, []):
@@ -85,7 +85,7 @@ def create(service: Service, first: int, count: int) -> None:
 
 def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        before = counted(port)
+        before = request_counts(port)
         create(service, 0, 20)
         for _ in range(3):
             assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
@@ -103,7 +103,7 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, store: st
         service.send(method="BREW", headers=[AUTH])
         with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
             client.send(b"not HTTP\r\n\r\n").response()
-        after = counted(port) - before
+        after = request_counts(port) - before
         assert after == {
             ("POST", "/plants", "200", ""): 60,
             ("POST", "/plants", "400", "40003"): 3,
@@ -152,11 +152,11 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        before = counted(port)
+        before = request_counts(port)
         for path in ("/metrics", "/elsewhere"):
             send_to(port, method="GET", path=path, headers=[])
         service.send(method="GET", path="/livez", headers=[])
-        assert counted(port) - before == {("GET", "other", "200", ""): 1}
+        assert request_counts(port) - before == {("GET", "other", "200", ""): 1}
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -216,7 +216,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
                 path = "".join(letters.choices(string.ascii_letters + string.digits + "/%._-", k=20))
                 client.send(f"{method} /{path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
             assert {client.response().status for _ in range(100)} == {401}
-        found = counted(port)
+        found = request_counts(port)
         assert found["other", "other", "401", "40100"] == 2_000
         assert len(found) <= 2  # The second label set counts the probe that waited for the start.
         assert {key[0] for key in found} <= KNOWN_METHODS
@@ -227,13 +227,13 @@ def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"{host}:{port}") as service:
         target = "::1" if host == "[::1]" else "127.0.0.1"
 
-        def ask(path: bytes, method: bytes = b"GET") -> int:
+        def status(path: bytes, method: bytes = b"GET") -> int:
             with Client(socket.create_connection((target, port))) as client:
                 return client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method, path)).response().status
 
-        assert ask(b"/metrics") == ask(b"/metrics?a=1") == 200
-        assert [ask(path) for path in (b"/", b"/plants", b"/livez", b"/readyz", b"/docs", b"/metrics/")] == [404] * 6
-        assert ask(b"/metrics", b"POST") == 405
+        assert status(b"/metrics") == status(b"/metrics?a=1") == 200
+        assert [status(path) for path in (b"/", b"/plants", b"/livez", b"/readyz", b"/docs", b"/metrics/")] == [404] * 6
+        assert status(b"/metrics", b"POST") == 405
         assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
         assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
 

@@ -47,7 +47,7 @@ def write_program(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
-def below(folder: Path, script: str) -> str:
+def with_root(folder: Path, script: str) -> str:
     """Return a script that uses ``folder`` as the root directory."""
     return re.sub(r"(?<!\w)/(?=(?:etc|opt|run)/)", f"{folder}/", script)
 
@@ -66,7 +66,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 def run(tmp_path: Path, env: dict[str, str]) -> Run:
     def run(script: str, cwd: Path = tmp_path, **more: str) -> str:
         return subprocess.run(
-            ["sh", "-e", "-c", below(tmp_path, script)],
+            ["sh", "-e", "-c", with_root(tmp_path, script)],
             cwd=cwd,
             env=env | more,
             stdout=subprocess.PIPE,

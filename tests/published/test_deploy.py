@@ -128,9 +128,9 @@ def locked_versions(file: str) -> dict[str, str]:
 def test_the_image_locks_what_the_package_requires() -> None:
     setup = configparser.ConfigParser()
     setup.read(CHECKOUT / "setup.cfg")
-    wanted = setup["options"]["install_requires"] + setup["options.extras_require"]["postgres"]
+    requirements = setup["options"]["install_requires"] + setup["options.extras_require"]["postgres"]
     locked = locked_versions("requirements.txt")
-    for requirement in wanted.split():
+    for requirement in requirements.split():
         name = re.split(r"[\[<>=]", requirement)[0].replace("_", "-")
         lowest, below = re.findall(r"[0-9.]+", requirement)
         assert numbers(lowest) <= numbers(locked[name]) < numbers(below), requirement
@@ -152,8 +152,8 @@ def test_the_image_copies_existing_files_and_runs_the_command() -> None:
     instructions = (DEPLOY / "Containerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in instructions if line.startswith("COPY ") and "--from" not in line]
     assert all((CHECKOUT / name).exists() for names in copied for name in names)
-    sent = [line[1:] for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert {name for names in copied for name in names} == set(sent)
+    build_context = [line[1:] for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert {name for names in copied for name in names} == set(build_context)
     assert 'ENTRYPOINT ["plants"]' in instructions
     assert 'CMD ["serve"]' in instructions
     assert any(re.fullmatch(r'HEALTHCHECK .* CMD \["plants", "check"\]', line) for line in instructions)
@@ -170,11 +170,11 @@ def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
 def test_the_pod_fails_readiness_before_prestop_ends() -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text()
     found = re.search(r"readinessProbe:\s+\{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
-    waits = re.search(r"preStop: \{sleep: \{seconds: (\d+)\}\}", text)
+    prestop = re.search(r"preStop: \{sleep: \{seconds: (\d+)\}\}", text)
     grace = re.search(r"terminationGracePeriodSeconds: (\d+)", text)
     assert found
-    assert waits
+    assert prestop
     assert grace
-    assert int(found[1]) * int(found[2]) < int(waits[1])
+    assert int(found[1]) * int(found[2]) < int(prestop[1])
     graceful_timeout = 30  # Gunicorn's default, which the packaged configuration does not change.
-    assert int(grace[1]) > int(waits[1]) + graceful_timeout
+    assert int(grace[1]) > int(prestop[1]) + graceful_timeout

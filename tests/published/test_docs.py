@@ -71,12 +71,12 @@ def test_the_table_of_settings_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
     assert [name for name, _ in rows] == list(settings.SETTINGS)
     defaults = dict(rows)
-    without = Settings.from_environ({"PLANTS_TOKENS": "secret"})
-    assert defaults["PLANTS_STORE"] == f"`{without.store}`"
-    assert defaults["PLANTS_MAX_BODY_BYTES"] == str(without.max_body_bytes)
-    assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{without.request_timeout:.0f}"
+    default_settings = Settings.from_environ({"PLANTS_TOKENS": "secret"})
+    assert defaults["PLANTS_STORE"] == f"`{default_settings.store}`"
+    assert defaults["PLANTS_MAX_BODY_BYTES"] == str(default_settings.max_body_bytes)
+    assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{default_settings.request_timeout:.0f}"
     assert defaults["PLANTS_METRICS_BIND"] == "none"
-    assert without.metrics_bind is None
+    assert default_settings.metrics_bind is None
 
 
 def test_the_table_of_limits_agrees_with_the_code() -> None:

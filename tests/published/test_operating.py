@@ -97,9 +97,9 @@ def test_the_table_of_sizes_is_calculated_correctly() -> None:
 def test_the_documented_connection_limits_agree_with_the_code() -> None:
     from plants.stores.postgres import PostgresStore
 
-    most = inspect.signature(PostgresStore).parameters["max_connections"].default
+    maximum = inspect.signature(PostgresStore).parameters["max_connections"].default
     threads = PostgresStore.worker_threads
-    assert f"that uses the store: {threads} in the packaged worker, and never more than {most}." in words(SCALING)
+    assert f"that uses the store: {threads} in the packaged worker, and never more than {maximum}." in words(SCALING)
     assert f"| connections to PostgreSQL | one for each thread that uses the store: at most {threads} " in OPERATING
     assert f"compare `max_connections` with {threads} times the processes" in words(OPERATING)
 
@@ -118,8 +118,8 @@ def test_the_documented_log_line_is_one_that_the_service_writes() -> None:
             service.send(new_plant(id=17), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
         line = service.line_of(example["request_id"])
     assert list(line) == list(example)
-    differ = {name for name, value in line.items() if value != example[name]}
-    assert differ <= {"ts", "duration"}
+    different = {name for name, value in line.items() if value != example[name]}
+    assert different <= {"ts", "duration"}
 
 
 def test_the_table_of_metrics_agrees_with_the_code() -> None:

@@ -267,14 +267,14 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
     with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
-        over = threading.Event()
+        stopping = threading.Event()
 
         def load(name: int) -> set[str]:
             fields = "" if name % 2 else "Connection: close\r\n"
             client = None
             completed: set[str] = set()
             connecting_at = 0.0
-            for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+            for number in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
                 is_new = client is None or client.is_readable()
                 if client is None or is_new:
                     connecting_at = time.monotonic()
@@ -299,7 +299,7 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                 server.signal(signal.SIGHUP)
                 server.wait_for("Worker exiting", times=2 * count)
                 wait_for_workers(server.process.pid, 2)
-            over.set()
+            stopping.set()
             completed = set().union(*(load.result() for load in loads))
         assert set(server.notes()) == completed
 

@@ -57,19 +57,19 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
 @contextmanager
 def under_load(store: PlantStore) -> Iterator[None]:
     def add() -> None:
-        while not over.is_set():
+        while not stopping.is_set():
             store.add(Plant(next(ids), "fern"))
             has_begun.set()
 
     ids = count(1)
-    has_begun, over = threading.Event(), threading.Event()
+    has_begun, stopping = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as thread:
         adding = thread.submit(add)
         has_begun.wait()
         try:
             yield
         finally:
-            over.set()
+            stopping.set()
         adding.result()
 
 

@@ -190,12 +190,12 @@ class StoreContract(StoreSuite):
 
     def test_competing_batches_add_each_id_exactly_once(self, store: PlantStore, peer: PlantStore) -> None:
         def compete(name: str) -> list[str]:
-            mine = peer if name in "ab" else store
+            target = peer if name in "ab" else store
             ids = random.Random(name).sample(range(400), 400)
             results: dict[int, str] = {}
             for first in range(0, 400, 50):
                 part = ids[first : first + 50]
-                results |= zip(part, add_together(mine, [Plant(i, name) for i in part]), strict=True)
+                results |= zip(part, add_together(target, [Plant(i, name) for i in part]), strict=True)
             return [results[plant_id] for plant_id in range(400)]
 
         with ThreadPoolExecutor(4) as threads:

@@ -694,13 +694,13 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
 
 def test_the_pool_recovers_after_failing_to_start_a_thread(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store:
-        usual = threading.stack_size(2**46)
+        previous = threading.stack_size(2**46)
         try:
             for _ in range(5):
                 with pytest.raises(StoreUnavailable, match="can't start new thread"):
                     connections_of(store)._pool.acquire(time.monotonic() + 5)
         finally:
-            threading.stack_size(usual)
+            threading.stack_size(previous)
         store.add(Plant(1, "oak"))
 
 

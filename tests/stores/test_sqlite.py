@@ -120,10 +120,10 @@ def read_only(path: Path) -> Iterator[None]:
 
 @contextmanager
 def not_a_database(path: Path) -> Iterator[None]:
-    whole = path.read_bytes()
+    content = path.read_bytes()
     path.write_bytes(b"plants" * 1000)
     yield
-    path.write_bytes(whole)
+    path.write_bytes(content)
 
 
 WHILE_OPEN = [moved_away, directory_moved_away, replaced, wal_removed, disk_full]
@@ -526,17 +526,17 @@ def trace_probe_writes(store: SQLiteStore) -> list[str]:
 
 def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe() -> None:
-        together.wait()
+        barrier.wait()
         store.check()
 
     written = trace_probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
     monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
-    together = threading.Barrier(33, timeout=60)
+    barrier = threading.Barrier(33, timeout=60)
     with ThreadPoolExecutor(32) as threads:
         with locked(path):
             probes = [threads.submit(probe) for _ in range(32)]
-            together.wait()
+            barrier.wait()
         assert [probe.exception() for probe in probes] == [None] * 32
     assert len(written) == 1
 
@@ -899,19 +899,19 @@ def test_the_driver_distinguishes_an_id_in_use_from_a_constraint() -> None:
 
 
 def test_a_busy_neighbor_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
-    def keep_busy() -> None:
-        while not enough.is_set():
+    def add_until_stopped() -> None:
+        while not stopping.is_set():
             neighbor.add(Plant(next(ids), "fern"))
 
     ids = count(1000)
-    enough = threading.Event()
+    stopping = threading.Event()
     with closing(SQLiteStore(str(path), timeout=20)) as neighbor, ThreadPoolExecutor(4) as threads:
-        busy = [threads.submit(keep_busy) for _ in range(4)]
+        busy = [threads.submit(add_until_stopped) for _ in range(4)]
         try:
             for plant_id in range(50):
                 store.add(Plant(plant_id, "oak"))
         finally:
-            enough.set()
+            stopping.set()
         assert [thread.result() for thread in busy] == [None] * 4
 
 

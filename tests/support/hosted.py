@@ -175,8 +175,8 @@ def serving(
 ) -> Iterator[Service]:
     """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` overrides them."""
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
-    several = [f"--workers={workers}"] * (workers > 1)
-    with Service([*command, "--bind", "127.0.0.1:0", *several, *options], cwd, settings) as service:
+    workers_option = [f"--workers={workers}"] if workers > 1 else []
+    with Service([*command, "--bind", "127.0.0.1:0", *workers_option, *options], cwd, settings) as service:
         service.wait_until_it_serves()
         wait_for_workers(service.process.pid, workers)
         yield service

@@ -39,12 +39,12 @@ _T = TypeVar("_T")
 @cache
 def _reaper(_parent: int) -> int:
     """Start the reaper of this process, and return the pipe that it reads."""
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", _REAPER]
-    process = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, stdin=read_end, stdout=subprocess.DEVNULL, start_new_session=True)
     process.returncode = 0  # The reaper ends after this process, so nothing can wait for it.
-    os.close(reading)
-    return writing
+    os.close(read_end)
+    return write_end
 
 
 def _send_to_reaper(number: int) -> None:
@@ -167,12 +167,12 @@ class Process:
         """Wait for ``times`` matching lines on standard error, from line ``after`` on; return the last match."""
         found: list[re.Match[str]] = []
 
-        def is_there() -> bool:
+        def has_ended_or_matched() -> bool:
             found[:] = [match for line in self.lines[after:] if (match := re.search(pattern, line))]
             return len(found) >= times or self.lines[-1:] == [END]
 
         with self.line_read:
-            self.line_read.wait_for(is_there, PATIENCE_SECONDS)
+            self.line_read.wait_for(has_ended_or_matched, PATIENCE_SECONDS)
             assert len(found) >= times, f"{pattern!r} is not in the log:\n{''.join(self.lines)}"
         return found[times - 1]
 

@@ -89,7 +89,7 @@ class Records13:
 
     def __init__(self, client: ssl.SSLObject | ssl.SSLSocket, keylog: Path) -> None:
         assert client.cipher()[0] == "TLS_AES_256_GCM_SHA384"  # type: ignore[index]  # The handshake is complete.
-        self._use(_secret(keylog, "CLIENT_TRAFFIC_SECRET_0"))
+        self._derive_keys(_secret(keylog, "CLIENT_TRAFFIC_SECRET_0"))
 
     def data(self, data: bytes, padding: int = 0) -> bytes:
         return self._encrypt(data + b"\x17" + bytes(padding))
@@ -97,10 +97,10 @@ class Records13:
     def key_update(self) -> bytes:
         """Change the client's key, and request a change of the server's (RFC 8446, section 4.6.3)."""
         record = self._encrypt(b"\x18\0\0\x01\x01\x16")
-        self._use(self._expand(b"traffic upd", 48))
+        self._derive_keys(self._expand(b"traffic upd", 48))
         return record
 
-    def _use(self, secret: bytes) -> None:
+    def _derive_keys(self, secret: bytes) -> None:
         # HMAC by hand, because `hmac` takes three times as long, and a flood of these records must be sent faster than
         # the server decrypts them.
         pad = secret.ljust(128, b"\0")
