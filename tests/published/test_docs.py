@@ -82,7 +82,8 @@ def test_the_table_of_settings_agrees_with_the_code() -> None:
 def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("\n## ")[0]
     for limit in (
-        f"{loop._OTHER_DESCRIPTORS} less than the limit of descriptors; {worker._METRICS_CONNECTIONS} more",
+        f"the limit of descriptors minus {loop._OTHER_DESCRIPTORS} if that is lower",
+        f"{worker._METRICS_CONNECTIONS} more for the metrics",
         f"{loop._MAX_BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
         f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
         f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
