@@ -4,7 +4,7 @@ from typing import Any
 
 from webtest import TestApp
 
-from plants.testing import Deployment
+from plants.testing import Deployment, FaultyStore
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
@@ -12,7 +12,6 @@ class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
 
     def __init__(self) -> None:
         self.deployment = Deployment()
-        self.store = self.deployment.store
         self.token = self.deployment.token
         super().__init__(self.deployment)
         self.authorization = ("Bearer", self.token)
@@ -22,3 +21,8 @@ class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
         if name in {"fault", "delay"}:
             raise AttributeError(f"a Client has no {name}; its store has fault, delay and fail()")
         super().__setattr__(name, value)
+
+    @property
+    def store(self) -> FaultyStore:
+        """The store of the deployment."""
+        return self.deployment.store

@@ -177,11 +177,11 @@ class Received(NamedTuple):
 class Deployment(_Strict):
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``store`` is a ``FaultyStore``, and ``requests`` has the requests in the order of their responses.
+    ``requests`` has the requests in the order of their responses.
     """
 
     _failures: "itertools.repeat[int | str]"
-    __slots__ = ("_app", "_failures", "_first_token", "_token", "requests", "store")
+    __slots__ = ("_app", "_failures", "_first_token", "_store", "_token", "requests")
     _hint = "it has fail(), and its store has fault, delay and fail()"
 
     def __init__(
@@ -189,10 +189,15 @@ class Deployment(_Strict):
     ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # This raises if no client could send the token.
-        self.store = FaultyStore(store)
+        self._store = FaultyStore(store)
         self.reset()
         public = probes(self.store)
         self._app = create_app_with_resources(public, self.store, tokens=self, max_body_bytes=max_body_bytes)
+
+    @property
+    def store(self) -> FaultyStore:
+        """The store, which fails on demand."""
+        return self._store
 
     @property
     def token(self) -> str:

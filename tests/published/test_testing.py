@@ -376,6 +376,8 @@ def test_setting_an_unknown_attribute_is_an_error(plants_server: Server, plants_
         for name in ("fault", "delay"):
             with pytest.raises(AttributeError, match=f"^a (Server|Deployment|Client) has no {name}; .*its store has"):
                 setattr(wrong, name, 1)
+        with pytest.raises(AttributeError, match="store"):
+            cast(Any, wrong).store = MemoryStore()
     with pytest.raises(AttributeError):
         plants_server.token = "mine"  # type: ignore[misc]
     with pytest.raises(AttributeError, match=r"^a FaultyStore has no falt; it has fault, delay and fail\(\)$"):
