@@ -23,13 +23,13 @@ _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error
 
 # Maps a field class to the type whose valid values marshmallow loads and dumps unchanged, and to the function that
 # encodes such a value as JSON.
-_UNCHANGED: dict[Any, tuple[type, Callable[[Any], str]]] = {
+_PLAIN_FIELDS: dict[Any, tuple[type, Callable[[Any], str]]] = {
     fields.String: (str, encode_basestring_ascii),
     fields.Integer: (int, int.__repr__),
 }
 # A field may set these attributes: the fast path handles them, or they do not affect a str or an int.
-_HANDLED = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
-_HANDLED |= {"name", "parent", "root"}  # set when a field is bound to its schema
+_HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
+_HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
 
 
 class NotAPlant(ValidationError):
@@ -69,11 +69,11 @@ class FastSchema(Schema):
         ):
             return None
         load_plan = [
-            (name, _UNCHANGED[type(field)][0], field.required, *_split(field.validators))
+            (name, _PLAIN_FIELDS[type(field)][0], field.required, *_split(field.validators))
             for name, field in self.load_fields.items()
         ]
         dump_plan = [
-            (name, f"{json.dumps(name)}: ", *_UNCHANGED[type(field)]) for name, field in self.dump_fields.items()
+            (name, f"{json.dumps(name)}: ", *_PLAIN_FIELDS[type(field)]) for name, field in self.dump_fields.items()
         ]
         return load_plan, dump_plan
 
@@ -138,10 +138,10 @@ def _split(validators: list[Any]) -> tuple[list[Any], list[Any]]:
 
 def _is_plain(field: Any) -> bool:
     """Return whether the fast path handles the field's type and options, and all its validators raise on failure."""
-    if type(field) not in _UNCHANGED or not all(isinstance(validate, Validator) for validate in field.validators):
+    if type(field) not in _PLAIN_FIELDS or not all(isinstance(validate, Validator) for validate in field.validators):
         return False
     defaults = vars(type(field)())
-    return all(name in _HANDLED or value == defaults.get(name) for name, value in vars(field).items())
+    return all(name in _HANDLED_ATTRIBUTES or value == defaults.get(name) for name, value in vars(field).items())
 
 
 class PlantSchema(FastSchema):

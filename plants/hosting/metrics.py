@@ -83,7 +83,7 @@ class Metrics:
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
         build.labels(plants.__version__, server.implementation()).set(1)
-        self._observe: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
+        self._observers: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
 
     def count_response(self, request: Request, response: Response, seconds: float) -> None:
         """Count a response and its duration, unless the request was one for the metrics."""
@@ -92,10 +92,10 @@ class Metrics:
         code, _ = request.environ.get("plants.error", (None, ""))
         method = request.method if request.method in _METHODS else "other"
         key = (method, request.path == "/plants", response.status, code)
-        observe = self._observe.get(key)
+        observe = self._observers.get(key)
         if not observe:
             labels = (key[0], "/plants" if key[1] else "other", key[2][:3], str(code or ""))
-            observe = self._observe[key] = self._duration_histogram.labels(*labels).observe
+            observe = self._observers[key] = self._duration_histogram.labels(*labels).observe
         observe(seconds)
 
     def set_gauges(self, connections: int, waiting: int) -> None:

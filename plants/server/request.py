@@ -35,11 +35,11 @@ _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x8
 _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
 # RFC 9110, section 6.5.1: fields for framing, routing, credentials and content are allowed in the head only.
-_NOT_IN_TRAILERS: Final = {
+_FORBIDDEN_TRAILERS: Final = {
     "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
     "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-_NOT_TWICE: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
+_UNIQUE_KEYS: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
 # Caches environ keys by field name. Long names are not cached, because a client could fill the memory with them.
 _environ_keys: Final[dict[str, str]] = {}
 _MAX_CACHED_NAMES: Final = 512
@@ -157,7 +157,7 @@ class ChunkedBody:
             _check_growing_fields(data, self._limits, lines=self._limits.max_fields)
             return data
         for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
-            if name.lower() in _NOT_IN_TRAILERS:
+            if name.lower() in _FORBIDDEN_TRAILERS:
                 raise HTTPError(400)
         self.complete = True
         return data[end + 4 :]
@@ -209,7 +209,7 @@ class Request:
             key = _environ_keys.get(name) or _environ_key(name)
             if key not in environ:
                 environ[key] = value
-            elif key in _NOT_TWICE:
+            elif key in _UNIQUE_KEYS:
                 raise HTTPError(400)
             else:
                 environ[key] += "," + value

@@ -16,7 +16,7 @@ Headers = list[tuple[str, str]]
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_NO_CONTENT: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
+_NO_CONTENT_STATUSES: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
 class Response:
@@ -58,7 +58,7 @@ class Call:
         self._request = request
         self._status: str | None = None
         self._headers: Headers = []
-        self._written: list[bytes] = []
+        self._writes: list[bytes] = []
         request.environ["wsgi.input"] = BytesIO(request.body.content)
         self._iterable: Iterable[bytes] = request.listener.application(request.environ, self._start_response)
 
@@ -70,7 +70,7 @@ class Call:
             raise AssertionError("start_response was called twice")
         self._status = status
         self._headers = list(headers)
-        return self._written.append
+        return self._writes.append
 
     def response(self) -> Response:
         """Read the body, close the iterable and return the response.
@@ -85,8 +85,8 @@ class Call:
             self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
         if self._status is None:
             raise AssertionError("the application did not call start_response")
-        if self._written:
-            body = b"".join((*self._written, body))
+        if self._writes:
+            body = b"".join((*self._writes, body))
         return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
 
 
@@ -121,7 +121,7 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             # Falcon writes names in lower case, unlike this server's own headers.
             spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
             lines.append(f"{spelling}: {value}\r\n")
-    return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT)
+    return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT_STATUSES)
 
 
 @lru_cache(maxsize=1)

@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
 # The server reports that nothing was stored and that a retry may succeed.
-_RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
+_RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
 # The server rejects a statement because of one row, and might accept the others.
 _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
 
@@ -143,7 +143,7 @@ class PostgresConnections(Connections):
                     connection.deadline = deadline
                     return work(connection)
             except psycopg.Error as error:
-                if not isinstance(error, _RETRYABLE) or time.monotonic() + pause > deadline:
+                if not isinstance(error, _RETRYABLE_ERRORS) or time.monotonic() + pause > deadline:
                     raise _unavailable(error) from None
             time.sleep(pause)
             pause *= 2  # exponential backoff

@@ -21,7 +21,7 @@ from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, so a busy process would lock out others.
-_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 _SET_UP = """
     PRAGMA journal_mode = WAL;
@@ -193,7 +193,7 @@ class _FileConnections(Connections):
                 writer = self._writer = self._writer or self._connect_writer()
                 writer.connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
+                if error.sqlite_errorcode & 0xFF not in _LOCKED_CODES or time.monotonic() > deadline:
                     raise
                 time.sleep(_LOCK_POLL_SECONDS)
                 waited = True
