@@ -602,9 +602,7 @@ def test_a_daemon_that_cannot_start_is_reported_in_one_line(tmp_path: Path) -> N
     ],
     ids=["no result", "no certificate"],
 )
-def test_a_service_with_a_hook_for_tls_does_not_start_without_tls(
-    options: str, content: str, line: str, tmp_path: Path
-) -> None:
+def test_tls_settings_that_yield_no_tls_stop_the_start(options: str, content: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(content)
     option = [options.format(make_certificate(tmp_path))] if options else []
     result = call("serve", "--log-level=error", "-c", "mine.py", *option, cwd=tmp_path, PLANTS_TOKENS=TOKEN)

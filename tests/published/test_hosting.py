@@ -71,7 +71,7 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
         yield port
 
 
-def test_a_proxy_adds_a_prefix(port: int) -> None:
+def test_the_service_works_behind_a_proxy_with_a_prefix(port: int) -> None:
     headers = [AUTH, JSON_TYPE]
     assert send_to(port, new_plant(), path="/v1/plants", headers=headers).plant == {"name": "Fern"}
     assert send_to(port, new_plant(), path="/v1/plants", headers=headers).error == 40003

@@ -49,7 +49,7 @@ def bytes_per_plant() -> BytesPerPlant:
 
 
 @pytest.mark.parametrize("order", ["in order", "random"])
-def test_a_plant_takes_the_documented_number_of_bytes(order: str, tmp_path: Path, server: PostgresServer) -> None:
+def test_a_plant_uses_the_documented_number_of_bytes(order: str, tmp_path: Path, server: PostgresServer) -> None:
     documented = bytes_per_plant()
     in_sqlite = documented.in_sqlite
     assert documented.in_postgresql == documented.in_table + documented.in_index

@@ -34,8 +34,8 @@ TESTS = {
     "hosting.md": [
         "test_the_service_starts_as_documented",
         "test_the_service_serves_tls_as_documented",
-        "test_a_proxy_adds_a_prefix",
-        "test_a_proxy_adds_a_prefix",
+        "test_the_service_works_behind_a_proxy_with_a_prefix",
+        "test_the_service_works_behind_a_proxy_with_a_prefix",
     ],
     "interface.md": ["test_the_documented_request_gets_the_documented_responses"] * 2,
     "operating.md": [
