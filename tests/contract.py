@@ -449,7 +449,7 @@ class HostContract:
         assert (response.status, response.headers["allow"], response.body) == (200, "POST", b"")
 
     @table(
-        *((query, query) for query in ("", "a=1", "a=1&a=2", "id=9&name=x", "%", "=&&;")),
+        *((query or "empty", query) for query in ("", "a=1", "a=1&a=2", "id=9&name=x", "%", "=&&;")),
         host("not UTF-8", "%ff"),
         host("very long", "a" * 3000),
     )

@@ -135,7 +135,11 @@ async def coroutine() -> None: ...
 generator = type("Generator", (AsyncGenerator,), {"asend": None, "athrow": None})
 
 
-@pytest.mark.parametrize("function", [coroutine, generator, partial(os.walk, "."), Future])
+@pytest.mark.parametrize(
+    "function",
+    [coroutine, generator, partial(os.walk, "."), Future],
+    ids=["coroutine", "async generator", "generator", "future"],
+)
 def test_a_store_whose_add_is_asynchronous_is_a_500(function: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A decorator can hide from ``create_app`` that a method is asynchronous."""
     result = function()

@@ -34,6 +34,6 @@ def test_a_public_path_rejects_an_unknown_method(path: str) -> None:
     assert (response.status_int, response.json["error"]) == (405, 40500)
 
 
-@pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"])
+@pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"], ids=repr)
 def test_a_path_that_is_not_public_needs_a_token(path: str) -> None:
     assert client().get(path, expect_errors=True).json["error"] == 40100

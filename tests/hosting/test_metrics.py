@@ -246,7 +246,7 @@ def test_without_the_setting_metrics_are_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1"]
+    "text", ["", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1"], ids=repr
 )
 def test_an_invalid_metrics_address_is_rejected(text: str) -> None:
     with pytest.raises(SettingsError, match=r"set an address and a port, such as 127\.0\.0\.1:9100"):

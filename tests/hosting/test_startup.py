@@ -198,7 +198,7 @@ def test_a_new_file_is_owned_by_the_worker_user() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("options", [[], ["--initgroups"]], ids=["group", "groups"])
+@pytest.mark.parametrize("options", [[], ["--initgroups"]], ids=["user alone", "initgroups"])
 def test_the_master_stays_root_if_the_store_is_unavailable(options: list[str]) -> None:
     command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345", *options]
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////nonexistent/plants.db")

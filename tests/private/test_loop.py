@@ -421,7 +421,7 @@ def test_packet_boundaries_do_not_change_leading_empty_lines(driver: Driver, lin
 TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["sized", "chunked"])
 @pytest.mark.parametrize(("size", "received"), [(1000, 1000), (1001, 0)])
 def test_only_a_body_within_the_limit_reaches_the_application(
     driver: Driver, is_chunked: bool, size: int, received: int
@@ -510,7 +510,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     busy.end()
 
 
-@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 def test_small_requests_overtake_large_ones(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)
     sizes: list[str] = []

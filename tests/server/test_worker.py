@@ -252,7 +252,7 @@ def test_a_large_response_is_sent_whole(client: Client) -> None:
     assert client.send(request()).response().status == 200
 
 
-@pytest.mark.parametrize("client_ends", [False, True])
+@pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
 def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_ends: bool) -> None:
     client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
     if client_ends:

@@ -353,7 +353,9 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
         admin.execute("DROP DATABASE latin WITH (FORCE)")
 
 
-@pytest.mark.parametrize("plant", [Plant(2**63, "oak"), Plant(1, "\0"), Plant(1, "\ud800")], ids=["id", "0", "\\ud800"])
+@pytest.mark.parametrize(
+    "plant", [Plant(2**63, "oak"), Plant(1, "\0"), Plant(1, "\ud800")], ids=["large id", "U+0000", "surrogate"]
+)
 def test_a_plant_that_postgresql_cannot_hold_is_not_an_outage(store: PostgresStore, plant: Plant) -> None:
     with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
         store.add(plant)
