@@ -100,6 +100,7 @@ class _FileConnections(Connections):
         self._read_lock = threading.Lock()
         self._writer: _OpenFile | None = None
         self._reader: _OpenFile | None = None
+        self._last_opened: _OpenFile | None = None
         self._closed = False
         self._wal_too_long = False
 
@@ -216,6 +217,7 @@ class _FileConnections(Connections):
         may_create = not self._shared_state[0]
         file = _OpenFile(self._path, timeout, may_create=may_create)
         try:
+            file.check_wal(self._last_opened)
             file.connection.executescript(_SET_UP + _TABLE if may_create else _SET_UP)
             file.check_table_unchanged()
             file.identify()
@@ -223,6 +225,7 @@ class _FileConnections(Connections):
             file.close()
             raise
         self._shared_state[0] = CREATED
+        self._last_opened = file
         return file
 
     def _check_wal_size(self, writer: "_OpenFile") -> None:
@@ -258,6 +261,16 @@ class _OpenFile:
     def close(self) -> None:
         self.connection.close()
         _open_connections[self._real_path] -= 1
+
+    def check_wal(self, earlier: "_OpenFile | None") -> None:
+        """Raise StoreUnusable if the log is that of an earlier file, because SQLite would mix its pages with ours."""
+        self.identify()
+        file, wal, _ = self._identities
+        if earlier and wal and file != earlier._identities[0] and wal == earlier._identities[1]:
+            raise StoreUnusable(
+                "the file was replaced, but SQLite's log (-wal) is that of the old one: move the log and the -shm "
+                "away if the new file is a backup; restart if it is the old one"
+            )
 
     def identify(self) -> None:
         """Record the identities of the database file, its write-ahead log and its shared-memory file."""

@@ -78,6 +78,8 @@ def replaced(path: Path) -> Iterator[None]:
         source.backup(target)
     backup.replace(path)
     yield
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).rename(path.with_name(suffix))
 
 
 @contextmanager
@@ -690,6 +692,20 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
             with pytest.raises(StoreUnavailable, match=r"no such table|gone"):
                 store.add(Plant(1, "fern"))
         assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
+
+
+def test_the_log_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, path: Path) -> None:
+    """SQLite would mix the pages of both, and lose plants that are added later."""
+    store.add(Plant(1, "oak"))
+    with replaced(path):
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            store.add(Plant(2, "fern"))
+        with pytest.raises(StoreUnavailable, match="is that of the old one"):
+            store.get(1)
+        with pytest.raises(StoreUnavailable, match="is that of the old one"):
+            connections_of(store).check(time.monotonic() + 5)
+    wait_until(lambda: is_available(store))
+    assert store.get(1) == Plant(1, "oak")
 
 
 def test_an_empty_file_that_replaced_the_store_is_not_used(store: SQLiteStore, path: Path) -> None:
