@@ -11,6 +11,7 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 from gunicorn.instrument.statsd import Statsd
+from gunicorn.pidfile import Pidfile
 from gunicorn.sock import ssl_context
 from gunicorn.util import get_username
 
@@ -58,6 +59,12 @@ def check(cfg: Any) -> None:
         workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     if master_can_read and not workers_can_read:
         stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups)")
+
+
+def check_pid_file(cfg: Any) -> None:
+    """Stop with one line if another process has written the pid file."""
+    if cfg.pidfile and (pid := Pidfile(cfg.pidfile).validate()) not in {None, os.getpid()}:
+        stop(f"{cfg.pidfile} has the id of another process, {pid}; choose another file with --pid")
 
 
 def name_of(address: Any) -> str:

@@ -15,7 +15,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.errors import ConfigError
 
-from plants.hosting.checks import as_workers, check, check_raw_env, try_to_bind
+from plants.hosting.checks import as_workers, check, check_pid_file, check_raw_env, try_to_bind
 from plants.hosting.settings import SETTINGS_HELP, stop
 from plants.stores import StoreUnavailable
 
@@ -63,7 +63,7 @@ class UserConfiguration(WSGIApplication):
         """Read everything that configures Gunicorn; if it cannot be used, stop with one line."""
         try:
             super().load_config()
-            if "" in self.cfg.bind:  # For Gunicorn this is port 8000 of all addresses.
+            if not all(self.cfg.bind or [""]):  # For Gunicorn this is port 8000 of all addresses, or no address.
                 raise ConfigError("--bind is empty; set HOST:PORT, or leave it out")
             self.addresses = self.cfg.address
             check_raw_env(self.cfg)
@@ -87,13 +87,16 @@ class Serve(UserConfiguration):
         try:
             with redirect_stderr(printed):
                 super().reload()
+            self._find_application()
             Arbiter(self)
             check(self.cfg)
+            check_pid_file(self.cfg)
             # If the addresses change, Gunicorn binds all of them again while the old workers still listen.
             if self.addresses != before["addresses"]:
                 try_to_bind(*self.addresses, reuse_port=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:
             vars(self).update(before)
+            self.cfg.logger_class(self.cfg)  # The new configuration may have changed or removed the log's handlers.
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
             _log.error("the new configuration cannot be used, the old one stays: %s", problem)
 
@@ -130,6 +133,7 @@ class Serve(UserConfiguration):
                 stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
             try_to_bind(settings.metrics_bind, may_be_in_use=may_be_in_use, setting="PLANTS_METRICS_BIND")
         if not self.cfg.check_config:
+            check_pid_file(self.cfg)
             announce_new_token()
             return
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import falcon
@@ -70,6 +71,7 @@ class Metrics:
         from prometheus_client import Gauge, Histogram, values
 
         values.ValueClass = values.MultiProcessValue(lambda: slot)
+        Path(os.environ[_FOLDER_VARIABLE]).mkdir(mode=0o700, exist_ok=True)  # Some systems clean up /dev/shm.
 
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._duration_histogram = Histogram(
@@ -79,6 +81,7 @@ class Metrics:
             buckets=_BUCKETS,
             registry=None,
         )
+        self._duration_histogram.labels("POST", "/plants", "200", "")  # Open the file now: a response must not fail.
         self._connections_gauge = gauge("plants_connections", "Open connections.")
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")

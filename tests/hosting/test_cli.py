@@ -644,6 +644,7 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     good = "bind = '127.0.0.1:0'\n"
     file.write_text(good)
+    (tmp_path / "pid").write_text("1\n")
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         Service([*SERVE, "-c", str(file)], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service,
@@ -657,6 +658,12 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
             (good + "worker_tmp_dir = '/nonexistent'\n", "cannot make a file for a worker "),
             (good + "pidfile = '/nonexistent/pid'\n", "cannot make /nonexistent/pid "),
+            (good + "pidfile = '/'\n", ".*Is a directory"),
+            (good + f"pidfile = '{tmp_path}/pid'\n", ".*/pid has the id of another process, 1; choose another file "),
+            (good + "wsgi_app = 'nonexistent:app'\n", "there is no module 'nonexistent'; "),
+            (good + "errorlog = '/nonexistent/log'\n", "Error: '/nonexistent/log' isn't writable "),
+            (good + "accesslog = '/nonexistent/log'\n", "Error: '/nonexistent/log' isn't writable "),
+            ("bind = []\n", "--bind is empty; "),
             (f"bind = '127.0.0.1:{other.getsockname()[1]}'\n", r"cannot listen on .* \(Address already in use\)"),
             (f"bind = ['127.0.0.1:0', '0.0.0.0:{service.port}']\n", r"cannot listen on .* \(Address already in use\)"),
         ]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import sqlite3
@@ -60,7 +61,7 @@ def request_counts(port: int) -> Counter[tuple[str, str, str, str]]:
     found: Counter[tuple[str, str, str, str]] = Counter()
     for labels, count in scrape(port).get(COUNT, []):
         found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
-    return found
+    return +found  # A worker starts with a count of zero.
 
 
 def folder_of(master: int) -> Path:
@@ -297,6 +298,16 @@ def test_check_config_accepts_the_metrics_address_of_a_service(port: int) -> Non
     line = "plants: cannot listen on 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
     result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND="192.0.2.1:9100")
     assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
+
+
+def test_the_service_survives_the_loss_of_the_metrics_folder(port: int, store: str) -> None:
+    with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        shutil.rmtree(folder_of(service.process.pid))
+        create(service, 0, 1)
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        service.wait_for("Booting worker", times=2)
+        create(service, 1, 2)
+        assert value(port, "plants_created_total") == 2
 
 
 def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
