@@ -248,14 +248,16 @@ class _OpenFile:
                 "this process was forked while its parent had the file open, and SQLite would lose plants; "
                 "fork before the first use"
             )
-        if not may_create and not Path(self._real_path).exists():
-            raise StoreUnusable(f"the file is gone; {HOW_TO_RECOVER}")
+        self.wal_path = f"{self._real_path}-wal"
+        has_wal = Path(self.wal_path).exists()  # Look for the log first, because SQLite creates the file first.
+        if not Path(self._real_path).exists() and (has_wal or not may_create):
+            lost = "the file is gone, but not its log (-wal); restore it, or move the log away to begin empty"
+            raise StoreUnusable(lost if may_create else f"the file is gone; {HOW_TO_RECOVER}")
         uri = f"file:{quote(os.fsencode(self._real_path))}?mode={'rwc' if may_create else 'rw'}"
         connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
         self.connection = connect(uri, uri=True, timeout=timeout)
         _open_connections[self._real_path] += 1
         self._schema_version = -1
-        self.wal_path = f"{self._real_path}-wal"
         self._paths = path, self.wal_path, f"{self._real_path}-shm"
 
     def close(self) -> None:

@@ -177,6 +177,18 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
+def test_a_file_is_not_created_beside_the_log_of_a_lost_one(store: SQLiteStore, path: Path) -> None:
+    """After a crash the log may have all plants, and SQLite would delete it."""
+    store.add(Plant(1, "oak"))
+    lost = path.rename(path.with_name("lost"))
+    with closing(SQLiteStore(str(path))) as later:
+        with pytest.raises(StoreUnavailable, match="gone, but not its log"):
+            later.prepare()
+        lost.rename(path)
+        later.prepare()
+        assert later.get(1) == Plant(1, "oak")
+
+
 def test_an_add_that_timed_out_on_a_lock_is_never_stored(store_with_1s_timeout: SQLiteStore, path: Path) -> None:
     wait_until(lambda: is_available(store_with_1s_timeout))
     with locked(path), ThreadPoolExecutor(4) as threads:
