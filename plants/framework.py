@@ -28,10 +28,10 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        for name in ("PATH_INFO", "QUERY_STRING"):
-            # PEP 3333 lets a server omit what is empty. Falcon raises for text that was decoded as UTF-8, not Latin-1.
-            if not (env.setdefault(name, "") or "").isascii():
-                env[name] = env[name].encode("latin-1", "replace").decode("latin-1")
+        # PEP 3333 lets a server omit an empty path. Falcon raises for text that was decoded as UTF-8, not Latin-1.
+        if not (env.setdefault("PATH_INFO", "").isascii() and (env.get("QUERY_STRING") or "").isascii()):
+            for name in ("PATH_INFO", "QUERY_STRING"):
+                env[name] = (env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
         # Do not defer inside another application (SCRIPT_NAME), because some read the status before the body (Bottle).
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)

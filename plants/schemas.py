@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import cached_property
 from json.encoder import encode_basestring_ascii
 from typing import Any, NoReturn
 
@@ -54,11 +53,11 @@ class FastSchema(Schema):
 
     def _init_fields(self) -> None:
         super()._init_fields()
-        self.__dict__.pop("_plans", None)
+        # Make plans at the first use, because the constructor of a subclass may change the fields.
+        self._plans: Any = None
 
-    @cached_property
-    def _plans(self) -> Any:
-        # Make them at the first use, because the constructor of a subclass may change the fields.
+    def _make_plans(self) -> Any:
+        self._plans = ()
         if (
             any(self._hooks.values())
             or self.dict_class is not dict
@@ -67,7 +66,7 @@ class FastSchema(Schema):
             or type(self).get_attribute is not FastSchema.get_attribute
             or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
         ):
-            return None
+            return self._plans
         load_plan = [
             (name, _PLAIN_FIELDS[type(field)][0], field.required, *_split(field.validators))
             for name, field in self.load_fields.items()
@@ -75,17 +74,19 @@ class FastSchema(Schema):
         dump_plan = [
             (name, f"{json.dumps(name)}: ", *_PLAIN_FIELDS[type(field)]) for name, field in self.dump_fields.items()
         ]
-        return load_plan, dump_plan
+        self._plans = load_plan, dump_plan
+        return self._plans
 
     def load(self, data: Any, **options: Any) -> Any:
         """Validate a document and return the members that the schema declares.
 
         :raises NotAPlant: a member is missing or invalid.
         """
-        if self._plans and not options and type(data) is dict and not self.many and self.unknown == EXCLUDE:
+        plans = self._make_plans() if self._plans is None else self._plans
+        if plans and not options and type(data) is dict and not self.many and self.unknown == EXCLUDE:
             loaded = {}
             try:
-                for name, kind, required, patterns, validators in self._plans[0]:
+                for name, kind, required, patterns, validators in plans[0]:
                     if name in data:
                         value = loaded[name] = data[name]
                         if type(value) is not kind:
@@ -108,9 +109,10 @@ class FastSchema(Schema):
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:
         """Return the members that the plant has, as JSON."""
-        if self._plans and type(obj) is Plant and not (args or options or self.many):
+        plans = self._make_plans() if self._plans is None else self._plans
+        if plans and type(obj) is Plant and not (args or options or self.many):
             members = []
-            for name, start, kind, encode in self._plans[1]:
+            for name, start, kind, encode in plans[1]:
                 value = getattr(obj, name, None)
                 if type(value) is kind:
                     members.append(start + encode(value))
