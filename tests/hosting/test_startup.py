@@ -389,6 +389,16 @@ def test_addresses_that_overlap_stop_the_start_with_one_line() -> None:
     assert (result.returncode, result.stderr) == (1, f"plants: {line}.\n")
 
 
+def test_check_config_accepts_a_shared_port_and_a_descriptor() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        options = ["--check-config", "--reuse-port", f"--bind=127.0.0.1:{other.getsockname()[1]}", "--bind=fd://0"]
+        result = call("serve", *options, PLANTS_TOKENS="a")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
