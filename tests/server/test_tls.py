@@ -368,6 +368,21 @@ def test_requests_share_a_connection(peers: Peers, version: ssl.TLSVersion) -> N
     assert peer.connection.state == IDLE
 
 
+def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> None:
+    sock, connection = driver.connect()
+    with sock:
+        client = TLSClient(trusting())
+        sock.sendall(client.step())
+        driver.run_once()
+        end_of_handshake = client.step(sock.recv(READ_BYTES))
+        request = GET.replace(b"\r\n\r\n", 3 * (b"\r\nX-A: " + b"a" * 8000) + b"\r\n\r\n")
+        records = [client.encrypt(request[start : start + 1000]) for start in range(0, len(request), 1000)]
+        assert len(request) > READ_BYTES
+        sock.sendall(end_of_handshake + b"".join(records))
+        driver.run_until(lambda: connection.state not in (OPEN, RECEIVING))
+        assert client.decrypt(sock.recv(READ_BYTES)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @VERSIONS
 def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: ssl.TLSVersion) -> None:
     peer = peers(trusting(version))

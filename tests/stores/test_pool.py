@@ -92,6 +92,21 @@ def test_a_closed_pool_closes_connections_when_released() -> None:
         pool.acquire(in_a_minute())
 
 
+def test_a_pool_opens_at_most_max_connections() -> None:
+    opened: list[Link] = []
+
+    def connect() -> Link:
+        opened.append(Link())
+        return opened[-1]
+
+    pool = ConnectionPool[Link](connect, max_connections=2)
+    links = [pool.acquire(in_a_minute()) for _ in range(2)]
+    with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
+        pool.acquire(time.monotonic())
+    wait_until(lambda: not pool._connecting)
+    assert opened == links
+
+
 def test_a_connection_opened_too_late_serves_the_next_caller() -> None:
     attempts: list[threading.Thread] = []
     gate = threading.Event()
