@@ -289,7 +289,7 @@ NOT_JSON = [
     ("101 deep", b"[" * 101 + b"]" * 101),
     ("101 deep in all", nested(100)),
     ("101 deep in arrays and objects", b'{"\\"]": [' * 50 + b"[]" + b"]}" * 50),
-    ("101 deep after much that is not", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),
+    ("101 deep, after many shallow arrays", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),
 ]
 
 # The last column has the fields that the message must name.

@@ -135,7 +135,7 @@ def test_an_accepted_body_matches_the_described_schema(body: bytes) -> None:
     assert validator().is_valid(json.loads(body))
 
 
-# The described schema accepts these, because to JSON Schema 1.0 is an integer. It accepts lone surrogates, too.
+# The described schema accepts these, because 1.0 is an integer in JSON Schema. It also accepts lone surrogates.
 BEYOND_SCHEMA = {"id 1.0", "id 1e3", "id -0.0"}
 
 
@@ -342,7 +342,7 @@ def test_dumps_uses_the_render_module_of_the_schema() -> None:
     assert meta(render_module=Shouting)().dumps(PLANT) == json.dumps({"name": "FERN", "tag": "SHADE"})
 
 
-def test_dump_many_overrides_the_schema() -> None:
+def test_the_many_argument_of_dump_overrides_the_schema() -> None:
     assert PlantSchema().dump([PLANT], many=True) == [SHADED]
     assert PlantSchema().dump(PLANT, many=True) == Schema.dump(PlantSchema(), PLANT, many=True)
     assert PlantSchema(many=True).dump(PLANT, many=False) == SHADED

@@ -126,7 +126,7 @@ def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
     wait_until(lambda: Tokens.accepts(tokens, "second"))
 
 
-def test_a_relative_path_is_read_again_from_another_directory(
+def test_a_relative_path_names_the_same_file_after_a_chdir(
     path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)

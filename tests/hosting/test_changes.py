@@ -19,7 +19,7 @@ CHANGES = [
 
 @pytest.fixture(autouse=True)
 def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit measures how long clients wait. Here the machine may be busy, so only lost requests count."""
+    """Raise the audit's time limits, because the machine may be busy."""
     monkeypatch.setattr(changes, "RESPONSE_SECONDS", 20.0)
     monkeypatch.setattr(changes, "CLOSE_SECONDS", 3.0)
 

@@ -153,7 +153,8 @@ def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
     with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
         pipe.write("one\n")
         pipe.close()
-        # The count is that of PLANTS_TOKENS. A second read of the pipe would find no token, and the command would fail.
+        # "0 tokens" counts only PLANTS_TOKENS, not the file.
+        # If the pipe were read twice, the second read would find no token, and the command would fail.
         assert plants_config(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
 
 
@@ -687,7 +688,7 @@ def test_a_stop_signal_ends_a_start_without_a_traceback(tmp_path: Path, number: 
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_gunicorns_other_signals_do_not_end_or_stop_a_start(tmp_path: Path) -> None:
+def test_gunicorns_other_signals_do_not_end_or_suspend_a_start(tmp_path: Path) -> None:
     numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
     signals = "".join(f"os.kill(os.getpid(), {int(number)})\n" for number in numbers)
     (tmp_path / "mine.py").write_text(f"import os\n{signals}")

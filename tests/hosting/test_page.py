@@ -149,7 +149,7 @@ def test_a_response_has_its_status_duration_and_headers(browser: Browser) -> Non
 
 
 @needs_chromium
-def test_the_next_id_follows_a_200_without_rounding(browser: Browser) -> None:
+def test_after_a_200_the_form_has_the_next_id_unrounded(browser: Browser) -> None:
     fill(browser, TOKEN, '{"name": "Fern", "id": 9007199254740993}')
     assert send(browser).startswith("200 ")
     assert browser.run("return document.getElementById('body').value") == '{"name": "Fern", "id": 9007199254740994}'

@@ -9,7 +9,7 @@ from plants.hosting.settings import Settings, SettingsError
 DEFAULTS = {"PLANTS_TOKENS": "secret"}
 
 
-def test_the_defaults_are_those_of_the_contract() -> None:
+def test_unset_settings_have_the_documented_defaults() -> None:
     settings = Settings.from_environ({**DEFAULTS})
     assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
     assert settings.new_token is None

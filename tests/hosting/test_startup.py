@@ -322,7 +322,7 @@ def test_the_dictionary_store_is_not_served_by_two_processes(options: list[str],
     assert result.stderr.count("\n") == 1
 
 
-def test_a_second_worker_process_cannot_be_added_while_it_runs() -> None:
+def test_ttin_adds_no_second_worker_to_the_dictionary_store() -> None:
     with serving() as service:
         service.wait_for("Booting worker")
         service.process.send_signal(signal.SIGTTIN)

@@ -54,7 +54,7 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
 
 @contextmanager
 def disk_full(service: Service) -> Iterator[None]:
-    """Let the service's processes write no more into any file."""
+    """Let the workers of the service write no more into any file."""
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in children(service.process.pid)}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))

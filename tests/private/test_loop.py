@@ -100,7 +100,7 @@ def test_a_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
         assert client.recv(1000) == b""
 
 
-def test_every_end_of_a_connection_frees_its_memory(driver: Driver) -> None:
+def test_memory_is_freed_however_a_connection_ends(driver: Driver) -> None:
     for end in ("close", "reject", "respond", "disconnect"):
         client, connection = driver.connect()
         with client:
@@ -276,7 +276,7 @@ def full() -> Iterator[FullDriver]:
 
 def test_a_full_loop_closes_the_oldest_incomplete_head(full: FullDriver) -> None:
     silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
-    byte.sendall(b"O")  # Only a complete head counts as activity.
+    byte.sendall(b"O")  # A part of a head does not count as activity.
     for closed in (silent, byte, half):
         assert full.accept(GET).recv(1000).startswith(b"HTTP/1.1 200")
         assert closed.recv(1) == b""
@@ -445,7 +445,7 @@ def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
         assert b"x" * 100 in client.recv(10_000)
 
 
-def test_a_request_rejected_between_chunks_is_not_read_on(driver: Driver) -> None:
+def test_a_request_rejected_between_chunks_is_read_no_further(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(TINY_CHUNKS)

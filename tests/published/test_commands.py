@@ -127,8 +127,8 @@ def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Pa
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:
-    # The first line is not run, because a test of the README covers the same installation. systemctl is replaced,
-    # because it needs a running systemd.
+    # The first line is not run, because a test of the README installs the package, though without the extra. systemctl
+    # is replaced, because it needs a running systemd.
     first, *script = INSTALL.splitlines()
     assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"
     units = tmp_path / "etc/systemd/system"

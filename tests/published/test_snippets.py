@@ -1,4 +1,4 @@
-"""Every code block of the documents is run by a test, or is listed here with the reason why it is not."""
+"""Every code block of the documents has a test, or is listed here with the reason why it has none."""
 
 import re
 from pathlib import Path

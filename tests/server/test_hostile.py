@@ -56,6 +56,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def slow_bystanders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the good client, which runs beside the hostile ones, pause longer between its requests."""
     monkeypatch.setattr(Bystander, "pause", 0.02)
 
 

@@ -265,6 +265,7 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
         return b"1;a=".ljust(size - 2, b"b") + b"\r\n"
 
     large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It raises the framing limit, so that only the line limit can reject.
+    # The limit includes the two bytes of the line end before the line.
     for size, status in ((4094, 0), (4095, 400)):
         for packets in ([large + line(size) + b"x"], [large, line(size), b"x"], [large, line(size)[:-1], b"\nx"]):
             assert rejection(feed, ChunkedBody(LARGE), *packets) == status

@@ -143,7 +143,7 @@ def test_a_request_in_single_bytes_gets_its_response(client: Client) -> None:
     assert body_of(client.response()) == "body"
 
 
-def test_equal_heads_are_paired_with_their_own_bodies(client: Client) -> None:
+def test_requests_with_equal_heads_keep_their_own_bodies(client: Client) -> None:
     for body in (b"one", b"two", b"six"):
         assert body_of(client.send(post(b"/echo", body)).response()) == body.decode()
 

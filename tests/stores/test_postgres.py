@@ -674,7 +674,8 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         pass
 
     def interrupt(*_: object) -> None:
-        pool.release(connection)  # The pool assigns it to the waiting caller just before that is interrupted.
+        # The waiting caller is assigned this connection, and is then interrupted.
+        pool.release(connection)
         raise Interrupted
 
     def interrupt_when_waiting() -> None:
@@ -832,7 +833,7 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
     primary.start(synchronous_standby_names="standby")
     standby.start()
     hosts = f"127.0.0.1:{free_port()},127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    # Until the standby follows, each commit waits for it, for longer than the default timeout.
+    # Wait until the standby follows, because until then no commit returns.
     with psycopg.connect(primary.url) as connection:
         wait_until(lambda: rows(connection, "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
     with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", timeout=20)) as store:

@@ -75,7 +75,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
 
 
 def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
-    """Wait, in an audit, until a condition holds or the time is over; return its last value."""
+    """Wait until a condition holds or the time is over; return its last value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.002)
