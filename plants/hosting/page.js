@@ -47,13 +47,13 @@ function showDescription() {
   at("request").append(`${method.toUpperCase()} ${path}`);
   at("name").append(operation.summary);
   at("about").append(...prose(operation.description));
-  at("origin").append(...prose(Object.values(api.components.securitySchemes)[0].description));
+  at("token-hint").append(...prose(Object.values(api.components.securitySchemes)[0].description));
   at("accepted").append(...prose(sent.description));
   at("sent").append(...members(json(sent).schema));
   at("success").append(status);
   at("received").append(...members(json(success).schema));
   at("headers").append(...headers());
-  at("checked").append(...prose(api.info.description));
+  at("rules").append(...prose(api.info.description));
   at("example").append(JSON.stringify(failure.example, null, 2));
   at("problem").append(...members(failure.schema));
   const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);

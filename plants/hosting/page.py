@@ -37,7 +37,7 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
         method = environ["REQUEST_METHOD"]
         if environ.get("PATH_INFO") != "/" or method not in {"GET", "HEAD"} or not _prefers_html(environ):
             return app(environ, start_response)
-        body = error_body(environ, 30200, "An interactive description is at docs.")
+        body = error_body(environ, 30200, "An interactive description is at the Location of this response.")
         start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
         return [body] if method == "GET" else []
 

@@ -82,7 +82,7 @@ class SQLiteStore(BatchStore):
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
 
-class _WALLost(StoreUnusable):
+class _LostWAL(StoreUnusable):
     """SQLite's write-ahead log was removed or replaced, but not the file."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class _FileConnections(Connections):
         with self._locked(self._read_lock, deadline, self._close_reader):
             self._check_open()
             if self._shared_state[0] == WAL_LOST:
-                raise _WALLost  # Only a writer recovers it.
+                raise _LostWAL  # Only a writer recovers it.
             reader = self._reader = self._reader or self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
@@ -160,7 +160,7 @@ class _FileConnections(Connections):
             yield
         except BaseException as error:
             close()
-            if isinstance(error, _WALLost):
+            if isinstance(error, _LostWAL):
                 self._shared_state[0] = WAL_LOST
             if isinstance(error, Exception):
                 kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
@@ -284,7 +284,7 @@ class _OpenFile:
         if found == self._identities and all(found):
             return
         if found[0] == self._identities[0] and found[1] != self._identities[1]:
-            raise _WALLost
+            raise _LostWAL
         raise StoreUnusable(
             "the file or a file beside it was removed or replaced; restore it, or restart to use what is there"
         )

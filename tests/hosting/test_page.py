@@ -210,7 +210,7 @@ def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
 def test_the_page_shows_the_operation_and_every_error_code(browser: Browser) -> None:
     assert browser.console_errors() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
-    assert text_of(browser, "origin").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
+    assert text_of(browser, "token-hint").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
     assert "`" not in browser.run("return document.body.innerText")
     cells = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.innerText)"
     assert browser.run(cells, "#sent th") == ["id", "name", "tag"]

@@ -75,7 +75,8 @@ def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
     app = hosted(MemoryStore())
     response = app.get("/?a=1", headers={"Accept": BROWSER})
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
-    assert response.json == {"error": 30200, "message": "An interactive description is at docs."}
+    message = "An interactive description is at the Location of this response."
+    assert response.json == {"error": 30200, "message": message}
     head = app.head("/", headers={"Accept": BROWSER})
     assert (head.status_int, head.headers) == (302, response.headers)
     described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
