@@ -51,7 +51,7 @@ _MESSAGES = {int(code): code.message for code in ErrorCode}
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
-    """Return the exception for an error code, with this message or the table's; a 503 has only ``Retry-After``."""
+    """Return the exception for an error code; ``message`` defaults to the table's, and a 503 ignores ``headers``."""
     if code == ErrorCode.UNAVAILABLE:
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
@@ -95,7 +95,7 @@ def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[
         http = _as_http_error(error)
         # What Falcon itself raises (no such path, no such method) has no code.
         return http, error_body(environ, http.code or http.status_code * 100, http.description)
-    except Exception as fault:  # for example, of an HTTPError whose status is unknown
+    except Exception as fault:  # for example, HTTPStatus does not know the status of an HTTPError
         return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)
 
 

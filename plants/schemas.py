@@ -133,7 +133,7 @@ class FastSchema(Schema):
 
 
 def _split(validators: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Split the validators into the ``regex.match`` of each Regexp, because that is twice as fast, and the others."""
+    """Return the ``regex.match`` of each Regexp, which is twice as fast as the Regexp, and the other validators."""
     patterns = [validate.regex.match for validate in validators if type(validate) is Regexp]
     return patterns, [validate for validate in validators if type(validate) is not Regexp]
 

@@ -89,7 +89,8 @@ def _serve() -> None:
 
 
 def _check_environment() -> None:
-    # gunicorn.config reads these two, and the working directory, when it is imported, and would end with a traceback.
+    # gunicorn.config reads these two, and the working directory, when it is imported. A WEB_CONCURRENCY that is no
+    # number, or a directory that is gone, would cause a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:

@@ -45,7 +45,8 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    base = "python:plants.hosting"  # a module without settings; without one, Gunicorn would read ./gunicorn.conf.py
+    # This module has no settings. If none were named, Gunicorn would read ./gunicorn.conf.py.
+    base = "python:plants.hosting"
 
     def load_default_config(self) -> None:
         """Start with Gunicorn's defaults."""

@@ -20,7 +20,7 @@ from plants.server.request import Request
 from plants.server.response import Response
 
 _STDOUT = 1
-# With the longest message and every character escaped, a line is shorter than PIPE_BUF.
+# With every character of the path escaped and the longest message, which is ASCII, a line is shorter than PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants

@@ -22,7 +22,8 @@ from plants.server.tls import TLS
 
 # These limit the work that is done before other work, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-_MAX_STEPS_PER_STAGE: Final = 64  # events, after which the applications are called; also, connections shed at a time
+# After this many events, the applications are called. No more connections than this are shed at a time.
+_MAX_STEPS_PER_STAGE: Final = 64
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage

@@ -13,14 +13,15 @@ READ_BYTES: Final = 16384
 _MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
 # The most that a client may send besides application data. OpenSSL accepts chains of certificates of up to 100 KiB.
 MAX_OVERHEAD_BYTES: Final = 131072
-# Each record with data raises the limit by this much, for padding (RFC 8446, section 5.4) or an occasional KeyUpdate.
+# Each record with data lowers the count by this much, but not below 0, for padding (RFC 8446, section 5.4) or an
+# occasional KeyUpdate.
 OVERHEAD_BYTES_PER_RECORD: Final = 4096
 
 
 def restricted(context: Any) -> SSLContext:
     """Require TLS 1.2 or later, negotiate HTTP/1.1 only, and disable renegotiation, which OpenSSL 1.1.1 allows.
 
-    :raises TypeError: the context is none, such as the result of a hook without ``return``.
+    :raises TypeError: ``context`` is not an SSLContext, for example because a hook has no ``return``.
     """
     if not isinstance(context, SSLContext):
         raise TypeError(f"the hook ssl_context returned {context!r}")

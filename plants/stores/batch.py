@@ -91,7 +91,7 @@ class BatchStore(GroupCommitStore):
         self._connections = self._new_connections()
         self._breaker = CircuitBreaker(self._connections.check)
         self._lock = threading.Lock()
-        self._full_batches: set[_Batch] = set()  # no commit has begun yet
+        self._full_batches: set[_Batch] = set()  # full, but no commit has collected their plants yet
         self._batch = self._new_batch()
 
     def after_fork(self) -> None:
