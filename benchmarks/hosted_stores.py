@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.measure import TOKEN, Load, load, measured_with, median, median_ratio
-from tests.audits.deployment import Service
+from tests.audits.deployment import Deployment
 from tests.support.postgres_server import PostgresServer
 
 
@@ -33,7 +33,7 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(service: Service, connections: int, seconds: int, first_id: int) -> Figures:
+def measure(service: Deployment, connections: int, seconds: int, first_id: int) -> Figures:
     before = cpu_seconds(service.workers())
     seen = load(urlsplit(service.url).port or 80, connections, seconds, first_id)
     used = cpu_seconds(service.workers()) - before
@@ -61,7 +61,7 @@ def main() -> None:
         services = {}
         for store, url in urls.items():
             options = "" if store == "memory" else f"--workers {args.workers} {args.serve}"
-            services[store] = Service(url, options, token=TOKEN)
+            services[store] = Deployment(url, options, token=TOKEN)
             stack.callback(services[store].kill)
             services[store].start()
         for _, count, store in itertools.product(range(args.rounds), args.connections, urls):

@@ -23,7 +23,7 @@ from benchmarks.measure import TOKEN, median_ratio
 from plants.server.listener import Listener
 from plants.server.request import Limits, Request
 from plants.server.response import Response, make_response
-from tests.audits.deployment import Service
+from tests.audits.deployment import Deployment
 from tests.support.process import free_port
 
 RESPONSES: dict[str, tuple[str, bytes, dict[str, Any]]] = {
@@ -70,7 +70,7 @@ def measure_over_http(rounds: int, seconds: int) -> None:
         with tempfile.NamedTemporaryFile() as log:
             url = f"http://127.0.0.1:{free_port()}"
             serve = f"{sys.executable} -m plants serve --bind {url.removeprefix('http://')} --log-level {level}"
-            service = Service(
+            service = Deployment(
                 "memory:", command=f"env {environ} sh -c 'exec {serve} > {log.name}'", url=url, token=TOKEN
             )
             service.start()

@@ -27,7 +27,7 @@ from typing import Self
 
 from plants import Plant, open_store
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import Crowd, Service, reset_on_close, running_service
+from tests.audits.clients import Crowd, Target, reset_on_close, running_service
 from tests.audits.deployment import read_plant
 from tests.audits.report import Verdict, audit_parser, report
 from tests.contract import TOKEN
@@ -48,7 +48,7 @@ class Load:
 
     def __init__(
         self,
-        service: Service,
+        service: Target,
         creates: int,
         clients: int = 16,
         *,
@@ -201,10 +201,10 @@ def _is_closed(sock: socket.socket) -> bool:
 
 def _ends_in_time(master: int) -> bool:
     """Wait for a master to end, and return whether it did."""
-    return comes_true(lambda: not Service("", 0, "", master).runs())
+    return comes_true(lambda: not Target("", 0, "", master).runs())
 
 
-def errors_during_stop(service: Service) -> list[str]:
+def errors_during_stop(service: Target) -> list[str]:
     """Stop a service (``TERM``), and return the lines of its log that report errors."""
     os.kill(service.master, signal.SIGTERM)
     ended = _ends_in_time(service.master)
@@ -313,7 +313,7 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
 
 
 @contextlib.contextmanager
-def _resets(service: Service) -> Iterator[None]:
+def _resets(service: Target) -> Iterator[None]:
     """Send readiness checks that reset their connection, most of them after the response has begun."""
     over = threading.Event()
 
@@ -428,7 +428,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             service.token = token
             load.over.wait(0.3)  # Requests with the old token get their responses.
             write(token)
-            removed = Service(service.host, service.port, old)
+            removed = Target(service.host, service.port, old)
             if any(removed.create(new_id()).error != 40101 for _ in range(4)):
                 faults.append("a removed token is accepted after 2 s")
 

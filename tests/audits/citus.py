@@ -24,8 +24,8 @@ import psycopg
 
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from tests.audits.deployment import Service, read_plant
-from tests.audits.kills import Load, audit_load, race
+from tests.audits.deployment import Deployment, read_plant
+from tests.audits.kills import JournaledLoad, audit_load, race
 from tests.audits.report import audit_parser, report_findings
 
 CLIENTS_PER_SERVICE = 16
@@ -52,13 +52,13 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
     """Audit the services of some URLs; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
-        services = [Service(url) for url in urls]
+        services = [Deployment(url) for url in urls]
         for service in services:
             stack.callback(service.kill)
             service.start()
         findings = race(services, store, 4 * len(services), ids) + batch(store)
         with ExitStack() as clients:
-            loads = [clients.enter_context(Load(service, CLIENTS_PER_SERVICE)) for service in services]
+            loads = [clients.enter_context(JournaledLoad(service, CLIENTS_PER_SERVICE)) for service in services]
             time.sleep(seconds)
             print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first fault")
             for commands in faults:

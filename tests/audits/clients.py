@@ -39,7 +39,7 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
-class Service:
+class Target:
     """A service at an address. If the process id of its master is known, memory, files and processes are measured."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Service:
 class Crowd:
     """Many connections, none of which waits for another."""
 
-    def __init__(self, service: Service, size: int, receive_buffer: int = 0) -> None:
+    def __init__(self, service: Target, size: int, receive_buffer: int = 0) -> None:
         self.sockets = [service.connect(receive_buffer) for _ in range(size)]
         self.received = dict.fromkeys(self.sockets, b"")
         self.closed_by_service: set[socket.socket] = set()
@@ -215,7 +215,7 @@ class Bystander:
     pause: ClassVar[float] = 0.002  # between two requests, in seconds, by default
 
     def __init__(
-        self, service: Service, *, pause: float = 0, mixed: bool = False, again: bool = False, fresh: bool = False
+        self, service: Target, *, pause: float = 0, mixed: bool = False, again: bool = False, fresh: bool = False
     ) -> None:
         options = [f"--pause={pause or self.pause}", f"--scheme={service.scheme}"]
         options += [*["--mixed"] * mixed, *["--again"] * again, *["--fresh"] * fresh]
@@ -284,7 +284,7 @@ def running_service(
     descriptors: int = 0,
     command: Sequence[str] = (*NO_SUBPROCESS_COVERAGE, *hosted.SERVE),
     environ: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Service]:
+) -> Iterator[Target]:
     """Run ``plants serve`` on a free port with the default limits; without a token, it generates one."""
     command = [*["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors), *command]
     with tempfile.TemporaryDirectory() as folder:
@@ -294,7 +294,7 @@ def running_service(
         with hosted.Service(command, hosted.CHECKOUT, {"PLANTS_STORE": url, **tokens, **environ}) as process:
             port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
             token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
-            service = Service("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
+            service = Target("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
             wait_for_workers(process.process.pid, workers)
             wait_until(lambda: service.create(new_id()).status == 200)
             wait_until(lambda: not service.connections())
@@ -303,11 +303,11 @@ def running_service(
 
 
 @contextlib.contextmanager
-def service_of(options: argparse.Namespace) -> Iterator[Service]:
+def service_of(options: argparse.Namespace) -> Iterator[Target]:
     """Return the service that the options name, or start one."""
     if options.address:
         host, _, port = options.address.rpartition(":")
-        yield Service(host, int(port), options.token, options.master)
+        yield Target(host, int(port), options.token, options.master)
     else:
         timeout = str(options.request_timeout)
         with running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:

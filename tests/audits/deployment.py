@@ -32,7 +32,7 @@ def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
     return results[0]
 
 
-class Service:
+class Deployment:
     """A service that a command runs in the foreground, with Gunicorn's master and workers."""
 
     def __init__(self, store_url: str, options: str = "", command: str = "", url: str = "", token: str = TOKEN) -> None:

@@ -34,7 +34,7 @@ from tests.audits.clients import (
     MIB,
     Bystander,
     Crowd,
-    Service,
+    Target,
     reset_on_close,
     running_service,
     sampled,
@@ -62,7 +62,7 @@ MALFORMED_TRAILERS = {
 }
 
 
-def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
+def unharmed(service: Target, check: Callable[[Target], Verdict]) -> Verdict:
     """Run a check; the service must retain its workers and log no errors."""
     workers = service.workers()
     service.new_log_errors()
@@ -80,7 +80,7 @@ def unharmed(service: Service, check: Callable[[Service], Verdict]) -> Verdict:
 # Checks that run against any service
 
 
-def half_heads(service: Service, clients: int = 1500) -> Verdict:
+def half_heads(service: Target, clients: int = 1500) -> Verdict:
     """Send half a head on many connections, and close them all when the first one receives its 408."""
     seen: Counter[str] = Counter()
     for reset in (False, True):
@@ -96,7 +96,7 @@ def half_heads(service: Service, clients: int = 1500) -> Verdict:
     return Verdict(is_back, f"of {2 * clients} {dict(seen)}, the others disconnected")
 
 
-def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0.1) -> Verdict:
+def resets_beside_creates(service: Target, seconds: float = 5, limit: float = 0.1) -> Verdict:
     """Reset connections, as some health checks do: before a request, in the middle of one, or after one."""
     sent = [
         b"",
@@ -119,7 +119,7 @@ def resets_beside_creates(service: Service, seconds: float = 5, limit: float = 0
     return Verdict(verdict.holds, f"{number:,} resets, {verdict.seen}")
 
 
-def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
+def tiny_chunks(service: Target, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
     """Send bodies from many clients in chunks of one byte, whose framing costs more than their content."""
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         sent = crowd.send(HEAD + CHUNKED + b"\r\n" + TINY_CHUNK * (size // len(TINY_CHUNK)))
@@ -128,7 +128,7 @@ def tiny_chunks(service: Service, clients: int = 500, size: int = 64 * 1024, lim
     return _together(bystander.verdict(limit), accepted)
 
 
-def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
+def tiny_chunks_in_tiny_packets(service: Target, clients: int = 200, rounds: int = 50, limit: float = 1) -> Verdict:
     """Send three bytes at a time from many clients."""
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send(HEAD + CHUNKED + b"\r\n")
@@ -138,7 +138,7 @@ def tiny_chunks_in_tiny_packets(service: Service, clients: int = 200, rounds: in
     return bystander.verdict(limit)
 
 
-def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
+def large_heads(service: Target, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
     """Send heads from many clients, each as large as a hundred headers of 8,000 bytes."""
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
@@ -147,7 +147,7 @@ def large_heads(service: Service, clients: int = 400, size: int = 800_000, limit
     return _together(bystander.verdict(limit), _all_rejected(crowd))
 
 
-def endless_heads(service: Service, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
+def endless_heads(service: Target, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
     """Send endless headers, or an endless line, from many clients."""
     forms = [HEAD + b"X-A: a\r\n" * (size // 8), b"GET /" + b"a" * size, HEAD + b"X-A: " + b"a" * size, b"\r\n" * size]
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
@@ -156,7 +156,7 @@ def endless_heads(service: Service, clients: int = 400, size: int = 800_000, lim
     return _together(bystander.verdict(limit), _all_rejected(crowd))
 
 
-def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
+def stalled_bodies(service: Target, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
     """Send all but the last byte of one small body, and of as many large bodies as a worker buffers."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
@@ -169,7 +169,7 @@ def stalled_bodies(service: Service, bodies: int = HELD_BODIES, size: int = MIB,
     return _together(bystander.verdict(limit), Verdict(True, f"{memory // MIB} MiB resident"))
 
 
-def byte_after_upload(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+def byte_after_upload(service: Target, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Send one more byte on each of many connections after the 401 for its upload."""
     before = service.memory()
     upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
@@ -188,7 +188,7 @@ def byte_after_upload(service: Service, uploads: int = 600, size: int = MIB, sla
     return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
 
 
-def aborted_uploads(service: Service, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
+def aborted_uploads(service: Target, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
     """Abort many uploads before their last byte, a few at a time."""
     before = service.memory()
     for start in range(0, uploads, 8):
@@ -201,7 +201,7 @@ def aborted_uploads(service: Service, uploads: int = 600, size: int = MIB, slack
 
 
 def largest_parts(
-    service: Service, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
+    service: Target, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
     """Send the largest allowed part of a head, a body, chunks or trailers from many clients, beside a good one."""
     head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
@@ -223,7 +223,7 @@ def largest_parts(
     return _together(bystander.verdict(limit), Verdict(is_bounded, seen))
 
 
-def connect(service: Service) -> Verdict:
+def connect(service: Target) -> Verdict:
     """Send requests behind a CONNECT, with any target and in any packets; the service must not read them."""
     served = []
     for head in (b"CONNECT a:443 HTTP/1.1\r\n", b"CONNECT /livez HTTP/1.1\r\n", b"CONNECT http://a/ HTTP/1.1\r\n"):
@@ -242,7 +242,7 @@ def connect(service: Service) -> Verdict:
     return Verdict(not served, f"served behind {served}" if served else "nothing behind it is served")
 
 
-def malformed_trailers(service: Service) -> Verdict:
+def malformed_trailers(service: Target) -> Verdict:
     """Send malformed trailers; the service must reject each, and create nothing."""
     accepted = []
     for name, trailer in MALFORMED_TRAILERS.items():
@@ -258,7 +258,7 @@ def malformed_trailers(service: Service) -> Verdict:
     return Verdict(good == b"200" and not accepted, seen)
 
 
-def large_framing(service: Service, size: int = 8500) -> Verdict:
+def large_framing(service: Target, size: int = 8500) -> Verdict:
     """Send large chunk extensions and trailers; the service must reject them in one packet and in many."""
     faults = []
     for length, is_good in ((size, False), (100, True)):
@@ -272,7 +272,7 @@ def large_framing(service: Service, size: int = 8500) -> Verdict:
     return Verdict(not faults, f"{faults or 'rejected if large, in one packet and in many'}")
 
 
-def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
+def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
     """Stall many clients, then disconnect them: some send nothing, or only a part of a request; some never read."""
     forms = [
         b"",
@@ -313,7 +313,7 @@ def stalled(service: Service, clients: int = 1000, seconds: float = 8, limit: fl
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
     """Open more connections than descriptors: the service must serve each, send it 503, or close it."""
 
-    def check(service: Service) -> Verdict:
+    def check(service: Target) -> Verdict:
         with Crowd(service, clients) as silent:
             silent.read_until_closed(seconds)
             rejected = silent.statuses()
@@ -346,7 +346,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
             for worker in service.workers():
                 subprocess.run(["prlimit", f"--pid={worker}", f"--nofile={len(files(worker)) + more}:"], check=True)
 
-        def check(service: Service) -> Verdict:
+        def check(service: Target) -> Verdict:
             allow(0)
             with Crowd(service, 10) as crowd:
                 crowd.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -368,7 +368,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
     """Stall TLS handshakes, which must count as connections."""
 
-    def check(service: Service) -> Verdict:
+    def check(service: Target) -> Verdict:
         before = service.descriptors()
         with Crowd(service, clients) as crowd:
             crowd.send_each(lambda number: b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
@@ -389,7 +389,7 @@ def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: in
 def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
     """Flood the service with KeyUpdates of TLS 1.3, reconnecting when it closes the connection."""
 
-    def flood(service: Service) -> int:
+    def flood(service: Target) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_3) as (sock, client, keylog):
             records = Records13(client.ssl, keylog)
             return _send_until_closed(sock, lambda: b"".join(records.key_update() for _ in range(2000)))
@@ -400,7 +400,7 @@ def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2)
 def renegotiations(store: str, workers: int, seconds: float = 15, limit: float = 2) -> Verdict:
     """Flood the service with renegotiations of TLS 1.2, reconnecting when it closes the connection."""
 
-    def flood(service: Service) -> int:
+    def flood(service: Target) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_2) as (sock, client, keylog):
             records = Records12(client.ssl, keylog, client.server_hello)
             return _send_until_closed(sock, lambda: b"".join(records.client_hello() for _ in range(2000)))
@@ -408,8 +408,8 @@ def renegotiations(store: str, workers: int, seconds: float = 15, limit: float =
     return _tls_flood(store, workers, flood, seconds, limit)
 
 
-def _tls_flood(store: str, workers: int, flood: Callable[[Service], int], seconds: float, limit: float) -> Verdict:
-    def check(service: Service) -> Verdict:
+def _tls_flood(store: str, workers: int, flood: Callable[[Target], int], seconds: float, limit: float) -> Verdict:
+    def check(service: Target) -> Verdict:
         sent = connections = 0
         with Bystander(service) as bystander:
             end = time.monotonic() + seconds
@@ -426,7 +426,7 @@ def _tls_flood(store: str, workers: int, flood: Callable[[Service], int], second
 @contextlib.contextmanager
 def serving_tls(
     store: str, workers: int, *options: str, environ: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Service]:
+) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as folder:
         certificate = make_certificate(Path(folder))
         options = (*options, f"--keyfile={certificate}", f"--certfile={certificate}")
@@ -435,7 +435,7 @@ def serving_tls(
 
 
 @contextlib.contextmanager
-def tls_client(service: Service, version: ssl.TLSVersion) -> Iterator[tuple[socket.socket, TLSClient, Path]]:
+def tls_client(service: Target, version: ssl.TLSVersion) -> Iterator[tuple[socket.socket, TLSClient, Path]]:
     """Complete a handshake; yield the socket, the client and its key log."""
     with tempfile.TemporaryDirectory() as folder, service.connect() as sock:
         keylog = Path(folder, "keys")
@@ -468,7 +468,7 @@ def _send_until_closed(sock: socket.socket, make: Callable[[], bytes], seconds: 
 def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float = 10, first: bytes = b"") -> Verdict:
     """Occupy all connections, send one byte at most on each, and replace those that the service closes."""
 
-    def check(service: Service) -> Verdict:
+    def check(service: Target) -> Verdict:
         renewed = 0
         with Crowd(service, 0) as crowd, selectors.DefaultSelector() as selector:
 
@@ -502,7 +502,7 @@ def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, 
     # The plants in a dictionary would count as memory, so create only one.
     plant_id = 1 if store == "memory" else None
 
-    def check(service: Service) -> Verdict:
+    def check(service: Target) -> Verdict:
         def request(number: int) -> bytes:
             return _large_create(service, plant_id or new_id(), number)
 
@@ -544,7 +544,7 @@ def more_large_creates(store: str, workers: int) -> Verdict:
     return large_creates(store, workers, clients=200)
 
 
-def _large_create(service: Service, plant_id: int, number: int) -> bytes:
+def _large_create(service: Target, plant_id: int, number: int) -> bytes:
     """Return a create of 1 MiB. If ``number`` is even, its decoded text needs four times as much memory."""
     start = json.dumps({"id": plant_id, "name": ""}).encode()[:-2]
     end = b'"}' if number % 2 else '🌵"}'.encode()
@@ -560,7 +560,7 @@ def resets_under_term(store: str, workers: int, creates: int = 2000, each: int =
 # Helpers for the checks
 
 
-def talk(service: Service, *pieces: bytes) -> bytes:
+def talk(service: Target, *pieces: bytes) -> bytes:
     """Send each piece as a packet; return the bytes received until the service is silent for a while."""
     received = b""
     with service.connect() as sock:
@@ -578,7 +578,7 @@ def talk(service: Service, *pieces: bytes) -> bytes:
     return received
 
 
-def chunked_create(service: Service, plant_id: int, *, extension: bytes = b"", trailers: bytes = b"") -> bytes:
+def chunked_create(service: Target, plant_id: int, *, extension: bytes = b"", trailers: bytes = b"") -> bytes:
     body = plant(plant_id)
     return service.head(CHUNKED) + b"%x%b\r\n%b\r\n0\r\n%b\r\n" % (len(body), extension, body, trailers)
 

@@ -31,7 +31,7 @@ from typing import Self
 
 from plants import Plant, PlantStore, open_store
 from tests.audits.bystander import Response
-from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Service, read_plant
+from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Deployment, read_plant
 from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import kill, start
@@ -52,10 +52,10 @@ class Command:
         kill(self._process)
 
 
-class Load:
+class JournaledLoad:
     """Clients that add plants, and a journal of their responses."""
 
-    def __init__(self, service: Service, clients: int) -> None:
+    def __init__(self, service: Deployment, clients: int) -> None:
         self.journal: list[dict[int, Attempts]] = [{} for _ in range(clients)]
         self.acknowledged = [0] * clients
         self._service = service
@@ -110,14 +110,14 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored changed"
 
 
-def audit_load(store_url: str, load: Load) -> bool:
+def audit_load(store_url: str, load: JournaledLoad) -> bool:
     """Audit all plants that were created, print the findings, and return whether none is a failure."""
     journal = (attempts for part in load.journal for attempts in part.values() if attempts)
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
         return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))
 
 
-def race(services: Sequence[Service], store: PlantStore, clients: int, ids: int) -> Counter[str]:
+def race(services: Sequence[Deployment], store: PlantStore, clients: int, ids: int) -> Counter[str]:
     """Let the clients add plants with the same ids at once; return the findings."""
 
     def compete(number: int) -> Attempts:
@@ -135,7 +135,7 @@ def race(services: Sequence[Service], store: PlantStore, clients: int, ids: int)
 
 
 def possible_kills(
-    service: Service, database: PostgresServer | Command | None
+    service: Deployment, database: PostgresServer | Command | None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the possible kills in random order, endlessly; the caller restarts the service after each."""
 
@@ -162,12 +162,12 @@ def possible_kills(
 
 
 def run(options: argparse.Namespace, store_url: str, database: PostgresServer | Command | None) -> int:
-    service = Service(store_url, f"--workers {options.workers}", options.service, options.url, options.token)
+    service = Deployment(store_url, f"--workers {options.workers}", options.service, options.url, options.token)
     kills: Counter[str] = Counter()
     started = time.monotonic()
     try:
         service.start()
-        with Load(service, options.clients) as load:
+        with JournaledLoad(service, options.clients) as load:
             for name, kill in possible_kills(service, database):
                 time.sleep(random.uniform(0.1, 1))
                 kill()

@@ -22,14 +22,14 @@ from pathlib import Path
 
 from plants import open_store
 from tests.audits.bystander import Response
-from tests.audits.deployment import ID_IN_USE, Client, Service
-from tests.audits.kills import Load, audit_load, race
+from tests.audits.deployment import ID_IN_USE, Client, Deployment
+from tests.audits.kills import JournaledLoad, audit_load, race
 from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
 
 
 @contextmanager
-def running(service: Service) -> Iterator[Service]:
+def running(service: Deployment) -> Iterator[Deployment]:
     try:
         service.start()
         yield service
@@ -38,7 +38,7 @@ def running(service: Service) -> Iterator[Service]:
 
 
 @contextmanager
-def polled(service: Service, path: str) -> Iterator[list[Response]]:
+def polled(service: Deployment, path: str) -> Iterator[list[Response]]:
     """Poll a probe ten times a second."""
     responses: list[Response] = []
     over = threading.Event()
@@ -79,9 +79,9 @@ def statuses(responses: list[Response], since: float, until: float) -> str:
 def outage(server: PostgresServer, seconds: float) -> bool:
     server.create()
     server.start()
-    service = Service(server.url)
+    service = Deployment(server.url)
     probes = polled(service, "/livez"), polled(service, "/readyz")
-    with running(service), probes[0] as live, probes[1] as ready, Load(service, 64) as load:
+    with running(service), probes[0] as live, probes[1] as ready, JournaledLoad(service, 64) as load:
         time.sleep(5)
         server.stop()
         stopped = time.monotonic()
@@ -107,8 +107,8 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> bool:
     primary.start(synchronous_standby_names="standby")
     standby.start()
     url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
-    service = Service(url, "--workers 2")
-    with running(service), Load(service, 32) as load:
+    service = Deployment(url, "--workers 2")
+    with running(service), JournaledLoad(service, 32) as load:
         time.sleep(5)
         primary.kill()
         killed = time.monotonic()
@@ -128,7 +128,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> bool:
 
 def race_in(store_url: str, clients: int = 64, ids: int = 1000) -> bool:
     print(f"{store_url.partition(':')[0]}: {ids} ids, each added by {clients} clients")
-    with running(Service(store_url, "--workers 2")) as service, closing(open_store(store_url)) as store:
+    with running(Deployment(store_url, "--workers 2")) as service, closing(open_store(store_url)) as store:
         return report_findings(race([service], store, clients, ids))
 
 

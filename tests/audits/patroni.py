@@ -22,14 +22,14 @@ from typing import Any
 
 import psycopg
 
-from tests.audits.deployment import Service
-from tests.audits.kills import Load, audit_load
+from tests.audits.deployment import Deployment
+from tests.audits.kills import JournaledLoad, audit_load
 from tests.audits.outages import running, statuses
 from tests.audits.report import audit_parser
 from tests.support.postgres_server import USER
 from tests.support.process import children, comes_true, free_port, kill, start
 
-# Debian 12's Patroni does not know PostgreSQL versions newer than Debian 12's own.
+# The newest installed version. Debian 12's Patroni knows none that is newer than Debian 12's own PostgreSQL.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
 # As in Patroni's defaults, loop_wait and retry_timeout are a third of the TTL.
 SETTINGS = """
@@ -119,7 +119,7 @@ def wait_for_primary(nodes: list[Node]) -> Node:
     return node
 
 
-def fail_over(nodes: list[Node], load: Load) -> float:
+def fail_over(nodes: list[Node], load: JournaledLoad) -> float:
     """Kill the primary's node, restart it once another one accepts plants, and return the time of the kill."""
     node = wait_for_primary(nodes)
     other = next(other for other in nodes if other is not node)
@@ -139,7 +139,7 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
     url = f"postgresql://postgres:audit@{hosts}/postgres?target_session_attrs=read-write"
     killed: list[float] = []
     wait_for_primary(nodes)
-    with running(Service(url)) as service, Load(service, clients) as load:
+    with running(Deployment(url)) as service, JournaledLoad(service, clients) as load:
         for _ in range(kills):
             time.sleep(2)
             killed.append(fail_over(nodes, load))

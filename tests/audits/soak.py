@@ -23,12 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import CHUNKED, HEAD, MIB, Bystander, Service, reset_on_close, sampled, service_of
+from tests.audits.clients import CHUNKED, HEAD, MIB, Bystander, Target, reset_on_close, sampled, service_of
 from tests.audits.hostile import MALFORMED_TRAILERS, STORE_FILES, chunked_create
 from tests.audits.report import Verdict, add_service_options, audit_parser, report
 from tests.support.process import comes_true
 
-# No broken client stays longer than this.
+# Most broken clients stay no longer than this.
 LONGEST_SECONDS = 6.0
 PLANT_BYTES = 600
 KEEPALIVE_SECONDS = 1.9  # Slightly less than the service's keepalive, which starts when the response has been sent.
@@ -41,13 +41,13 @@ EXPLAINED = (
 )
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
 
-Broken = Callable[[Service, socket.socket], None]
+Broken = Callable[[Target, socket.socket], None]
 
 
 def _sending(*data: bytes) -> Broken:
     """Return a client that sends the pieces a moment apart, reads for a moment, and disconnects."""
 
-    def send(_service: Service, sock: socket.socket) -> None:
+    def send(_service: Target, sock: socket.socket) -> None:
         for piece in data:
             sock.sendall(piece)
             time.sleep(random.random() / 10)
@@ -59,7 +59,7 @@ def _sending(*data: bytes) -> Broken:
 def _stalling(*data: bytes) -> Broken:
     """Return a client that sends the pieces, then stays silent for a while."""
 
-    def stall(_service: Service, sock: socket.socket) -> None:
+    def stall(_service: Target, sock: socket.socket) -> None:
         sock.sendall(b"".join(data))
         _read_for(sock, random.random() * LONGEST_SECONDS)
 
@@ -74,7 +74,7 @@ def _read_for(sock: socket.socket, seconds: float) -> None:
             return
 
 
-def _drip(service: Service, sock: socket.socket) -> None:
+def _drip(service: Target, sock: socket.socket) -> None:
     body = plant(new_id())
     give_up = time.monotonic() + LONGEST_SECONDS
     for byte in service.head(b"Content-Length: %d\r\n" % len(body)) + body:
@@ -84,7 +84,7 @@ def _drip(service: Service, sock: socket.socket) -> None:
     _read_for(sock, 1)
 
 
-def _ask_and_reset(service: Service, sock: socket.socket) -> None:
+def _ask_and_reset(service: Target, sock: socket.socket) -> None:
     body = plant(new_id())
     sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)) + body)
     if random.random() < 0.5:
@@ -92,39 +92,39 @@ def _ask_and_reset(service: Service, sock: socket.socket) -> None:
     reset_on_close(sock)
 
 
-def _pipeline_and_go(service: Service, sock: socket.socket) -> None:
+def _pipeline_and_go(service: Target, sock: socket.socket) -> None:
     bodies = [plant(new_id()) for _ in range(50)]
     sock.sendall(b"".join(service.head(b"Content-Length: %d\r\n" % len(body)) + body for body in bodies))
     sock.recv(random.choice([1, 1000, 100_000]))
 
 
-def _pipeline_and_never_read(_service: Service, sock: socket.socket) -> None:
+def _pipeline_and_never_read(_service: Target, sock: socket.socket) -> None:
     sock.settimeout(0.5)
     with contextlib.suppress(TimeoutError):
         sock.sendall(GET % b"/openapi.json" * 5000)
     time.sleep(random.random() * LONGEST_SECONDS)
 
 
-def _read_slowly(_service: Service, sock: socket.socket) -> None:
+def _read_slowly(_service: Target, sock: socket.socket) -> None:
     sock.sendall(GET % b"/openapi.json" * 20)
     give_up = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < give_up and sock.recv(100):
         time.sleep(0.005)
 
 
-def _upload_on_and_on(service: Service, sock: socket.socket) -> None:
+def _upload_on_and_on(service: Target, sock: socket.socket) -> None:
     sock.sendall(random.choice([HEAD, service.head()[:-2]]) + random.choice([CHUNKED, b"Content-Length: 5000000\r\n"]))
     sock.sendall(b"\r\n")
     for _ in range(100):
         sock.sendall(b"c350\r\n" + b"x" * 50_000 + b"\r\n")
 
 
-def _upload_and_a_byte(_service: Service, sock: socket.socket) -> None:
+def _upload_and_a_byte(_service: Target, sock: socket.socket) -> None:
     sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % MIB + b"x" * MIB + b"P")
     _read_for(sock, 2)
 
 
-def _end_in_the_middle(service: Service, sock: socket.socket) -> None:
+def _end_in_the_middle(service: Target, sock: socket.socket) -> None:
     body = plant(new_id())
     request = service.head(b"Content-Length: %d\r\n" % len(body)) + body
     sock.sendall(request[: random.randrange(len(request))])
@@ -132,18 +132,18 @@ def _end_in_the_middle(service: Service, sock: socket.socket) -> None:
     _read_for(sock, 1)
 
 
-def _urgent(_service: Service, sock: socket.socket) -> None:
+def _urgent(_service: Target, sock: socket.socket) -> None:
     sock.sendall(HEAD)
     sock.send(b"!", socket.MSG_OOB)
     _read_for(sock, 1)
 
 
-def _garbage(_service: Service, sock: socket.socket) -> None:
+def _garbage(_service: Target, sock: socket.socket) -> None:
     sock.sendall(random.randbytes(random.choice([1, 100, 100_000])))
     _read_for(sock, 1)
 
 
-def _mutate(service: Service, sock: socket.socket) -> None:
+def _mutate(service: Target, sock: socket.socket) -> None:
     request = bytearray(chunked_create(service, new_id(), trailers=b"X-A: a\r\n"))
     for _ in range(random.randint(1, 5)):
         request[random.randrange(len(request))] = random.randrange(256)
@@ -198,7 +198,7 @@ BROKEN: tuple[Broken, ...] = (
 class BrokenClients:
     """A number of broken clients per second, of random kinds, which disconnect in random ways."""
 
-    def __init__(self, service: Service, per_second: float) -> None:
+    def __init__(self, service: Target, per_second: float) -> None:
         self.number = 0
         self.refused = 0
         self._service = service
@@ -230,7 +230,7 @@ class BrokenClients:
                 random.choice(BROKEN)(self._service, sock)
 
 
-def soak(service: Service, seconds: float, broken: float, good: int) -> list[tuple[str, Verdict]]:
+def soak(service: Target, seconds: float, broken: float, good: int) -> list[tuple[str, Verdict]]:
     descriptors, workers = service.descriptors(), service.workers()
     broken_clients = BrokenClients(service, broken)
     bystanders = [Bystander(service, pause=0.05, mixed=True, again=True) for _ in range(good)]

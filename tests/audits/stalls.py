@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 
 from plants import open_store
 from tests.audits.bystander import plant
-from tests.audits.deployment import TOKEN, Client, Service, read_plant
+from tests.audits.deployment import TOKEN, Client, Deployment, read_plant
 from tests.audits.outages import running
 from tests.audits.report import Verdict, audit_parser, report
 from tests.support.postgres_server import PostgresServer
@@ -133,8 +133,8 @@ def waits(outcomes: list[Outcome]) -> str:
 def run_stall(stall: AbstractContextManager[None], url: str, seconds: float, clients: int, pause: float) -> Verdict:
     duration = WARM_UP_SECONDS + seconds + 3
     with (
-        running(Service(url)) as service,
-        running(Service("memory:")) as idle_service,
+        running(Deployment(url)) as service,
+        running(Deployment("memory:")) as idle_service,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
     ):
         probed = pool.submit(probe, [service.url, idle_service.url], duration)

@@ -6,14 +6,14 @@ from functools import partial
 import pytest
 
 from tests.audits import changes, hostile
-from tests.audits.clients import MIB, Bystander, Service, running_service
+from tests.audits.clients import MIB, Bystander, Target, running_service
 from tests.audits.report import Verdict
 
 # The audit has a tight limit for the slowest response. This one allows for a busy machine.
 PATIENT_SECONDS = 20
 LARGEST_BODY = 65536
 
-CHECKS: dict[str, Callable[[Service], Verdict]] = {
+CHECKS: dict[str, Callable[[Target], Verdict]] = {
     "half-heads": partial(hostile.half_heads, clients=200),
     "resets": partial(hostile.resets_beside_creates, seconds=0.5, limit=PATIENT_SECONDS),
     "tiny-chunks": partial(hostile.tiny_chunks, clients=200, limit=PATIENT_SECONDS),
@@ -47,7 +47,7 @@ STORES = [pytest.param(("memory", 1), id="memory"), pytest.param(("sqlite", 2), 
 
 
 @pytest.fixture(scope="module", params=STORES)
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest) -> Iterator[Target]:
     store, workers = request.param
     environ = {"PLANTS_REQUEST_TIMEOUT": "2", "PLANTS_MAX_BODY_BYTES": str(LARGEST_BODY)}
     with running_service(store, workers, environ=environ) as service:
@@ -61,7 +61,7 @@ def slow_bystanders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_hostile_clients_end_only_their_own_connections(service: Service, check: Callable[[Service], Verdict]) -> None:
+def test_hostile_clients_end_only_their_own_connections(service: Target, check: Callable[[Target], Verdict]) -> None:
     verdict = hostile.unharmed(service, check)
     assert verdict.holds, verdict.seen
 
