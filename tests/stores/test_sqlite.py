@@ -860,6 +860,16 @@ def test_an_index_that_rejects_no_plant_is_allowed(store: SQLiteStore, path: Pat
     store.add(Plant(1, "oak"))
 
 
+def test_an_index_with_an_unknown_collation_fails_the_check(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        other.create_collation("botanical", lambda one, another: (one > another) - (one < another))
+        other.execute("CREATE INDEX names ON plants (name COLLATE botanical)")
+    for use in (partial(store.add, Plant(1, "fern")), store.check):
+        with pytest.raises(StoreUnavailable, match="no such collation sequence: botanical"):
+            use()
+
+
 def test_a_plant_that_fails_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "{}"))
     with closing(sqlite3.connect(path)) as other:
