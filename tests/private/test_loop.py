@@ -394,10 +394,11 @@ def test_a_stopping_worker_waits_briefly_for_a_client_to_close(driver: Driver) -
         assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
 
 
-def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver) -> None:
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "after-a-request"])
+def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver, before: bytes) -> None:
     client, connection = driver.connect()
     with client:
-        client.sendall(GET)
+        client.sendall(before)
         driver.run_once()
         client.sendall(b"\r")
         driver.run_once()
@@ -644,6 +645,28 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
     events, responses = events_of_a_batch(["/1", "/2"])
     assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
     assert responses == [b"HTTP/1.1 200"] * 2
+
+
+@pytest.mark.usefixtures("long_gather_time")
+def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1)
+    paths = (b"/first", b"/rejected", b"/last")
+    clients = [driver.connect() for _ in paths]
+    for (client, connection), path in zip(clients, paths, strict=True):
+        client.sendall(GET.replace(b"/late", path))
+        while connection.state != RESPONDING:
+            driver.run_once()
+    driver.run_until(lambda: gated.paths)
+    driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
+    gated.gate.set()
+    driver.run_until(lambda: all(connection.state != RESPONDING for _, connection in clients))
+    assert [client.recv(1000)[9:12] for client, _ in clients] == [b"200", b"503", b"200"]
+    assert gated.paths == ["/first", "/last"]
+    for client, _ in clients:
+        client.close()
+    driver.end()
 
 
 def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
