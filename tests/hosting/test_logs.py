@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from select import PIPE_BUF
 from typing import Any
 
 import pytest
@@ -184,15 +185,19 @@ def test_log_lines_are_flushed_in_whole_lines_up_to_pipe_buf(capfd: pytest.Captu
     response = make_response("200 OK", [], b"{}", is_head=False)
     with socket.socket() as sock:
         listener = Listener(sock, lambda *_: [])
-    for number in range(40):
+    flushed: list[str] = []
+    for number in range(100):
         environ = {"REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"{number}"}
         log.write(Request(listener, environ, 0), response, 0.001)
-    first = capfd.readouterr().out
+        flushed += filter(None, [capfd.readouterr().out])
     log.flush()
-    lines = (first + capfd.readouterr().out).splitlines()
-    assert [json.loads(line)["request_id"] for line in lines] == [f"{number}" for number in range(40)]
-    assert 0 < len(first) < len("".join(lines))
-    assert first.endswith("\n")
+    flushed.append(capfd.readouterr().out)
+    lines = "".join(flushed).splitlines(keepends=True)
+    assert [json.loads(line)["request_id"] for line in lines] == [f"{number}" for number in range(100)]
+    assert len(flushed) > 2
+    assert all(text.endswith("\n") for text in flushed)
+    assert max(map(len, flushed)) <= PIPE_BUF
+    assert min(map(len, flushed[:-1])) > PIPE_BUF - max(map(len, lines))
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])

@@ -255,7 +255,7 @@ def test_data_before_close_notify_is_returned(tls: TLS, version: ssl.TLSVersion)
     assert tls.receive(b"ignored") == b""
     tls.send(b"response")
     tls.close()
-    client.incoming.write(tls.data_to_send())
+    assert client.decrypt(tls.data_to_send()) == b"response"
 
 
 @VERSIONS

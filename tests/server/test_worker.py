@@ -351,6 +351,15 @@ def test_a_client_that_leaves_before_its_response_is_ignored(server: Server, cli
     assert client.send(request()).response().status == 200
 
 
+def test_incomplete_requests_delay_no_other_client(server: Server) -> None:
+    data = post(b"/echo", b"body")
+    lengths = (0, 1, 20, len(data) - 1)
+    clients = [server.client().send(data[:length]) for length in lengths]
+    assert server.get().status == 200
+    for client, length in zip(clients, lengths, strict=True):
+        assert body_of(client.send(data[length:]).response()) == "body"
+
+
 @pytest.mark.parametrize("server", ["3"], indirect=True)
 def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client: Client, tmp_path: Path) -> None:
     with server.client() as waiting:
