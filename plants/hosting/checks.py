@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gunicorn.glogging import Logger
+from gunicorn.glogging import Logger, SafeAtoms
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.pidfile import Pidfile
 from gunicorn.sock import ssl_context
@@ -36,6 +36,8 @@ def check(cfg: Any) -> None:
             stop(f"{name} has no effect without a certificate; set --certfile and --keyfile")
     if cfg.loglevel.lower() not in Logger.LOG_LEVELS:
         stop(f"--log-level {cfg.loglevel} is not a level; choose one of {', '.join(Logger.LOG_LEVELS)}")
+    with _or_stop("cannot use the access log's format", "one with --access-logformat"):
+        _ = cfg.access_log_format % SafeAtoms({})
     if cfg.logconfig_json:
         with _or_stop(f"cannot use {cfg.logconfig_json}", "file with --log-config-json"):
             Path(cfg.logconfig_json).open().close()

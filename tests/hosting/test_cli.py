@@ -391,6 +391,11 @@ unusable_configurations = pytest.mark.parametrize(
         ),
         ("--cert-reqs 2", {}, "cert_reqs has no effect without a certificate; set --certfile and --keyfile."),
         ("-b=", {}, "--bind is empty; set HOST:PORT, or leave it out."),
+        (
+            "--access-logformat %",
+            {},
+            "cannot use the access log's format (incomplete format); choose another one with --access-logformat.",
+        ),
         ("-w 0", {}, "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
         (
             "-e FOO=1 -e PLANTS_STORE=memory:",
