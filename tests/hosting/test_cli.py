@@ -664,7 +664,7 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
             (good + "worker_tmp_dir = '/nonexistent'\n", "cannot make a file for a worker "),
             (good + "pidfile = '/nonexistent/pid'\n", "cannot make /nonexistent/pid "),
-            (good + "pidfile = '/'\n", ".*Is a directory"),
+            (good + f"pidfile = '{tmp_path}'\n", ".*Is a directory"),
             (good + f"pidfile = '{tmp_path}/pid'\n", ".*/pid has the id of another process, 1; choose another file "),
             (good + "wsgi_app = 'nonexistent:app'\n", "there is no module 'nonexistent'; "),
             (good + "errorlog = '/nonexistent/log'\n", "Error: '/nonexistent/log' isn't writable "),
