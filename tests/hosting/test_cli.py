@@ -376,13 +376,13 @@ unusable_configurations = pytest.mark.parametrize(
         ("", {"WEB_CONCURRENCY": "0"}, "WEB_CONCURRENCY is not usable: set a number from 1 to 9999, or unset it."),
         ("-b 127.0.0.1:http", {}, "'http' is not a valid port number."),
         ("", {"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
-        ("-c /nonexistent.py", {}, "'/nonexistent.py' doesn't exist."),
+        ("-c /missing.py", {}, "'/missing.py' doesn't exist."),
         ("-k nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
         ("--logger-class nonexistent", {}, "class uri 'nonexistent' invalid or not found."),
         (
-            "--log-config-json /nonexistent",
+            "--log-config-json /missing",
             {},
-            "cannot use /nonexistent (No such file or directory); choose another file with --log-config-json.",
+            "cannot use /missing (No such file or directory); choose another file with --log-config-json.",
         ),
         (
             "--statsd-host 127.0.0.1:8125",
@@ -416,19 +416,19 @@ unusable_configurations = pytest.mark.parametrize(
         *[
             (options, {}, f"cannot use the certificate ({reason}); choose another one with --certfile and --keyfile.")
             for options, reason in [
-                ("--certfile /nonexistent", "No such file or directory"),
+                ("--certfile /missing", "No such file or directory"),
                 ("--certfile /", "Is a directory"),
-                ("--keyfile /nonexistent", "certfile should be a valid filesystem path"),
+                ("--keyfile /missing", "certfile should be a valid filesystem path"),
             ]
         ],
         *[
             (f"--worker-tmp-dir {folder}", {}, f"{line} (No such file or directory); {remedy}")
-            for folder in ("/nonexistent", "/proc")
+            for folder in ("/missing", "/proc")
             for line, remedy in [("cannot make a file for a worker", "choose another folder with --worker-tmp-dir.")]
         ],
         *[
             (f"-b unix:{path}", {}, f"cannot listen on unix:{path} ({reason}); {remedy}")
-            for path, reason in [("/nonexistent/socket", "No such file or directory"), ("/etc/hosts", "not a socket")]
+            for path, reason in [("/missing/socket", "No such file or directory"), ("/etc/hosts", "not a socket")]
             for remedy in ["choose another address with --bind HOST:PORT."]
         ],
     ],
@@ -463,7 +463,7 @@ def test_check_config_rejects_what_a_start_rejects() -> None:
         (["-b", "192.0.2.1:80"], {}, "cannot listen on 192.0.2.1:80 (Cannot assign requested address); "),
         (["-b", "127.0.0.1:99999"], {}, "cannot listen on 127.0.0.1:99999 (bind(): port must be 0-65535.); "),
         (["-b", "nonexistent.invalid:80"], {}, "cannot listen on nonexistent.invalid:80 ("),
-        (["--pid", "/nonexistent/pid"], {}, "cannot make /nonexistent/pid (No such file or directory); "),
+        (["--pid", "/missing/pid"], {}, "cannot make /missing/pid (No such file or directory); "),
         (["--log-file", "/"], {}, "Is a directory"),
         (["--log-level", "all"], {}, "--log-level all is not a level; choose one of critical, error, warning, "),
         (["-b", address], {"PLANTS_METRICS_BIND": address}, "an address of the service itself"),
@@ -554,7 +554,7 @@ def test_a_new_master_that_cannot_start_leaves_no_pid_file(tmp_path: Path) -> No
     file, pid_file = tmp_path / "mine.py", tmp_path / "pid"
     file.touch()
     with serving("-c", str(file), "--pid", str(pid_file)) as service:
-        file.write_text("certfile = '/nonexistent'\n")
+        file.write_text("certfile = '/missing'\n")
         service.process.send_signal(signal.SIGUSR2)
         service.wait_for("plants: cannot use the certificate")
         wait_until(lambda: not Path(f"{pid_file}.2").exists())
@@ -660,15 +660,15 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             ("bind = '192.0.2.1:80'\n", "cannot listen on 192.0.2.1:80"),
             ("bind = '127.0.0.1:99999'\n", "cannot listen on 127.0.0.1:99999 "),
             (good + "worker_class = 'nonexistent'\n", ".*nonexistent"),
-            (good + "certfile = '/nonexistent'\n", ".*No such file or directory"),
+            (good + "certfile = '/missing'\n", ".*No such file or directory"),
             (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
-            (good + "worker_tmp_dir = '/nonexistent'\n", "cannot make a file for a worker "),
-            (good + "pidfile = '/nonexistent/pid'\n", "cannot make /nonexistent/pid "),
+            (good + "worker_tmp_dir = '/missing'\n", "cannot make a file for a worker "),
+            (good + "pidfile = '/missing/pid'\n", "cannot make /missing/pid "),
             (good + f"pidfile = '{tmp_path}'\n", ".*Is a directory"),
             (good + f"pidfile = '{tmp_path}/pid'\n", ".*/pid has the id of another process, 1; choose another file "),
             (good + "wsgi_app = 'nonexistent:app'\n", "there is no module 'nonexistent'; "),
-            (good + "errorlog = '/nonexistent/log'\n", "Error: '/nonexistent/log' isn't writable "),
-            (good + "accesslog = '/nonexistent/log'\n", "Error: '/nonexistent/log' isn't writable "),
+            (good + "errorlog = '/missing/log'\n", "Error: '/missing/log' isn't writable "),
+            (good + "accesslog = '/missing/log'\n", "Error: '/missing/log' isn't writable "),
             ("bind = []\n", "--bind is empty; "),
             (f"bind = '127.0.0.1:{other.getsockname()[1]}'\n", r"cannot listen on .* \(Address already in use\)"),
             (f"bind = ['127.0.0.1:0', '0.0.0.0:{service.port}']\n", r"cannot listen on .* \(Address already in use\)"),

@@ -54,7 +54,7 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS", " , ", "there is no token"),
     ("PLANTS_TOKENS", "sécret", "RFC 6750"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
-    ("PLANTS_TOKENS_FILE", "/nonexistent/tokens", "No such file or directory: '/nonexistent/tokens'"),
+    ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),
     ("PLANTS_TOKENS_FILE", "/", "it is not a regular file"),
     ("PLANTS_TOKENS_FILE", "/dev/zero", "it is not a regular file"),
     ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),

@@ -201,7 +201,7 @@ def test_a_new_file_is_owned_by_the_worker_user() -> None:
 @pytest.mark.parametrize("options", [[], ["--initgroups"]], ids=["user alone", "initgroups"])
 def test_the_master_stays_root_if_the_store_is_unavailable(options: list[str]) -> None:
     command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345", *options]
-    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////nonexistent/plants.db")
+    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////missing/plants.db")
     with Process(command, cwd=CHECKOUT, env=env) as service:
         service.wait_for("the store cannot be used yet: ")
         wait_for_workers(service.process.pid, 1)
@@ -417,7 +417,7 @@ def test_an_unusable_address_is_reported_in_one_line(address: str, reason: str) 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
-    options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/nonexistent"]
+    options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/missing"]
     result = run(sys.executable, "-m", "gunicorn", *options, PLANTS_TOKENS="a")
     assert result.returncode == 1
     assert result.stderr.startswith("plants: cannot use the certificate (No such file or directory); ")
