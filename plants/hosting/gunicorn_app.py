@@ -45,7 +45,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    # This module has no settings. If none were named, Gunicorn would read ./gunicorn.conf.py.
+    # The package plants.hosting has no settings. If no module were named, Gunicorn would read ./gunicorn.conf.py.
     base = "python:plants.hosting"
 
     def load_default_config(self) -> None:

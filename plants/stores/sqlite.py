@@ -249,7 +249,8 @@ class _OpenFile:
                 "fork before the first use"
             )
         self.wal_path = f"{self._real_path}-wal"
-        has_wal = Path(self.wal_path).exists()  # Look for the log first, because SQLite creates the file first.
+        # Look for the log before the file, because another process may create both meanwhile, the file first.
+        has_wal = Path(self.wal_path).exists()
         if not Path(self._real_path).exists() and (has_wal or not may_create):
             lost = "the file is gone, but not its log (-wal); restore it, or move the log away to begin empty"
             raise StoreUnusable(lost if may_create else f"the file is gone; {HOW_TO_RECOVER}")
