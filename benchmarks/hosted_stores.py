@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--connections", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--workers", type=int, default=1, help="for SQLite and PostgreSQL (default: %(default)s)")
-    parser.add_argument("--serve", default="", help="options for Gunicorn")
+    parser.add_argument("--serve", default="", help="options for Gunicorn, for SQLite and PostgreSQL")
     args = parser.parse_args()
     first_ids = itertools.count(10**9, 2 * 10**7)
     found: dict[tuple[str, int], list[Figures]] = defaultdict(list)

@@ -344,7 +344,6 @@ def test_dumps_uses_the_render_module_of_the_schema() -> None:
 
 def test_the_many_argument_of_dump_overrides_the_schema() -> None:
     assert PlantSchema().dump([PLANT], many=True) == [SHADED]
-    assert PlantSchema().dump(PLANT, many=True) == Schema.dump(PlantSchema(), PLANT, many=True)
     assert PlantSchema(many=True).dump(PLANT, many=False) == SHADED
     assert PlantSchema().dumps([PLANT], many=True) == json.dumps([SHADED])
 

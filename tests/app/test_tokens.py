@@ -108,12 +108,15 @@ def test_a_change_takes_effect_after_two_equal_reads(
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
-def test_an_unchanged_file_is_not_read_again(path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_not_read_again(
+    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tokens = TokenFile(path)
     poll_twice(tokens, clock)
     with monkeypatch.context() as patch:
         patch.delattr(Path, "open")
         poll_twice(tokens, clock)
+    assert caplog.messages == []
     path.write_text("second\n")
     poll_twice(tokens, clock)
     assert tokens.accepts("second")
@@ -261,7 +264,7 @@ def test_a_later_process_ignores_a_corrupt_publication(path: Path) -> None:
     assert copy(master).accepts("first")
 
 
-def test_the_thread_ends_with_the_token_file(path: Path) -> None:
+def test_the_thread_ends_when_its_token_file_object_is_gone(path: Path) -> None:
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "plants.tokens"]
 

@@ -43,7 +43,7 @@ CLOSE_SECONDS = 0.5
 class Load:
     """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has stopped.
 
-    ``seen`` counts the responses, ``faults`` the violations.
+    ``seen`` counts the 200s and the connections closed as a request arrived, ``faults`` everything else.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     with _store_in_folder(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
-        # No other test covers this, so measure the coverage of the service.
+        # With SERVE, coverage measures the service.
         with running_service(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")

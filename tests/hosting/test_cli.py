@@ -244,7 +244,7 @@ def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
-def test_plants_check_connects_to_gunicorns_default_address() -> None:
+def test_plants_check_connects_to_gunicorns_default_port() -> None:
     for options, host in [
         ("", "127.0.0.1"),
         ("-b localhost", "localhost"),

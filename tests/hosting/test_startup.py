@@ -297,7 +297,7 @@ def test_the_signals_term_and_int_stop_the_service() -> None:
 
 
 @pytest.mark.parametrize("hook", ["post_fork(server, worker)", "post_worker_init(worker)"])
-def test_a_worker_that_is_stopped_before_it_serves_ends(hook: str, tmp_path: Path) -> None:
+def test_a_worker_stopped_before_it_serves_is_replaced(hook: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"import os\ndef {hook}:\n    if worker.age == 1: os.kill(os.getpid(), {int(signal.SIGTERM)})\n"
     )
@@ -351,7 +351,7 @@ def test_gunicorn_rejects_tokens_in_raw_env_without_logging_them() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (1, "", line)
 
 
-def test_a_bad_setting_stops_plain_gunicorn_in_one_line() -> None:
+def test_a_bad_setting_stops_plain_gunicorn_without_traceback() -> None:
     result = run(
         sys.executable, "-m", "gunicorn", "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:"
     )

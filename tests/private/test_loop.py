@@ -408,7 +408,7 @@ def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver, before: bytes)
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
-def test_packet_boundaries_do_not_change_leading_empty_lines(driver: Driver, lines: int, status: bytes) -> None:
+def test_one_leading_empty_line_is_allowed_in_any_packets(driver: Driver, lines: int, status: bytes) -> None:
     data = b"\r\n" * lines + GET
     for cut in range(1, 2 * lines + 2):
         client, _ = driver.connect()
@@ -501,6 +501,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     busy.run_once()
     assert called == ["/long"]
     clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
+    # The second request is rejected while it waits, so it is never called.
     busy.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     busy.run_once()
     busy.run_once()

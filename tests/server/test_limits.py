@@ -159,7 +159,7 @@ def test_a_request_is_empty_until_its_head_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("character", "!$%&'*+-.^_`|~0AZ")
-def test_a_method_has_3_to_20_characters_and_no_lower_case(character: str) -> None:
+def test_a_method_of_3_to_20_allowed_characters_is_accepted(character: str) -> None:
     for method in (f"GE{character}", f"{character}ET", character * 20):
         assert parse(head(line=f"{method} / HTTP/1.1".encode())).method == method
 

@@ -217,7 +217,7 @@ def test_garbage_after_a_request_does_not_change_its_response(server: Server) ->
     assert (accepted.status, rejection.error) == (200, 40000)
 
 
-def test_nothing_is_read_after_a_request_with_connection_close(server: Server) -> None:
+def test_nothing_is_run_after_a_request_with_connection_close(server: Server) -> None:
     before = len(server.notes())
     closing = GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n")
     assert [response.status for response in server.client().send(closing + HIDDEN).responses()] == [200]

@@ -37,7 +37,7 @@ def return_unclosable(environ: dict[str, Any], start_response: Callable[..., Any
 
 
 @pytest.mark.parametrize("app", [remove_input, keep_input, return_unclosable])
-def test_the_environ_is_empty_after_the_response(sock: socket.socket, app: Callable[..., Any]) -> None:
+def test_wsgi_input_is_dropped_after_the_response(sock: socket.socket, app: Callable[..., Any]) -> None:
     request = Request(Listener(sock, app), {}, 0.0)
     request.body = SizedBody(4)
     request.body.feed(b"body")
