@@ -88,7 +88,7 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
         f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
         f"requests with a body above {calls._LARGE_BODY_BYTES // 1024} KiB",
-        f"no new call begins after {loop._SWEEP_SECONDS} s; then up to {loop._MAX_STEPS_PER_STAGE} connections",
+        f"after {loop._SWEEP_SECONDS} s of calls no new one begins, and up to {loop._MAX_STEPS_PER_STAGE} connections",
         f"{worker.Worker.response_timeout} s",
         f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",
