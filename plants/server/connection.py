@@ -261,15 +261,16 @@ class Connection:
         shared = self._shared
         body = request.body
         limit = shared.limits.body_bytes
-        before = len(self._input)
+        unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
         if body.size <= limit and not body.complete:
-            if request.awaits_continue and before == body.overlap:
+            # Send it only if nothing of the body has arrived yet, not even with the head.
+            if request.awaits_continue and unread_bytes == body.overlap:
                 self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
                 self._flush()
             request.awaits_continue = False
-            if 0 < len(self._input) < before:
+            if 0 < len(self._input) < unread_bytes:
                 self._parse_later()
             self._note_activity()
             return

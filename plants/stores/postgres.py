@@ -52,7 +52,7 @@ _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of its ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # used instead after such a wait has timed out
 _CONTENTION_SECONDS = 1.0  # how long the short timeout then applies to other batches
-# The table is not checked again this soon after a check: a row that was not inserted then has an id in use.
+# For this long after a check of the table, a row that was not inserted is assumed to have an id in use.
 _CHECK_SECONDS = 0.1
 
 _T = TypeVar("_T")

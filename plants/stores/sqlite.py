@@ -271,8 +271,8 @@ class _OpenFile:
         file, wal, _ = self._identities
         if earlier and wal and file != earlier._identities[0] and wal == earlier._identities[1]:
             raise StoreUnusable(
-                "the file was replaced, but SQLite's log (-wal) is that of the old one: move the log and the -shm "
-                "away if the new file is a backup; restart if it is the old one"
+                "the file was replaced, but SQLite's log (-wal) is that of the old file: if the new file is a backup, "
+                "move the log and the -shm away; if it is a copy of the old file, restart"
             )
 
     def identify(self) -> None:
