@@ -1,8 +1,8 @@
 """The contract of the application in every host: one suite, and tables of inputs with ids.
 
 A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
-every row. `HostContract` runs those that a server or a framework can change: paths, methods, headers, framing and the
-bytes of a body. The tables mark these rows with ``host``.
+every row. `HostContract` runs those whose result may depend on the server or the framework: paths, methods, headers,
+framing and the bytes of a body. The tables mark these rows with ``host``.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ _ROWS: dict[Callable[..., object], tuple[tuple[Any, ...], ...]] = {}  # by test
 
 
 def host(*row: Any) -> Any:
-    """Mark a row of a table as one that a server or a framework can change."""
+    """Mark a row whose result may depend on the server or the framework."""
     return _HostRow(row)
 
 
@@ -506,7 +506,7 @@ class HostContract:
 
 
 class Contract(HostContract):
-    """Every row of the contract, for an application called directly."""
+    """Every row of the contract: for an application called directly, and for the packaged server."""
 
     every_row = True
 

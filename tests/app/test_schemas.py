@@ -249,7 +249,7 @@ MISSING = ["Missing data for required field."]
 NO = {"tag": ["no"]}
 # A class, the options of its instance, a document, and the members or the error messages.
 LOADS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
-    "nothing else": (declare(), {}, FERN, SHADED),
+    "no declaration": (declare(), {}, FERN, SHADED),
     "validate": (tag(validate=Equal("sun", error="no")), {}, FERN, NO),
     "a function as validate": (tag(validate=fail), {}, FERN, NO),
     "a regular expression": (tag(validate=Regexp("su", error="no")), {}, FERN, NO),
@@ -305,7 +305,7 @@ PLANT = Plant(1, "Fern", "shade")
 UNTAGGED = Plant(1, "Fern")
 # A class, the options of its instance, an object, and its members.
 DUMPS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
-    "nothing else": (declare(), {}, PLANT, SHADED),
+    "no declaration": (declare(), {}, PLANT, SHADED),
     "no tag": (declare(), {}, UNTAGGED, NAMED),
     "data_key": (tag(data_key='"t"'), {}, PLANT, {"name": "Fern", '"t"': "shade"}),
     "attribute": (tag(attribute="name", dump_only=True), {}, PLANT, {"name": "Fern", "tag": "Fern"}),

@@ -4,8 +4,8 @@
     python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
     python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
 
-Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that need a service
-with special settings are left out. Without ``--master``, memory, files and processes are not measured.
+Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that start a service
+of their own are left out. Without ``--master``, memory, files and processes are not measured.
 """
 
 import contextlib
@@ -307,7 +307,7 @@ def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: flo
     return _together(*verdicts, Verdict(is_flat, seen))
 
 
-# Checks that start a service with special settings
+# Checks that start a service of their own, most of them with special settings
 
 
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:

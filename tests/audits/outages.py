@@ -2,7 +2,7 @@
 
 python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
 python -m tests.audits.outages failover    a primary is killed under load, its synchronous standby promoted
-python -m tests.audits.outages race        64 clients add the same plants over two worker processes
+python -m tests.audits.outages race        64 clients add the same ids over two worker processes
 
 The exit status is 0 if every acknowledged plant is stored, no id is used by two plants, and every request that failed
 got the promised error.

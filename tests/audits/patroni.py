@@ -60,7 +60,7 @@ postgresql:
 """
 
 
-def make_own(directory: Path) -> None:
+def make_directory_for_postgres(directory: Path) -> None:
     directory.mkdir(0o700)
     shutil.chown(directory, USER or os.geteuid())
 
@@ -71,7 +71,7 @@ class Node:
     def __init__(self, parent: Path, name: str, etcd: int, ttl: int) -> None:
         self.name, self.port = name, free_port()
         self._api, self._directory = f"127.0.0.1:{free_port()}", parent / name
-        make_own(self._directory)
+        make_directory_for_postgres(self._directory)
         self._settings = self._directory / "patroni.yml"
         values = {"name": name, "port": self.port, "api": self._api, "directory": self._directory}
         values |= {"etcd": etcd, "ttl": ttl, "third": ttl // 3, "binaries": BINARIES}
@@ -169,7 +169,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         directory.chmod(0o755)
-        make_own(directory / "etcd")
+        make_directory_for_postgres(directory / "etcd")
         port, peers = free_port(), f"http://127.0.0.1:{free_port()}"
         command = ["etcd", f"--data-dir={name}/etcd", "--logger=zap", "--log-level=error"]
         command += [f"--{option}-client-urls=http://127.0.0.1:{port}" for option in ("listen", "advertise")]

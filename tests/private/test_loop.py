@@ -535,7 +535,7 @@ def test_small_requests_overtake_large_ones(monkeypatch: pytest.MonkeyPatch, thr
     driver.end()
 
 
-def test_a_response_waits_for_a_full_socket_buffer(driver: Driver) -> None:
+def test_a_response_waits_while_the_socket_buffer_is_full(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         filled = 0

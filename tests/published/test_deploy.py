@@ -33,7 +33,7 @@ def test_systemd_verifies_the_units(tmp_path: Path) -> None:
 
 
 @needs("systemd-analyze")
-def test_systemd_rates_the_sandbox_of_the_unit_as_safe() -> None:
+def test_systemd_rates_the_exposure_of_the_unit_at_most_1_5() -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(UNIT)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout

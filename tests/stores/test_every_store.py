@@ -124,7 +124,7 @@ class StoreContract(StoreSuite):
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
-        """Return a second store object on the same URL, as another process would open."""
+        """Return a second store object on the same URL, as of another process; for memory:, the same object."""
         with contextlib.closing(store if self.volatile else open_store(store_url)) as peer:
             yield peer
 
@@ -308,7 +308,7 @@ def test_a_store_must_declare_threads_batch_size_and_processes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("plant", [Plant(1, "a\0b"), Plant(1, "a\0b", "oak"), Plant(1, "oak", "a\0b")], ids=repr)
-def test_a_dictionary_rejects_text_that_it_would_alter(plant: Plant) -> None:
+def test_the_memory_store_rejects_text_with_u_0000(plant: Plant) -> None:
     store = MemoryStore()
     with pytest.raises(ValueError, match=r"U\+0000"):
         store.add(plant)
