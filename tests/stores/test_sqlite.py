@@ -712,9 +712,9 @@ def test_the_log_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, 
     with replaced(path):
         with pytest.raises(StoreUnavailable, match="removed or replaced"):
             store.add(Plant(2, "fern"))
-        with pytest.raises(StoreUnavailable, match="is that of the old one"):
+        with pytest.raises(StoreUnavailable, match="is that of the old file"):
             store.get(1)
-        with pytest.raises(StoreUnavailable, match="is that of the old one"):
+        with pytest.raises(StoreUnavailable, match="is that of the old file"):
             connections_of(store).check(time.monotonic() + 5)
     wait_until(lambda: is_available(store))
     assert store.get(1) == Plant(1, "oak")
