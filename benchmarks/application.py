@@ -68,9 +68,9 @@ STEPS: dict[str, Callable[[], Any]] = {
     "strict methods and paths, headers": lambda: with_route(json_app(), 0),
     "the bearer token": lambda: with_route(json_app(bearer()), 0),
     "media type, strict JSON": lambda: with_route(json_app(bearer()), 1),
-    "validation by marshmallow": lambda: with_route(json_app(bearer()), 2),
+    "validation by the schema": lambda: with_route(json_app(bearer()), 2),
     "the dictionary store": lambda: with_route(json_app(bearer()), 3),
-    "serialization by marshmallow: the whole service": lambda: plants.create_app(tokens=[TOKEN]),
+    "serialization by the schema: the whole service": lambda: plants.create_app(tokens=[TOKEN]),
 }
 
 

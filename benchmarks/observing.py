@@ -83,7 +83,8 @@ def measure_over_http(rounds: int, seconds: int) -> None:
         rate = median_ratio([own.load for own in figures], to=[other.load for other in found["neither"]])
         cost = statistics.median(own.cpu / other.cpu for own, other in zip(figures, found["neither"], strict=True))
         own = statistics.median(own.cpu for own in figures)
-        print(f"{name:12} {rate:5.2f} of the creates/s, {cost:5.2f} of the processor time, {own:6.1f} us a create")
+        ratios = f"{rate:5.2f} times the creates/s of neither, {cost:5.2f} times its processor time"
+        print(f"{name:12} {ratios}, {own:6.1f} us a create")
 
 
 def main() -> None:

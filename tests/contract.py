@@ -195,7 +195,7 @@ UNSUPPORTED_MEDIA_TYPE: list[tuple[str, Headers]] = [
     ("two charsets", [("Content-Type", "application/json; charset=utf-8; charset=utf-8")]),
     ("an empty parameter, then another", [("Content-Type", "application/json;;version=1")]),
     ("a parameter without a semicolon", [("Content-Type", "application/json charset=utf-8")]),
-    ("a comma for a semicolon", [("Content-Type", "application/json;,")]),
+    ("a comma after the semicolon", [("Content-Type", "application/json;,")]),
     ("half a quote", [("Content-Type", 'application/json; charset="utf-8')]),
     host("a long s", [("Content-Type", "application/j\u017fon".encode().decode("latin-1"))]),
     host("gzip", [JSON_TYPE, ("Content-Encoding", "gzip")]),

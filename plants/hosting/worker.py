@@ -128,9 +128,10 @@ class Worker(ServerWorker):
         cfg = self.cfg
         # If Gunicorn's own access log is set up, or another logger such as the one for statsd, use that one.
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
-        has_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
-        has_own_log = issubclass(cfg.logger_class, Logger) and not has_access_log
-        self._service = PlantService(self.log, AccessLog(self.log.loglevel) if has_own_log else None, self._metrics)
+        gunicorn_writes_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
+        use_packaged_log = issubclass(cfg.logger_class, Logger) and not gunicorn_writes_access_log
+        access_log = AccessLog(self.log.loglevel) if use_packaged_log else None
+        self._service = PlantService(self.log, access_log, self._metrics)
         return self._service
 
     def make_listeners(self) -> list[Listener]:

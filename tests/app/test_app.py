@@ -132,12 +132,12 @@ def test_create_app_rejects_a_class_instead_of_an_instance() -> None:
 async def coroutine() -> None: ...
 
 
-generator = type("Generator", (AsyncGenerator,), {"asend": None, "athrow": None})
+async_generator = type("AsyncGenerator", (AsyncGenerator,), {"asend": None, "athrow": None})
 
 
 @pytest.mark.parametrize(
     "function",
-    [coroutine, generator, partial(os.walk, "."), Future],
+    [coroutine, async_generator, partial(os.walk, "."), Future],
     ids=["coroutine", "async generator", "generator", "future"],
 )
 def test_a_store_whose_add_is_asynchronous_is_a_500(function: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ The exit status is 0 if all of this is true:
   broken client could connect.
 - Each acknowledged plant is still stored.
 - The workers are the same as before, and connections and descriptors are back at their old numbers.
-- Memory grows by less than 8 MiB in the last third of the run, plus 600 bytes for each 200 of the whole run.
+- The peak memory of the last third of the run exceeds that of the middle third by less than 8 MiB plus 600 bytes for
+  each response 200 of the whole run.
 - Each line of the log matches ``EXPLAINED``.
 """
 

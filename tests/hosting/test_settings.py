@@ -6,18 +6,18 @@ import pytest
 
 from plants.hosting.settings import Settings, SettingsError
 
-DEFAULTS = {"PLANTS_TOKENS": "secret"}
+ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
 
 def test_unset_settings_have_the_documented_defaults() -> None:
-    settings = Settings.from_environ({**DEFAULTS})
+    settings = Settings.from_environ({**ONLY_A_TOKEN})
     assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
     assert settings.new_token is None
 
 
 def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
-        {**DEFAULTS, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
+        {**ONLY_A_TOKEN, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
     )
     assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 5, 0.5)
 
@@ -86,7 +86,7 @@ BAD_SETTINGS = [
 @pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS, ids=lambda value: value[:30] or "empty")
 def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
-        Settings.from_environ({**DEFAULTS, name: value})
+        Settings.from_environ({**ONLY_A_TOKEN, name: value})
     assert str(caught.value).startswith(name)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)

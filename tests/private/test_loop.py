@@ -251,7 +251,7 @@ class FullDriver(Driver):
         self.clients: list[socket.socket] = []
 
     def accept(self, sent: bytes = b"") -> socket.socket:
-        """Return a client that has sent something."""
+        """Connect a client, send ``sent``, run two iterations, and return the client."""
         client = socket.create_connection(self.listener.sock.getsockname())
         client.settimeout(60)
         self.clients.append(client)

@@ -88,9 +88,10 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
         f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
         f"requests with a body above {calls._LARGE_BODY_BYTES // 1024} KiB",
-        f"after {loop._SWEEP_SECONDS} s of calls no new one begins, and up to {loop._MAX_STEPS_PER_STAGE} connections",
+        f"no further call after {loop._SWEEP_SECONDS} s; up to {loop._MAX_STEPS_PER_STAGE} connections",
         f"{worker.Worker.response_timeout} s",
-        f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB, and {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB more for each record",
+        f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB; each record with data lowers",
+        f"lowers the count by {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB, but not below 0",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",
     ):
         assert limit in table

@@ -105,7 +105,7 @@ def test_fifty_clients_at_once_get_their_responses(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_one_connection_above_the_limit_is_503(tmp_path: Path) -> None:
+def test_each_connection_above_the_limit_gets_503(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--worker-connections=2", "--threads=2") as server:
         served = [server.client().send(get(f"/wait?{tmp_path}/gate")) for _ in range(2)]
         wait_until(lambda: server.notes().count("waiting") == 2)

@@ -235,7 +235,7 @@ def test_nothing_is_run_after_a_request_with_connection_close(server: Server) ->
     ],
     ids=["no-host", "http-2", "growing-line", "long-line", "growing-field"],
 )
-def test_a_rejection_of_head_has_no_body(server: Server, head: bytes, status: int) -> None:
+def test_the_rejection_of_a_head_request_has_no_body(server: Server, head: bytes, status: int) -> None:
     with server.client() as client:
         client.send(head)
         assert client.response("HEAD").status == status

@@ -268,7 +268,7 @@ def test_waiting_adds_commit_in_one_transaction(store: SQLiteStore, path: Path) 
     assert log.stat().st_size - before < 2 * 4096
 
 
-class SlowDisk(str):
+class BlockingName(str):
     """A plant name that blocks when SQLite binds it, until ``released`` is set."""
 
     has_begun: threading.Event
@@ -282,7 +282,7 @@ class SlowDisk(str):
 
 def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLiteStore) -> None:
     wait_until(lambda: is_available(store_with_1s_timeout))
-    name = SlowDisk("oak")
+    name = BlockingName("oak")
     name.has_begun, name.released = threading.Event(), threading.Event()
     leader, follower = store_with_1s_timeout.submit(Plant(1, name)), store_with_1s_timeout.submit(Plant(2, "fern"))
     with ThreadPoolExecutor(1) as thread:
@@ -305,7 +305,7 @@ def test_close_returns_even_if_the_leader_of_a_batch_hangs(path: Path) -> None:
         store.close()
 
 
-class Interrupt(str):
+class InterruptingName(str):
     """A plant name that raises KeyboardInterrupt when SQLite binds it, as Ctrl-C during a commit would."""
 
     __slots__ = ()
@@ -315,7 +315,7 @@ class Interrupt(str):
 
 
 def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None:
-    pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2, Interrupt("fern")))]
+    pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2, InterruptingName("fern")))]
     with pytest.raises(KeyboardInterrupt):
         pending[1].result()
     with pytest.raises(StoreUnavailable, match=r"^the commit was interrupted$"):
@@ -465,21 +465,21 @@ def test_closing_waits_for_a_checkpoint_of_another_connection(
     store.add(Plant(1, "Fern"))
     with (
         closing(sqlite3.connect(path, isolation_level=None)) as reader,
-        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as copier,
+        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as checkpointer,
         ThreadPoolExecutor() as threads,
     ):
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM plants").fetchone() == (1,)
         store.add(Plant(2, "Moss"))
         # This checkpoint waits for the reader.
-        copies = threads.submit(wait_until, lambda: not is_busy(copier, "PRAGMA wal_checkpoint(FULL)"))
+        checkpoint = threads.submit(wait_until, lambda: not is_busy(checkpointer, "PRAGMA wal_checkpoint(FULL)"))
         with closing(sqlite3.connect(path)) as other:
             wait_until(lambda: is_busy(other, "PRAGMA wal_checkpoint"))
         call_before_a_retry(monkeypatch, reader.rollback)
         store.close()
         copy = path.with_name("copy.db")
         copy.write_bytes(path.read_bytes())
-        copies.result()
+        checkpoint.result()
     with closing(SQLiteStore(str(copy))) as copied:
         assert copied.get(2) == Plant(2, "Moss")
 
