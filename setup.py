@@ -9,8 +9,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# Not compiled: service.py, whose class hosting subclasses, and worker.py, whose base class is Gunicorn's. A compiled
-# class should have neither an interpreted subclass nor a base class from another library.
+# Not compiled: service.py, because plants.hosting has a subclass of its class, and worker.py, whose base class is
+# Gunicorn's. A compiled class should have neither an interpreted subclass nor a base class from another library.
 COMPILED = ("calls", "connection", "listener", "loop", "request", "response", "tls")
 
 

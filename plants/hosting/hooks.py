@@ -58,7 +58,7 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_worker_init(_worker: Any) -> None:
-    """Start watching the token file now instead of at the first request."""
+    """Start watching the token file now instead of at the first request with a token."""
     settings.tokens.accepts("-")
 
 

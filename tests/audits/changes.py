@@ -241,15 +241,15 @@ def _repeat(load: Load, change: Callable[[int], object], seconds: float, at_leas
 def hup(store: str, workers: int, creates: int) -> Verdict:
     """Reload the configuration and replace the workers repeatedly (``HUP``)."""
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
-        with Load(service, creates, pause=0.01, lasts=True) as load:
-            # A shorter pause could stop a worker before it has installed its signal handlers, which would kill it.
+        with Load(service, creates, pause=0.02, lasts=True) as load:
+            # An earlier signal could stop a worker that has not installed its signal handlers yet, which would kill it.
             number = _repeat(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
 
 
 def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
-    """Stop and restart the service after at most ``each`` plants, while health checks connect and reset."""
+    """Stop and restart the service after about ``each`` plants, while health checks connect and reset."""
     starts = 0
     verdicts: list[Verdict] = []
     acknowledged = 0
@@ -374,7 +374,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                     faults.append("the old master does not end")
                 comes_true(lambda: pid_file.exists() and pid_file.read_text().strip() == str(masters[-1]))
 
-            with Load(service, creates, pause=0.01, lasts=True) as load:
+            with Load(service, creates, pause=0.02, lasts=True) as load:
                 _repeat(load, change, 0.5)
             for master in masters[1:]:
                 with contextlib.suppress(ProcessLookupError):
@@ -413,7 +413,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
         return Verdict(True, "skipped: processes cannot share a memory: store")
     changes = [signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTTOU]
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
-        with Load(service, creates, pause=0.01, lasts=True) as load:
+        with Load(service, creates, pause=0.02, lasts=True) as load:
             number = _repeat(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7, len(changes))
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
@@ -442,7 +442,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
                 faults.append("a removed token is accepted after 2 s")
 
         with running_service(store, workers, environ={"PLANTS_TOKENS_FILE": str(file), **environ}) as service:
-            with Load(service, creates, pause=0.01, lasts=True) as load:
+            with Load(service, creates, pause=0.02, lasts=True) as load:
                 number = _repeat(load, change, 0.1)
             verdict = load.verdict(*faults[:1], *service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")

@@ -176,7 +176,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
 
 
 def explanation(peer: str, what: str, data: bytes) -> str:
-    # Nothing after a CONNECT may be read, so no explanation applies there.
+    # No request after a CONNECT may be accepted, so only the acceptance of the CONNECT itself can be explained.
     if data.lstrip().startswith(b"CONNECT") and not what.startswith("accepts request 1,"):
         return ""
     for name, pattern, reason in EXPLAINED:

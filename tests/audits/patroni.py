@@ -29,7 +29,7 @@ from tests.audits.report import audit_parser
 from tests.support.postgres_server import USER
 from tests.support.process import children, comes_true, free_port, kill, start
 
-# The newest installed version. Debian 12's Patroni knows none that is newer than Debian 12's own PostgreSQL.
+# The newest installed PostgreSQL. Debian 12's Patroni does not support one that is newer than Debian 12's own.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
 # As in Patroni's defaults, loop_wait and retry_timeout are a third of the TTL.
 SETTINGS = """

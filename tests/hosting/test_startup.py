@@ -58,7 +58,7 @@ def test_on_a_terminal_a_start_prints_its_address(store: str, bind: str, line: s
         os.close(terminal)
 
 
-def test_a_killed_worker_with_plants_in_memory_logs_a_warning() -> None:
+def test_a_killed_worker_of_the_dictionary_store_logs_a_warning() -> None:
     with serving() as service:
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGKILL)

@@ -64,7 +64,7 @@ def disk_full(service: Service) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_creates_fail_fast_on_a_full_disk_and_recover(tmp_path: Path) -> None:
+def test_creates_get_503_on_a_full_disk_and_recover(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
         assert {create(service, number).status for number in range(10)} == {200}

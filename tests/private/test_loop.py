@@ -87,7 +87,7 @@ def test_a_closed_socket_ends_only_its_own_connection(driver: Driver) -> None:
         assert other.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
+def test_a_late_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n")

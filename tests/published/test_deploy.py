@@ -111,7 +111,7 @@ def test_a_service_starts_on_a_read_only_root_as_any_user() -> None:
         assert not [line for line in service.lines if '"level":"info"' not in line and '"debug"' not in line]
 
 
-def test_kubernetes_validates_every_resource() -> None:
+def test_kubernetes_validate_accepts_every_resource() -> None:
     command = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", str(DEPLOY / "kubernetes.yaml")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.count("passed")) == (0, 3), result.stdout + result.stderr
@@ -167,7 +167,7 @@ def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
     assert version("plants") == plants.__version__
 
 
-def test_the_comment_on_the_readiness_probe_says_how_long_it_takes() -> None:
+def test_the_comment_on_the_readiness_probe_has_its_seconds() -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text()
     found = re.search(r"readinessProbe:\s+\{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
     assert found

@@ -149,7 +149,7 @@ def test_a_new_connection_replaces_the_silent_one(tmp_path: Path) -> None:
         assert silent.is_closed()
 
 
-def test_a_limit_of_0_on_the_head_means_gunicorns_maximum(tmp_path: Path) -> None:
+def test_a_limit_of_0_on_the_head_allows_large_heads(tmp_path: Path) -> None:
     options = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0"]
     with running_worker(tmp_path, *options) as server, server.client() as client:
         headers = b"".join(b"X-%d: a\r\n" % number for number in range(3000))

@@ -270,7 +270,7 @@ def test_close_sends_close_notify_without_waiting(tls: TLS, version: ssl.TLSVers
     tls.close()
 
 
-def test_close_does_not_read_a_flood(tls: TLS, tmp_path: Path) -> None:
+def test_close_after_a_flood_sends_only_close_notify(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
     tls.receive(b"".join(records.key_update() for _ in range(100)))
     tls.data_to_send()

@@ -216,7 +216,7 @@ class StoreContract(StoreSuite):
             with contextlib.closing(open_store(lasting_url)) as creator:
                 creator.prepare()
                 creator.check()
-                # The store must recover while another one has the file open.
+                # The store must recover while another one is open.
                 wait_until(lambda: is_available(store))
 
     def test_an_outage_logs_its_start_and_its_end(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:

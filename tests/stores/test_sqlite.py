@@ -177,8 +177,8 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
-def test_a_file_is_not_created_beside_the_log_of_a_lost_one(store: SQLiteStore, path: Path) -> None:
-    """After a crash the log may have all plants, and SQLite would delete it."""
+def test_no_file_is_created_beside_the_wal_of_a_lost_one(store: SQLiteStore, path: Path) -> None:
+    """After a crash the WAL may have all plants, and SQLite would delete it."""
     store.add(Plant(1, "oak"))
     lost = path.rename(path.with_name("lost"))
     with closing(SQLiteStore(str(path))) as later:
@@ -706,7 +706,7 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
         assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
 
 
-def test_the_log_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, path: Path) -> None:
+def test_the_wal_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, path: Path) -> None:
     """SQLite would mix the pages of both, and lose plants that are added later."""
     store.add(Plant(1, "oak"))
     with replaced(path):
@@ -720,7 +720,7 @@ def test_the_log_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, 
     assert store.get(1) == Plant(1, "oak")
 
 
-def test_an_empty_file_that_replaced_the_store_is_not_used(store: SQLiteStore, path: Path) -> None:
+def test_a_store_whose_file_was_emptied_is_unavailable(store: SQLiteStore, path: Path) -> None:
     store.prepare()
     path.write_bytes(b"")
     with pytest.raises(StoreUnavailable, match="gone"):
