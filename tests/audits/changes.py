@@ -229,9 +229,9 @@ def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _repeat(load: Load, change: Callable[[int], object], seconds: float, at_least: int = 1) -> int:
-    """Repeat a change every ``seconds`` seconds, until the load has its creates; return the number of changes."""
+    """Repeat a change every ``seconds`` seconds, until the load has its creates or is over; return how often."""
     number = 0
-    while number < at_least or not load.has_its_creates():
+    while not load.is_over() and (number < at_least or not load.has_its_creates()):
         change(number)
         number += 1
         load.over.wait(seconds)
