@@ -107,6 +107,15 @@ class Metrics:
         self._waiting_gauge.set(waiting)
 
 
+def _readable_files() -> Iterator[str]:
+    """Yield the files that prometheus_client can read: a worker creates its files empty, and they go when it exits."""
+    with os.scandir(os.environ[_FOLDER_VARIABLE]) as files:
+        for file in files:
+            with suppress(FileNotFoundError):
+                if file.stat().st_size:
+                    yield file.path
+
+
 class Exposition:
     """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
 
@@ -126,7 +135,7 @@ class Exposition:
 
         # Derive both counters from the histogram, because separate ones would make counting a third more expensive.
         created = failures = 0.0
-        for metric in MultiProcessCollector(None).collect():
+        for metric in MultiProcessCollector.merge(_readable_files()):
             yield metric
             for sample in metric.samples if metric.name == _DURATION_METRIC else ():
                 labels = sample.labels

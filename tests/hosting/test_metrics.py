@@ -311,6 +311,14 @@ def test_the_service_survives_the_loss_of_the_metrics_folder(port: int, store: s
         assert value(port, "plants_created_total") == 2
 
 
+def test_the_metrics_can_be_read_while_a_worker_creates_its_files(port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        for name in ("histogram_2.db", "gauge_livesum_2.db"):
+            folder_of(service.process.pid).joinpath(name).touch()
+        assert value(port, "plants_created_total") == 1
+
+
 def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         folder = folder_of(service.process.pid)
