@@ -108,7 +108,7 @@ class Metrics:
 
 
 def _readable_files() -> Iterator[str]:
-    """Yield the files that prometheus_client can read: a worker creates its files empty, and they go when it exits."""
+    """Yield the files that have contents. A new file is still empty, and a gauge's is removed when its worker ends."""
     with os.scandir(os.environ[_FOLDER_VARIABLE]) as files:
         for file in files:
             with suppress(FileNotFoundError):
