@@ -45,7 +45,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    # plants/hosting/__init__.py has no setting of Gunicorn. If no module were named, it would read ./gunicorn.conf.py.
+    # plants.hosting defines no setting. If no module were named here, Gunicorn would read ./gunicorn.conf.py.
     base = "python:plants.hosting"
 
     def load_default_config(self) -> None:

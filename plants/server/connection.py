@@ -45,8 +45,8 @@ class Shared:
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
-        # Connections that wait for their client, the longest inactive first. Activity is a complete head, a part of a
-        # body received, or a part of a response read.
+        # Connections that wait for their client, the longest inactive first. A client is active when it completes a
+        # head, sends part of a body, or reads part of a response.
         self.connections_waiting_for_client: dict[Connection, None] = {}
         self.unfinished_connections: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()

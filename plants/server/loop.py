@@ -22,7 +22,7 @@ from plants.server.tls import TLS
 
 # These limit the work that is done before other work, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-# A stage handles up to this many events, then the applications are called. It also limits the connections that are shed
+# A stage handles up to this many events, then the applications are called. Also, at most this many connections are shed
 # at a time.
 _MAX_STEPS_PER_STAGE: Final = 64
 _MAX_UNFINISHED_PER_ITERATION: Final = 32

@@ -170,8 +170,8 @@ class Request:
     """A request, from its first byte to its response.
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the parser also sets
-    ``method`` and ``path`` (decoded, without the query), which are empty before. ``started`` is the time of the first
-    byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
+    ``method`` and ``path`` (decoded, without the query), which are empty until then. ``started`` is the time of the
+    first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:

@@ -69,7 +69,7 @@ class PostgresStore(BatchStore):
 
     A batch is one statement and so one transaction. It is retried only if the server reports that nothing was stored.
     If the connection is lost or silent after the statement was sent, the outcome is unknown, and ``add`` raises
-    StoreUnavailable. Reading the rows back would not settle it, because a fail-over may undo them.
+    StoreUnavailable. Reading the rows back would not settle it, because a failover may undo them.
     """
 
     worker_threads = 4  # Several batches commit at a time.

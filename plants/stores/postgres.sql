@@ -32,7 +32,7 @@ UNION ALL SELECT 8, 'has another unique key' FROM pg_index, pg_attribute, tree W
 UNION ALL SELECT 9, 'has no partition for some ids' FROM pg_partitioned_table, tree WHERE partrelid = t
     AND partdefid = 0 AND (SELECT CASE partstrat
         WHEN 'h' THEN round(sum(1 / substring(bound FROM 'modulus (\d+)')::numeric), 9) = 1
-        -- translate() turns MINVALUE and MAXVALUE into ''. Without a gap, the bounds are the same values on both sides.
+        -- translate() turns MINVALUE and MAXVALUE into ''. If there is no gap, each upper bound is also a lower bound.
         WHEN 'r' THEN array_agg(bounds[1] ORDER BY bounds[1]) = array_agg(bounds[2] ORDER BY bounds[2]) END
     FROM (SELECT pg_get_expr(relpartbound, oid) AS bound, regexp_match(translate(pg_get_expr(relpartbound, oid),
         'MINAXVLUE', ''), '\((.*)\).*\((.*)\)') AS bounds FROM pg_inherits, pg_class

@@ -249,7 +249,7 @@ class _OpenFile:
                 "fork before the first use"
             )
         self.wal_path = f"{self._real_path}-wal"
-        # Look for the log before the file, because another process may create both meanwhile, the file first.
+        # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_wal = Path(self.wal_path).exists()
         if not Path(self._real_path).exists() and (has_wal or not may_create):
             lost = "the file is gone, but not its log (-wal); restore it, or move the log away to begin empty"
