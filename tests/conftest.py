@@ -14,7 +14,10 @@ from tests.support.postgres_server import server_directory as open_directory
 
 @pytest.fixture
 def no_subprocess_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not measure processes that a test starts: coverage doubles their start, and other tests cover their code."""
+    """Do not measure processes that a test starts, because coverage doubles their start-up time.
+
+    A test may use this if other tests cover the same code.
+    """
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 

@@ -384,7 +384,7 @@ NEW_PLANT = [
 
 
 class HostContract:
-    """The rows of the contract that a server or a framework can change."""
+    """The rows of the contract whose result may depend on the server or the framework."""
 
     every_row: ClassVar[bool] = False
     # Maps the name of a test, as pytest prints it, to the reason that it does not apply to a host.

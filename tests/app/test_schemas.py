@@ -359,7 +359,7 @@ def test_load_runs_the_hooks_of_a_field() -> None:
     assert schema.load({"name": " Fern ", "tag": "shade"}) == {"name": "Fern", "tag": "SHADE"}
 
 
-@pytest.mark.filterwarnings("ignore")  # marshmallow 3.26 warns of it
+@pytest.mark.filterwarnings("ignore")  # marshmallow 3.26 warns about a validator that returns False.
 def test_load_treats_validator_results_as_marshmallow_does() -> None:
     """Before marshmallow 4, a value is invalid if a function returns False."""
     schema = tag(validate=lambda _tag: False)()
@@ -510,7 +510,7 @@ def test_any_declaration_loads_and_dumps_as_in_marshmallow(
     try:
         declared = {name: kind(**chosen) for name, (kind, chosen) in declaration.items()}
         schema = declare(**declared)(**schema_options)
-    except ValueError:  # required with a default, or two fields of one key
+    except ValueError:  # A required field has a default, or two fields have the same key.
         return
     assert repr(attempt(schema.load, document)) == repr(attempt(Schema.load, schema, document))
     for plant in (PLANT, UNTAGGED):

@@ -253,8 +253,8 @@ def test_a_later_process_waits_for_a_complete_publication(path: Path, monkeypatc
     worker = copy(master)
     worker._digests = Tokens(["second"])._digests
     corrupt_published(worker)
-    publish = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: worker._publish())
-    monkeypatch.setattr("plants.tokens.time", publish)
+    fake_time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: worker._publish())
+    monkeypatch.setattr("plants.tokens.time", fake_time)
     assert not copy(master).accepts("first")
 
 

@@ -454,7 +454,7 @@ def test_an_unknown_application_is_reported_in_one_line(options: list[str], tmp_
         assert error_line(call("serve", app, f"--pythonpath={tmp_path}", *options, PLANTS_TOKENS=TOKEN)) == line
 
 
-def test_check_config_rejects_what_a_start_rejects() -> None:
+def test_check_config_reports_a_bad_configuration_in_one_line() -> None:
     address = f"127.0.0.1:{free_port()}"
     cases: list[tuple[list[str], dict[str, str], str]] = [
         (["-w", "2"], {}, "cannot be shared by 2 worker processes"),

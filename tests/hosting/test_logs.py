@@ -180,7 +180,7 @@ def test_the_text_format_is_human_readable() -> None:
     )
 
 
-def test_log_lines_are_flushed_in_whole_lines_up_to_pipe_buf(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_access_log_flushes_whole_lines_up_to_pipe_buf(capfd: pytest.CaptureFixture[str]) -> None:
     log = AccessLog(logging.DEBUG)
     response = make_response("200 OK", [], b"{}", is_head=False)
     with socket.socket() as sock:
@@ -333,7 +333,7 @@ def test_a_stalled_log_reader_blocks_no_request() -> None:
     try:
         wait_until(lambda: is_ready(port))
         [worker] = children(process.pid)
-        fill_the_log()  # It is more than the pipe holds.
+        fill_the_log()  # The pipe is full now.
         assert children(process.pid) == [worker]
         received = b""
         while b"were dropped" not in received:

@@ -1,4 +1,4 @@
-"""Log output: what happens if its reader stalls."""
+"""Log output to a pipe whose reader stalls, to a full disk, and to a file."""
 
 import os
 import threading

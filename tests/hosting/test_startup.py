@@ -187,7 +187,7 @@ def test_log_config_decides_where_the_service_logs(tmp_path: Path) -> None:
 @needs_root
 def test_a_new_file_is_owned_by_the_worker_user() -> None:
     user = 12345
-    with tempfile.TemporaryDirectory() as folder:  # Not tmp_path, because only root may enter it.
+    with tempfile.TemporaryDirectory() as folder:  # Only root may enter tmp_path, so use another folder.
         os.chown(folder, user, user)
         file = Path(folder, "plants.db")
         command = [*SERVE, "--bind=127.0.0.1:0", f"--user={user}", f"--group={user}"]
@@ -237,8 +237,8 @@ def test_a_key_that_workers_cannot_read_stops_the_start(tmp_path: Path) -> None:
 USERS_IN_GROUPS = [user for user in pwd.getpwall() if user.pw_uid and len(os.getgrouplist(user.pw_name, 12345)) > 1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts workers that run as another user")
-@pytest.mark.skipif(not USERS_IN_GROUPS, reason="no user is in a further group")
+@needs_root
+@pytest.mark.skipif(not USERS_IN_GROUPS, reason="no user has a supplementary group")
 @pytest.mark.parametrize(("options", "status"), [([], 1), (["--initgroups"], 0)], ids=["without", "with"])
 def test_initgroups_decides_whether_workers_can_read_the_tokens(options: list[str], status: int) -> None:
     user = USERS_IN_GROUPS[0]
@@ -252,7 +252,7 @@ def test_initgroups_decides_whether_workers_can_read_the_tokens(options: list[st
         assert run(*command, PLANTS_TOKENS_FILE=tokens.name).returncode == status
 
 
-# Simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
+# This simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
 SANDBOX = """
 import os
 def forbidden(*_): raise PermissionError(1, "Operation not permitted")

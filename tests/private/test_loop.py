@@ -35,7 +35,7 @@ def driver() -> Iterator[Driver]:
 
 
 class GatedApp:
-    """Notes the path of each call, and does not respond before ``gate`` is set."""
+    """An application that records the path of each call, and does not respond before ``gate`` is set."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -51,7 +51,7 @@ class GatedApp:
 
 
 class Failing(Service):
-    """Fails to log /unlogged, and to make any error response."""
+    """A service that fails to log /unlogged, and to make any error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
@@ -149,7 +149,7 @@ def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> Non
 
 
 class Identifying(Service):
-    """Adds a header each time it identifies a request."""
+    """A service that adds a header each time it identifies a request."""
 
     def after_head(self, request: Request) -> None:
         request.extra_headers += b"X-Request-ID: 1\r\n"
@@ -460,7 +460,7 @@ def test_a_request_rejected_between_chunks_is_read_no_further(driver: Driver) ->
 def test_a_request_that_arrived_before_its_timeout_is_served(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
-        for _ in range(2):  # while the connection is open, and while it is idle
+        for _ in range(2):  # The state is OPEN the first time, and IDLE the second.
             client.sendall(GET)
             driver.step(connection, connection.expire)
             assert connection.state is RESPONDING
@@ -501,7 +501,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     busy.run_once()
     assert called == ["/long"]
     clients[3][0].sendall(GET.replace(b"/late", b"/probe"))
-    # The second request is rejected while it waits, so it is never called.
+    # The second request is rejected while it waits, so the application is not called for it.
     busy.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     busy.run_once()
     busy.run_once()
@@ -567,7 +567,7 @@ def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptur
 
 
 class DeferredApp:
-    """Defers the start of its responses, and records what happens to each."""
+    """An application that defers the start of its responses, and records what happens to each."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -618,7 +618,7 @@ def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
 
 @pytest.fixture
 def long_gather_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a batch wait for all its requests: a busy machine may take longer between two iterations."""
+    """Let a batch wait for all its requests, because a busy machine may take long between two iterations."""
     monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)
 
 
@@ -689,7 +689,7 @@ def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
         driver.end()
 
 
-def test_a_batch_ends_at_a_number_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
     late = DeferredApp()
     driver = Driver(app=late, threads=1)

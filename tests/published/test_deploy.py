@@ -167,7 +167,7 @@ def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
     assert version("plants") == plants.__version__
 
 
-def test_the_comment_on_the_readiness_probe_has_its_seconds() -> None:
+def test_the_readiness_comment_agrees_with_the_probe() -> None:
     text = (DEPLOY / "kubernetes.yaml").read_text()
     found = re.search(r"readinessProbe:\s+\{.*periodSeconds: (\d+),.*failureThreshold: (\d+)\}", text)
     assert found

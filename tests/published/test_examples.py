@@ -46,7 +46,7 @@ def mounted(request: pytest.FixtureRequest) -> tuple[Any, MemoryStore]:
 
 
 class Mounted(HostContract):
-    """The rows of the contract that a framework can change, for an example that mounts the application under /store."""
+    """The rows of the contract whose result may depend on a framework that mounts the application under /store."""
 
     example: ClassVar[str]
     call = staticmethod(sender)

@@ -38,7 +38,7 @@ class BytesPerPlant(NamedTuple):
 
 
 def bytes_per_plant() -> BytesPerPlant:
-    """Return the documented bytes, the last two of them with random ids."""
+    """Return the documented bytes per plant; the last two numbers are for random ids."""
     pattern = (
         r"takes (\d+) bytes in SQLite and (\d+) in PostgreSQL \((\d+) in the table, (\d+) in the index\) "
         r"if ids come in order\. If they are random, it takes (\d+) bytes in SQLite and up to (\d+) in PostgreSQL\."

@@ -36,7 +36,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 class Served(HostContract):
-    """The rows of the contract that a server can change."""
+    """The rows of the contract whose result may depend on the server."""
 
     server: ClassVar[str]
 
@@ -59,7 +59,7 @@ class Served(HostContract):
 
 
 def inapplicable(reason: str, *rows: str) -> dict[str, str]:
-    """Return one reason for each of several rows, in the form of ``HostContract.does_not_apply``."""
+    """Map each row to the same reason, as ``HostContract.does_not_apply`` does."""
     return {f"test_{row}": reason for row in rows}
 
 

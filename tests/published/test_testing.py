@@ -279,7 +279,7 @@ def test_a_recorded_path_is_decoded_and_a_header_may_be_empty(plants_server: Ser
     assert (request.path, request.query, request.headers["x-empty"]) == ("/pl\xe4nts/\ufffd", "q=%C3%A4", "")
 
 
-def test_end_delays_releases_delayed_requests(plants_server: Server) -> None:
+def test_delayed_requests_complete_after_end_delays(plants_server: Server) -> None:
     plants_server.store.delay = 60.0
     with ThreadPoolExecutor(8) as pool:
         responses = [pool.submit(post, plants_server, id=number) for number in range(8)]

@@ -283,9 +283,10 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                     connecting_at = time.monotonic()
                     client = server.client()
                 target = f"/{name}/{number}"
-                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. No request is lost:
-                # if the worker had read it, it would be in the notes, and the last assertion would fail.
-                # On a busy machine, this thread may also take longer to send its request than a stopping worker waits.
+                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. The request is not
+                # lost then: if a worker had run it, it would be in the notes, but not in `completed`, and the last
+                # assertion would fail. A connection may also be closed because this thread, on a busy machine, took
+                # longer to send its request than a stopping worker waits.
                 with contextlib.suppress(ConnectionError):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
                 may_be_closed = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2

@@ -1,4 +1,4 @@
-"""A short form of the hostile audit: a hostile client can end only its own connections."""
+"""Short forms of the hostile audit, and of two checks of the audit of changes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +27,7 @@ CHECKS: dict[str, Callable[[Target], Verdict]] = {
     "large-framing": hostile.large_framing,
     "stalled": partial(hostile.stalled, clients=100, seconds=1, limit=PATIENT_SECONDS),
 }
-# These checks start a service with special settings, and do not depend on the store.
+# These checks start a service with special settings or limits, and do not depend on the store.
 CONNECTION_CHECKS: dict[str, Callable[[str, int], Verdict]] = {
     "few-descriptors": partial(hostile.few_descriptors, files=100, clients=300, seconds=1),
     "no-descriptor-left": hostile.no_descriptor_left,

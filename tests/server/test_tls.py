@@ -328,7 +328,7 @@ class Peer:
             sent = self.client.step(received)
 
     def exchange(self, ciphertext: bytes) -> bytes:
-        """Send ciphertext, run one iteration, and return the server's bytes; none if it has closed."""
+        """Send ciphertext, run one iteration, and return the bytes that the server has sent, if any."""
         self.sock.sendall(ciphertext)
         self.driver.run_once()
         return self.received()
@@ -576,7 +576,8 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
         known = trusting(TLS13)
         known.load_cert_chain(certificate)
         assert send(GET, known).startswith(b"HTTP/1.1 200")
-        # If the server closed a connection with an unread request, its reset could overtake the alert.
+        # Send no request, because the server would close the connection without reading it, and the reset could
+        # overtake the alert.
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
             send(b"", trusting(TLS13))
         with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):

@@ -332,7 +332,7 @@ def test_text_written_to_wsgi_errors_is_logged(server: Server, client: Client) -
     server.wait_for(r"\[ERROR\] another complaint$")
 
 
-def test_the_server_without_a_service_rejects_with_plain_text(tmp_path: Path) -> None:
+def test_the_servers_own_worker_class_rejects_in_plain_text(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--worker-class=plants.server.worker.Worker") as server, server.client() as client:
         response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
         assert (response.status, response.headers["content-type"]) == (400, "text/plain")

@@ -91,7 +91,7 @@ def outcome(result: Callable[[], None]) -> object:
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
 plants = st.builds(Plant, st.sampled_from(IDS), texts, st.none() | texts)
-# The plants of a batch have few ids.
+# Choose few ids for a batch, so that some of its plants have the same one.
 batches = st.lists(st.sampled_from(IDS), min_size=1, max_size=3).flatmap(
     lambda ids: st.lists(st.builds(Plant, st.sampled_from(ids), texts, st.none() | texts), max_size=10)
 )

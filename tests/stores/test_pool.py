@@ -1,4 +1,4 @@
-"""A connection pool whose connections go nowhere."""
+"""The connection pool, with fake connections."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from tests.support.process import wait_until
 
 
 class Link:
-    """A connection to nothing."""
+    """A fake connection."""
 
     def __init__(self) -> None:
         self.idle = True

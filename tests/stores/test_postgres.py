@@ -102,7 +102,7 @@ def table_locked(server: PostgresServer) -> Iterator[None]:
         yield
 
 
-def test_a_lost_idle_connection_fails_no_add(store: PostgresStore, server: PostgresServer) -> None:
+def test_adds_succeed_after_idle_connections_were_lost(store: PostgresStore, server: PostgresServer) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(100))))
     server.stop()
@@ -270,8 +270,8 @@ def test_text_is_utf8_despite_another_client_encoding(
         assert store.get(1) == Plant(1, "Ж")
 
 
-def test_a_role_may_quote_all_identifiers(server: PostgresServer) -> None:
-    """PostgreSQL then writes the names of types with quotes."""
+def test_the_store_works_with_quote_all_identifiers(server: PostgresServer) -> None:
+    """With this setting, PostgreSQL also quotes the names of types."""
     with closing(PostgresStore(server.url + "?options=-cquote_all_identifiers%3Don", timeout=20)) as store:
         store.add(Plant(1, "oak"))
 
@@ -823,8 +823,9 @@ def test_options_in_the_url_override_the_defaults(server: PostgresServer, admin:
 
 
 def test_the_default_timeout_is_not_above_that_of_sqlite() -> None:
-    ours, sqlites = (inspect.signature(store).parameters["timeout"].default for store in (PostgresStore, SQLiteStore))
-    assert 0 < ours <= sqlites
+    stores = (PostgresStore, SQLiteStore)
+    postgres_timeout, sqlite_timeout = (inspect.signature(store).parameters["timeout"].default for store in stores)
+    assert 0 < postgres_timeout <= sqlite_timeout
 
 
 def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
@@ -854,7 +855,7 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
 def test_two_services_lose_no_plant_when_the_database_is_killed(server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection:
         [(checkpointer,)] = rows(connection, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
-    # The server then ends its other processes, too, and recovers.
+    # If the checkpointer is killed, the server ends its other processes, too, and recovers.
     assert citus_audit.run([server.url, server.url], [(f"kill -9 {checkpointer}", "true")], seconds=1, ids=20) == 0
 
 

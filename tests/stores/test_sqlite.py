@@ -177,8 +177,8 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
-def test_no_file_is_created_beside_the_wal_of_a_lost_one(store: SQLiteStore, path: Path) -> None:
-    """After a crash the WAL may have all plants, and SQLite would delete it."""
+def test_a_lost_file_whose_wal_remains_is_not_recreated(store: SQLiteStore, path: Path) -> None:
+    """After a crash the WAL may have all plants, and SQLite would delete it if it created a new file."""
     store.add(Plant(1, "oak"))
     lost = path.rename(path.with_name("lost"))
     with closing(SQLiteStore(str(path))) as later:
@@ -200,7 +200,7 @@ def test_an_add_that_timed_out_on_a_lock_is_never_stored(store_with_1s_timeout: 
 
 @contextmanager
 def disk_hanging(store: SQLiteStore) -> Iterator[None]:
-    """Hold up the commit of another thread."""
+    """Block a commit in another thread, as a hanging disk does."""
     has_begun, released = threading.Event(), threading.Event()
 
     def hang(_connection: object) -> None:

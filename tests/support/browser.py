@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tests.support.process import end, start
 
-# Root has no sandbox, and a container has little shared memory.
+# Chromium's sandbox does not work as root, and a container has little shared memory.
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
 _OPTIONS = {"args": _ARGUMENTS, "perfLoggingPrefs": {"enableNetwork": True}}
 _CAPABILITIES = {
@@ -47,7 +47,7 @@ class Browser:
         return self.post("goog/cdp/execute", cmd=command, params=parameters)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Return the result of a script; of a promise, the value that fulfills it."""
+        """Run a script, and return its result, or the value of a promise that it returns."""
         return self.post("execute/sync", script=script, args=arguments)
 
     def open(self, url: str) -> None:

@@ -28,7 +28,7 @@ def find_binaries() -> Path | None:
 
 @contextmanager
 def server_directory() -> Iterator[Path]:
-    """Make a directory that every user can enter, unlike most that a test uses."""
+    """Make a directory that every user can enter, unlike pytest's ``tmp_path``."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)

@@ -82,7 +82,7 @@ def _secret(keylog: Path, label: str) -> bytes:
 
 
 class Records13:
-    """Encrypts records for a TLS 1.3 client whose handshake is complete and whose own TLS object sends nothing more.
+    """The records of a TLS 1.3 client whose handshake is complete and whose own TLS object sends nothing more.
 
     :param keylog: the ``keylog_filename`` of the client's context.
     """
@@ -123,7 +123,7 @@ class Records13:
 
 
 class Records12:
-    """Encrypts records as a client of TLS 1.2, like `Records13`.
+    """The records of a TLS 1.2 client, like `Records13`.
 
     :param server_hello: the first bytes that the server sent.
     """
