@@ -4,8 +4,8 @@
     python -m tests.audits.changes --creates 2000 --only hup --only usr2
 
 Clients create plants, and retry only if their connection was closed without a response. A change passes if each
-accepted request got its response, none of them late, and, with SQLite, every plant that the load got a 200 for is
-stored. Each change prints one line; the exit status is 0 if all pass.
+accepted request got its response in time and, with SQLite, every acknowledged plant is stored. Each change prints one
+line; the exit status is 0 if all pass.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ CLOSE_SECONDS = 0.5
 class Load:
     """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has stopped.
 
-    With ``lasts``, they go on until the ``with`` block ends, so that changes always meet requests.
+    With ``lasts``, they go on until the ``with`` block ends, so that there are requests during each change.
 
     ``seen`` counts the 200s and the connections closed as a request arrived, ``faults`` everything else.
     """
@@ -161,7 +161,7 @@ class Load:
             return None
 
     def _ask(self, sock: socket.socket, number: int) -> tuple[int, int, bool]:
-        """Return the status, the code of the error, and whether the connection stays open; 0 without a response."""
+        """Return the status (0 without a response), the code of the error, and whether the connection stays open."""
         body = plant(number)
         began = time.monotonic()
         received = b""
@@ -242,7 +242,8 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
     """Reload the configuration and replace the workers repeatedly (``HUP``)."""
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates, pause=0.02, lasts=True) as load:
-            # An earlier signal could stop a worker that has not installed its signal handlers yet, which would kill it.
+            # Wait 1 s between two signals: each makes the master stop its workers with TERM, which would kill one that
+            # has not installed its signal handlers yet.
             number = _repeat(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")

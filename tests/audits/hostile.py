@@ -93,7 +93,7 @@ def half_heads(service: Target, clients: int = 1500) -> Verdict:
                     seen[sock.recv(12)[9:].decode() or "closed"] += 1
             crowd.end(reset=reset)
     is_back = comes_true(lambda: not service.connections())
-    return Verdict(is_back, f"of {2 * clients} {dict(seen)}, the others disconnected")
+    return Verdict(is_back, f"of {2 * clients} clients {dict(seen)}, the rest disconnected without a response")
 
 
 def resets_beside_creates(service: Target, seconds: float = 5, limit: float = 0.1) -> Verdict:
@@ -200,10 +200,10 @@ def aborted_uploads(service: Target, uploads: int = 600, size: int = MIB, slack:
     return Verdict(grown < slack, f"{grown // MIB} MiB more resident after {uploads} of {size // 1024} KiB")
 
 
-def largest_parts(
+def large_incomplete_parts(
     service: Target, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
-    """Send the largest allowed part of a head, a body, chunks or trailers from many clients, beside a good one."""
+    """Send a large head, body, chunk or trailer section without its end from each of many clients."""
     head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
     forms = [
         head,
@@ -603,7 +603,7 @@ CHECKS: dict[Callable[..., Verdict], str] = {
     stalled_bodies: "limit",
     byte_after_upload: "",
     aborted_uploads: "",
-    largest_parts: "flood_limit",
+    large_incomplete_parts: "flood_limit",
     connect: "",
     malformed_trailers: "",
     large_framing: "",

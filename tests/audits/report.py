@@ -20,13 +20,15 @@ def audit_parser(description: str | None) -> argparse.ArgumentParser:
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a service, or configure the one that is started."""
     parser.add_argument(
-        "--address", default="", help="HOST:PORT of a service; by default one is started for each check"
+        "--address", default="", help="HOST:PORT of a service; by default the audit starts one for each check"
     )
     parser.add_argument("--token", default="", help="a valid token, with --address")
     parser.add_argument("--master", type=int, default=0, help="its master's process id, to measure memory and files")
-    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="of a service that is started")
-    parser.add_argument("--workers", type=int, default=1, help="of a service that is started")
-    parser.add_argument("--request-timeout", type=float, default=5, help="of the service, in seconds (%(default)s)")
+    parser.add_argument(
+        "--store", default="memory", choices=["memory", "sqlite"], help="the store of a service that the audit starts"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="its number of workers")
+    parser.add_argument("--request-timeout", type=float, default=5, help="its request timeout in seconds (%(default)s)")
 
 
 def report(name: str, verdict: Verdict) -> bool:

@@ -10,7 +10,7 @@ The exit status is 0 if all of this is true:
 - Each acknowledged plant is still stored.
 - The workers are the same as before, and connections and descriptors are back at their old numbers.
 - The peak memory of the last third of the run exceeds that of the middle third by less than 8 MiB plus 600 bytes for
-  each response 200 of the whole run.
+  each 200 response of the whole run.
 - Each line of the log matches ``EXPLAINED``.
 """
 

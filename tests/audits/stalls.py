@@ -235,11 +235,11 @@ def small_disk(directory: Path) -> Iterator[None]:
 
 
 Stall = Callable[[Place], AbstractContextManager[None]]
-OF_SERVER: tuple[Stall, ...] = (table_locked, server_stopped, disk_full)
-OF_FILE: tuple[Stall, ...] = (file_held, disk_full)
+POSTGRESQL_STALLS: tuple[Stall, ...] = (table_locked, server_stopped, disk_full)
+SQLITE_STALLS: tuple[Stall, ...] = (file_held, disk_full)
 STALLS = {
     f"{kind}:{stall.__name__}": (kind, stall)
-    for kind, stalls in {"postgresql": OF_SERVER, "sqlite": OF_FILE}.items()
+    for kind, stalls in {"postgresql": POSTGRESQL_STALLS, "sqlite": SQLITE_STALLS}.items()
     for stall in stalls
 }
 
