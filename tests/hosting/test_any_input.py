@@ -1,4 +1,4 @@
-"""Any bytes in the token file and any text in a setting: a service starts, or fails with one line."""
+"""A service starts, or fails with one line, whatever is in its token file or in a setting."""
 
 import logging
 import re
@@ -75,7 +75,7 @@ def messages() -> Iterator[list[str]]:
     log.removeHandler(handler)
 
 
-def test_a_file_of_any_bytes_is_used_or_rejected_without_echo(tmp_path: Path) -> None:
+def test_any_token_file_is_used_or_rejected_without_quoting_it(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
     @examples(100)
@@ -136,7 +136,7 @@ def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
             problem = str(error)
         assert problem.startswith(f"{name} is not usable: ")
         assert problem.isprintable()
-        # The message shows the path of the file, whatever it contains.
+        # PLANTS_TOKENS_FILE is a path, which the message shows. Some examples have SECRET in their path.
         assert name == "PLANTS_TOKENS_FILE" or SECRET not in problem
 
     check()

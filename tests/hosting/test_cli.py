@@ -51,7 +51,7 @@ def test_help_names_the_commands_and_the_settings(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "config", "token"])
-def test_each_command_has_a_help(command: str) -> None:
+def test_each_command_has_its_own_help(command: str) -> None:
     result = call(command, "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"usage: plants {command} [-h]")
@@ -201,7 +201,7 @@ def test_a_bad_configuration_is_reported_in_one_line(env: dict[str, str], start:
 
 @pytest.fixture
 def long_check_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a busy machine take its time for a response to a check."""
+    """Raise the timeout of ``plants check``, because the machine may be busy."""
     monkeypatch.setattr(cli, "_CHECK_SECONDS", PATIENCE_SECONDS)
 
 
@@ -615,7 +615,7 @@ def test_tls_settings_that_yield_no_tls_stop_the_start(options: str, content: st
     assert re.fullmatch(line, error_line(result))
 
 
-def test_a_store_that_blocks_gets_threads_despite_threads_1(tmp_path: Path) -> None:
+def test_with_threads_1_a_store_that_blocks_still_has_a_thread(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [])\n"
@@ -632,7 +632,8 @@ def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
     file.write_text(hook.format("one"))
     with serving("-c", str(file)) as service:
         service.wait_for("worker one is here")
-        # The text must differ in length: Python reuses the bytecode of a file with the same size and mtime in seconds.
+        # The new text has another length. If size and mtime (in whole seconds) were the same, Python would reuse the
+        # bytecode of the old text.
         file.write_text(hook.format("another"))
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("worker another is here")

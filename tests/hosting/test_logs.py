@@ -1,4 +1,4 @@
-"""The log: the members of its lines, and that no client can forge one."""
+"""The log: the members of each line, forged lines, Gunicorn's log settings, and output that is not read."""
 
 import json
 import logging
@@ -242,7 +242,7 @@ def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
         "--access-logformat=%(r)s|%(U)s|%(q)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|%({x-request-id}o)s"
     )
     with serving(f"--access-logfile={log}", form) as service:
-        basic = ("Authorization", "Basic Y29ycmVjdC1ob3JzZTo=")  # the token as the user
+        basic = ("Authorization", "Basic Y29ycmVjdC1ob3JzZTo=")  # The user name is the token.
         for headers in ([AUTH, JSON_TYPE], [basic]):
             service.send(new_plant(), path="/plants?a=1", headers=[*headers, ("X-Request-ID", "first")])
         service.send(method="GET", path=FORGED, headers=[("X-Request-ID", "second")])

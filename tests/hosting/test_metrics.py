@@ -61,17 +61,17 @@ def request_counts(port: int) -> Counter[tuple[str, str, str, str]]:
     found: Counter[tuple[str, str, str, str]] = Counter()
     for labels, count in scrape(port).get(COUNT, []):
         found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
-    return +found  # A worker starts with a count of zero.
+    return +found  # The unary plus drops the count of zero that each worker starts with.
 
 
 def folder_of(master: int) -> Path:
-    """Return the folder that a service's workers have their files in."""
+    """Return the folder with the metrics files of a master's workers."""
     (folder,) = {file.parent for worker in children(master) for file in metrics_files(worker)}
     return folder
 
 
 def metrics_files(process: int) -> list[Path]:
-    """Return the files of the metrics that a process has open."""
+    """Return the metrics files that a process has open."""
     files = []
     for link in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # A descriptor may be closed meanwhile.

@@ -30,7 +30,7 @@ class Pipe:
 @pytest.fixture(params=["RWF_NOWAIT", "poll"])
 def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
     monkeypatch.setattr(output, "_MAX_WAIT_SECONDS", 0.01)
-    if request.param == "poll":  # as before Linux 6.4
+    if request.param == "poll":  # Before Linux 6.4, RWF_NOWAIT does not work with pipes.
         monkeypatch.setattr(os, "RWF_NOWAIT", 0)
     pipe = Pipe()
     yield pipe

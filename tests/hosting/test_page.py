@@ -181,7 +181,7 @@ def copied(browser: Browser) -> str:
     """Return the text that the Copy button copies."""
     browser.run("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
     browser.run("document.getElementById('copy').focus()")
-    browser.press(ENTER)  # A script's click may not write to the clipboard.
+    browser.press(ENTER)  # Browsers do not let a script's click write to the clipboard.
     text: str = browser.run("return window.copied")
     return text
 

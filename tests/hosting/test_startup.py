@@ -1,4 +1,4 @@
-"""The start of a hosted service, and the place of its log."""
+"""The start of a hosted service, and where it logs."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_a_removed_token_stays_invalid_in_a_new_worker(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
-# The second worker waits before its first instruction until the test writes into the pipe.
+# The second worker waits before its first instruction until the test opens the pipe for writing.
 LATE_WORKER = """
 import os
 forks = 0
@@ -433,7 +433,7 @@ def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_only_a_unix_socket_in_use_stops_the_start(tmp_path: Path) -> None:
+def test_a_start_fails_only_if_its_unix_socket_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))

@@ -54,7 +54,7 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
 
 @contextmanager
 def disk_full(service: Service) -> Iterator[None]:
-    """Let the workers of the service write no more into any file."""
+    """Prevent the workers of a service from writing to files, as a full disk does."""
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in children(service.process.pid)}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
@@ -187,7 +187,8 @@ def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
-        # The first worker notices and retries before the second has noticed.
+        # The first worker notices that the file is gone, and retries. The second worker gets no request until later, so
+        # it does not notice yet.
         deadline = time.monotonic() + 1.5
         while time.monotonic() < deadline:
             assert add(one, 1)[0] != 200
@@ -207,7 +208,8 @@ def test_plants_survive_a_crash_after_the_shm_file_was_removed(tmp_path: Path) -
 
     with two_workers(file) as (one, other):
         Path(f"{file}-shm").unlink()
-        # The first worker notices, creates its own -shm file, and stores plants before the second has noticed.
+        # The first worker notices that the file is gone, creates a new -shm file, and stores plants. The second worker
+        # gets no request until later, so it does not notice yet.
         wait_until(lambda: add(one, next(ids))[0] == 200)
         stored = adds(one)
         assert stored

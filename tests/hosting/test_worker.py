@@ -1,4 +1,4 @@
-"""The ids of requests: on every response, and in every line of the log about it."""
+"""Request ids: each response has one, and each log line about a request has the same one."""
 
 import http.client
 import json
@@ -124,7 +124,7 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
             assert (line["method"], line["path"]) == request
 
 
-def test_the_line_of_each_response_is_found_by_its_id(service: Service) -> None:
+def test_the_log_line_of_a_response_has_its_request_id(service: Service) -> None:
     for number, headers in enumerate([[], [AUTH], [AUTH, JSON_TYPE]]):
         response = service.send(new_plant(id=number), headers=headers)
         assert service.line_of(response.headers["x-request-id"])["status"] == response.status
