@@ -51,7 +51,7 @@ class GatedApp:
 
 
 class Failing(Service):
-    """A service that fails to log /unlogged, and to make any error response."""
+    """A service whose hooks raise: one for each response to /unlogged, the other for each error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
@@ -133,7 +133,7 @@ def test_clients_that_do_not_read_are_closed_to_free_memory(driver: Driver) -> N
         assert small.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_only_the_largest_uploads_are_rejected_for_memory(driver: Driver) -> None:
+def test_only_the_largest_uploads_are_rejected_to_free_memory(driver: Driver) -> None:
     driver.loop._max_buffered_bytes = 5000
     sizes = [100 + 5 * number for number in range(100)]
     clients = [driver.connect() for _ in sizes]
@@ -178,7 +178,10 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 
 
 class ShortOfDescriptors(socket.socket):
-    """accept() fails with EMFILE; once ``short`` is False, the first client it returns has already disconnected."""
+    """A listening socket that has no free descriptors while ``short`` is set.
+
+    Afterwards, the first client that it accepts has already disconnected.
+    """
 
     short = True
     gone = 1
@@ -298,7 +301,7 @@ def test_a_full_loop_closes_the_longest_idle_connection(full: FullDriver) -> Non
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_full_loop_closes_stalled_uploads_first(full: FullDriver) -> None:
+def test_a_full_loop_closes_a_stalled_upload_not_an_active_one(full: FullDriver) -> None:
     stalled, upload, _ = full.accept(POST + b"x"), full.accept(POST + b"x"), full.accept()
     for _ in range(3):
         upload.sendall(b"x")
@@ -408,7 +411,7 @@ def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver, before: bytes)
 
 
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
-def test_one_leading_empty_line_is_allowed_in_any_packets(driver: Driver, lines: int, status: bytes) -> None:
+def test_one_leading_empty_line_is_allowed_however_it_is_split(driver: Driver, lines: int, status: bytes) -> None:
     data = b"\r\n" * lines + GET
     for cut in range(1, 2 * lines + 2):
         client, _ = driver.connect()
@@ -598,9 +601,9 @@ class DeferredResponse:
 
 
 def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
-    """Return what happens to requests that one thread handles, and the start of each response."""
-    late = DeferredApp()
-    driver = Driver(app=late, threads=1)
+    """Return the events of requests that one thread handles, and the start of each response."""
+    deferred = DeferredApp()
+    driver = Driver(app=deferred, threads=1)
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
         client.sendall(GET.replace(b"/late", path.encode()))
@@ -613,7 +616,7 @@ def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
                 driver.run_once()
             responses.append(client.recv(1000)[:12])
     driver.end()
-    return late.events, responses
+    return deferred.events, responses
 
 
 @pytest.fixture
@@ -691,8 +694,8 @@ def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
 
 def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
-    late = DeferredApp()
-    driver = Driver(app=late, threads=1)
+    deferred = DeferredApp()
+    driver = Driver(app=deferred, threads=1)
     clients = [driver.connect() for _ in range(5)]
     for client, connection in clients:
         client.sendall(POST + b"x" * 900)
@@ -702,7 +705,7 @@ def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) 
             while connection.state == RESPONDING:
                 driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    calls = groupby(event.startswith("call") for event in late.events)
+    calls = groupby(event.startswith("call") for event in deferred.events)
     assert [len(list(batch)) for is_call, batch in calls if is_call] == [2, 2, 1]
     driver.end()
 
@@ -768,7 +771,7 @@ def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
         with client:
             client.sendall(GET)
             driver.run_once()
-            driver.run_once()  # Nothing more has come, so the request goes to a thread.
+            driver.run_once()  # No other request has arrived, so a free thread gets this one.
             if number < driver.threads:
                 assert gated.calls.acquire(timeout=60)
             else:

@@ -78,7 +78,8 @@ def test_a_client_that_does_not_read_is_cut_off(server_with_1s_timeouts: Server)
 
 def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(server_with_1s_timeouts: Server) -> None:
     with server_with_1s_timeouts.client() as client:
-        # The server may also read and discard the requests until it closes the connection.
+        # If the server closes the connection while data is on its way, `send` fails. If the server reads and discards
+        # all data before it closes the connection, `send` succeeds.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             client.send(GET * 4_000_000)
         wait_until(lambda: _connections(server_with_1s_timeouts) == 0)
@@ -283,10 +284,10 @@ def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path,
                     connecting_at = time.monotonic()
                     client = server.client()
                 target = f"/{name}/{number}"
-                # RFC 9112, section 9.3.1: a connection may be closed just when it is used again. The request is not
-                # lost then: if a worker had run it, it would be in the notes, but not in `completed`, and the last
-                # assertion would fail. A connection may also be closed because this thread, on a busy machine, took
-                # longer to send its request than a stopping worker waits.
+                # A worker may close an idle connection just as this client reuses it (RFC 9112, section 9.3.1). On a
+                # busy machine, this thread may be so slow that a stopping worker closes even a new connection before
+                # the request arrives. In both cases the worker must not run the request. If it did, the request would
+                # be in the notes but not in `completed`, and the last assertion would fail.
                 with contextlib.suppress(ConnectionError):
                     client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
                 may_be_closed = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2

@@ -1,4 +1,4 @@
-"""A request in memory: limits to the byte, and the same result for any packet boundaries."""
+"""Request parsing in memory: each limit is exact, and packet boundaries do not change the result."""
 
 import socket
 from collections.abc import Callable
@@ -265,7 +265,7 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
         return b"1;a=".ljust(size - 2, b"b") + b"\r\n"
 
     large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It raises the framing limit, so that only the line limit can reject.
-    # The limit includes the two bytes of the line end before the line.
+    # The limit includes the CRLF that precedes the line.
     for size, status in ((4094, 0), (4095, 400)):
         for packets in ([large + line(size) + b"x"], [large, line(size), b"x"], [large, line(size)[:-1], b"\nx"]):
             assert rejection(feed, ChunkedBody(LARGE), *packets) == status
@@ -300,10 +300,13 @@ def test_trailers_have_the_limits_of_the_head(make: Callable[[int], bytes], limi
             assert rejection(feed, ChunkedBody(limits), data[:cut], data[cut:]) == status
 
 
-def test_trailers_without_an_end_are_rejected() -> None:
+def test_incomplete_trailers_have_the_limits_of_the_head() -> None:
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 51, b"a")) == 0
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 52, b"a")) == 431
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\n" + b"X-A: a\r\n" * 5) == 431
+
+
+def test_a_malformed_trailer_is_rejected() -> None:
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX A: a\r\n\r\n") == 400
 
 

@@ -1,4 +1,4 @@
-"""TLS in memory and in the event loop, with clients of OpenSSL and clients that encrypt arbitrary records."""
+"""TLS in memory and in the event loop. Some clients use OpenSSL; the others encrypt arbitrary records themselves."""
 
 import random
 import socket
@@ -44,7 +44,7 @@ def receive(tls: TLS, ciphertext: bytes, step: int = READ_BYTES) -> bytes:
 
 
 def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> TLSClient:
-    """Complete a handshake."""
+    """Complete a handshake, and return the client."""
     client = TLSClient(context)
     sent = client.step()
     while sent:
@@ -218,7 +218,7 @@ def test_an_endless_handshake_is_bounded(tls: TLS) -> None:
         receive(tls, client_hello + 60_000 * b"\x16\x03\x01\x00\x01x")
 
 
-def test_an_occasional_key_update_does_not_close_a_connection(tls: TLS, tmp_path: Path) -> None:
+def test_100_key_updates_per_data_record_are_allowed(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
     for _ in range(MAX_OVERHEAD_BYTES // 2000):
         assert tls.receive(b"".join(records.key_update() for _ in range(100)) + records.data(b"x")) == b"x"

@@ -86,7 +86,7 @@ def test_a_header_with_an_underscore_is_dropped(client: Client) -> None:
 
 
 def test_no_forwarded_header_is_trusted(client: Client) -> None:
-    """From 127.0.0.1, Gunicorn's own workers trust forwarded headers."""
+    # The client is 127.0.0.1, from which Gunicorn's own workers trust forwarded headers.
     fields = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.1\r\nSCRIPT_NAME: /a\r\nPATH_INFO: /b\r\n"
     environ = environ_of(client.send(request(fields)).response())
     assert (environ["wsgi.url_scheme"], environ["REMOTE_ADDR"]) == ("http", "127.0.0.1")
