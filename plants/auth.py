@@ -36,7 +36,7 @@ class BearerAuth:
             accepted = self._check.accepts(bearer[1])
             if accepted is True:
                 return
-            if accepted:  # A coroutine is truthy, so any token would be valid.
+            if accepted:  # An asynchronous accepts() returns a coroutine, which is truthy for every token.
                 raise TypeError(f"accepts() returned {type(accepted).__name__}, not True or False")
         if authorization.partition(" ")[0].lower() != "bearer":
             raise http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})

@@ -102,7 +102,7 @@ class BatchStore(GroupCommitStore):
 
     def submit(self, plant: Plant) -> _PendingAdd:
         deadline = time.monotonic() + self._timeout
-        # If the name or the tag is not text, this raises before the plant joins a batch.
+        # Compute this before the plant joins a batch, because len() raises if the name is None or a number.
         characters = len(plant.name) + len(plant.tag or "")
         with self._lock:
             batch = self._batch
