@@ -93,7 +93,7 @@ def error_response(environ: dict[str, Any], error: Exception) -> tuple[str, list
 def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[falcon.HTTPError, bytes]:
     try:
         http = _as_http_error(error)
-        # What Falcon itself raises (no such path, no such method) has no code.
+        # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
         return http, error_body(environ, http.code or http.status_code * 100, http.description)
     except Exception as fault:  # for example, HTTPStatus does not know the status of an HTTPError
         return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)

@@ -32,7 +32,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
         if not (env.setdefault("PATH_INFO", "").isascii() and (env.get("QUERY_STRING") or "").isascii()):
             for name in ("PATH_INFO", "QUERY_STRING"):
                 env[name] = (env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
-        # Do not defer inside another application (SCRIPT_NAME), because some read the status before the body (Bottle).
+        # Do not defer in an outer application (SCRIPT_NAME): it may read the status before the body. Bottle does so.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)

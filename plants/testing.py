@@ -225,12 +225,12 @@ class Deployment(_Strict):
             nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
         """
         if not isinstance(failure, int | str) or failure not in _FAILURES:
-            raise ValueError(f"a failure is a status from 400, 'reset' or 'cut', not {failure!r}")
+            raise ValueError(f"a failure is an HTTP error status, 'reset' or 'cut', not {failure!r}")
         _number("times", times)
         self._failures = itertools.repeat(failure) if times > sys.maxsize else itertools.repeat(failure, int(times))
 
     def reset(self) -> None:
-        """Restore the initial state: the first token, no failures, no requests, no plants but a wrapped store's."""
+        """Restore the initial state: the first token, no failures, no requests, no plants except in a wrapped store."""
         self._token = self._first_token
         self._failures = itertools.repeat(0, 0)
         self.store.reset()

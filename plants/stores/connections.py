@@ -45,7 +45,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def check(self, deadline: float) -> None:
-        """Raise StoreUnavailable unless plants can be added now and the table cannot reject or lose one."""
+        """Raise StoreUnavailable if plants cannot be added now, or if the table could reject or lose a plant."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A dictionary, which lives as long as its process and is not shared with another one."""
+"""A dictionary that lives as long as its process. Other processes cannot use it."""
 
 import os
 import threading

@@ -76,7 +76,7 @@ class PostgresStore(BatchStore):
 
     def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
         parameters = conninfo_to_dict(conninfo)
-        # libpq would report a bad number at each connection.
+        # Check the numbers here, because libpq would report a bad number only when it connects.
         timeout_from_conninfo(parameters)
         _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
         # If an @ in the password is not encoded, libpq would quote the rest of the password as the host.
@@ -106,7 +106,7 @@ class PostgresConnections(Connections):
     def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
         self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
         self._timeout = timeout
-        # This is shorter than the caller's timeout, so a slow statement is canceled, and stores nothing, before that.
+        # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
         self._statement_timeout_ms = int(timeout * 750)
         self._shared_state = shared_state
         self._pool = ConnectionPool(self._connect, max_connections)

@@ -36,7 +36,7 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB and reuses it.
+_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB, and then reuses the log.
 
 _T = TypeVar("_T")
 
@@ -252,7 +252,7 @@ class _OpenFile:
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_wal = Path(self.wal_path).exists()
         if not Path(self._real_path).exists() and (has_wal or not may_create):
-            lost = "the file is gone, but not its log (-wal); restore it, or move the log away to begin empty"
+            lost = "the file is gone, but not its log (-wal); restore the file, or move the log away to begin empty"
             raise StoreUnusable(lost if may_create else f"the file is gone; {HOW_TO_RECOVER}")
         uri = f"file:{quote(os.fsencode(self._real_path))}?mode={'rwc' if may_create else 'rw'}"
         connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
@@ -266,7 +266,7 @@ class _OpenFile:
         _open_connections[self._real_path] -= 1
 
     def check_wal(self, earlier: "_OpenFile | None") -> None:
-        """Raise StoreUnusable if the log is that of an earlier file, because SQLite would mix its pages with ours."""
+        """Raise StoreUnusable if the log belongs to an earlier file, because SQLite would mix both files' pages."""
         self.identify()
         file, wal, _ = self._identities
         if earlier and wal and file != earlier._identities[0] and wal == earlier._identities[1]:

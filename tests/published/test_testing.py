@@ -167,7 +167,7 @@ def test_a_failure_of_the_server_lasts_until_it_is_removed(plants_server: Server
 
 @pytest.mark.parametrize("wrong", [200, 399, 600, 429.0, "429", "restart", [], None], ids=repr)
 def test_an_invalid_failure_is_rejected(plants_server: Server, wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"^a failure is a status from 400, 'reset' or 'cut', not "):
+    with pytest.raises(ValueError, match=r"^a failure is an HTTP error status, 'reset' or 'cut', not "):
         plants_server.fail(wrong)
 
 
