@@ -1,11 +1,11 @@
-"""Measure the CPU time of a create in the process, without a server, step by step.
+"""Measure the CPU time of a create in this process, without a server, step by step.
 
     python -m benchmarks.application [--rounds 15] [--creates 5000]
 
-Each round calls all applications below, one after the other, with new environments, and measures the CPU time of the
-process. The first is a Falcon application that reads the body and returns constant bytes. Each of the others adds one
-step, and the last is the service. The output has the median of all rounds for each application, and the median ratio of
-the last application to the first.
+Each round calls all applications below, one after the other, and measures the CPU time of the process. Each request has
+a new WSGI environ. The first application is a Falcon application that reads the body and returns constant bytes. Each
+of the others adds one step, and the last is the service. The output has the median of all rounds for each application,
+and the median ratio of the last application to the first.
 """
 
 import argparse
@@ -31,7 +31,7 @@ NEW_PLANT_SCHEMA = NewPlantSchema()
 
 
 class Steps:
-    """A resource that runs the first ``steps`` steps of a create, up to 3, and returns constant bytes."""
+    """A resource that returns constant bytes after 0 to 3 steps of a create: parse, validate, store."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

@@ -1,4 +1,4 @@
-"""Measure import times in new processes: for hosts that embed the package, and for sessions with its pytest plugin.
+"""Measure import and start-up times in new processes, for hosts that embed the package and for its pytest plugin.
 
     python -m benchmarks.embedding [--rounds 21]
 

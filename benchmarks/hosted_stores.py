@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--connections", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--workers", type=int, default=1, help="for SQLite and PostgreSQL (default: %(default)s)")
-    parser.add_argument("--serve", default="", help="options for Gunicorn, for SQLite and PostgreSQL")
+    parser.add_argument("--gunicorn-options", default="", help="for the services with SQLite and PostgreSQL")
     args = parser.parse_args()
     first_ids = itertools.count(10**9, 2 * 10**7)
     found: dict[tuple[str, int], list[Figures]] = defaultdict(list)
@@ -60,7 +60,7 @@ def main() -> None:
         urls = {"memory": "memory:", "SQLite": f"sqlite:///{directory}/plants.db", "PostgreSQL": server.url}
         services = {}
         for store, url in urls.items():
-            options = "" if store == "memory" else f"--workers {args.workers} {args.serve}"
+            options = "" if store == "memory" else f"--workers {args.workers} {args.gunicorn_options}"
             services[store] = Deployment(url, options, token=TOKEN)
             stack.callback(services[store].kill)
             services[store].start()

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: load with wrk, medians, and a line with the place and time of a measurement.
+"""Shared parts of the benchmarks: load with wrk, medians, and a line with the date, the code and the machine.
 
 Needs wrk (https://github.com/wg/wrk) on the PATH.
 """
@@ -61,7 +61,7 @@ def median(loads: Iterable[Load]) -> Load:
 
 
 def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:
-    """Return the median over the rounds of the ratio of two loads, which ran under the same conditions."""
+    """Divide the rates of two loads in each round, and return the median of these ratios."""
     return statistics.median(one.rate / other.rate for one, other in zip(loads, to, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Measure the CPU time of a log line (to a file) and of the metrics, without a server and in a loaded service.
+"""Measure the CPU time of a log line (to a file) and of the metrics: without a server, then in a loaded service.
 
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
@@ -83,9 +83,9 @@ def measure_over_http(rounds: int, seconds: int) -> None:
     for name, figures in found.items():
         rate = median_ratio([own.load for own in figures], to=[other.load for other in baseline])
         cost = statistics.median(own.cpu / other.cpu for own, other in zip(figures, baseline, strict=True))
-        own = statistics.median(own.cpu for own in figures)
-        ratios = f"{rate:5.2f} times the creates/s of the first row, {cost:5.2f} times its processor time"
-        print(f"{name:18} {ratios}, {own:6.1f} us a create")
+        cpu = statistics.median(own.cpu for own in figures)
+        ratios = f"{rate:5.2f} times the creates/s of the first row, {cost:5.2f} times its CPU per create"
+        print(f"{name:18} {ratios}, {cpu:6.1f} us CPU per create")
 
 
 def main() -> None:
@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seconds", type=int, default=3)
     options = parser.parse_args()
-    # The access log writes to descriptor 1, so redirect that to a file, and print the results to a copy of it.
+    # The access log writes to descriptor 1. Redirect this descriptor to a file, and print the results to a copy of the
+    # original descriptor.
     with (
         os.fdopen(os.dup(1), "w") as results,
         tempfile.TemporaryFile() as log,

@@ -1,4 +1,4 @@
-"""Measure how fast each WSGI server serves the hosted application, in one process with the dictionary store.
+"""Measure how fast each WSGI server serves the hosted application, with one worker and the dictionary store.
 
     python -m benchmarks.servers [--rounds 3] [--seconds 3] [--connections 16] [--equal-heads]
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256

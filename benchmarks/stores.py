@@ -1,7 +1,7 @@
 """Measure each store without HTTP: its speed, its memory per plant, and the highest CPU time of a single add.
 
-python -m benchmarks.stores speed       creates/s and waits at 1, 4, 16 and 64 threads, rounds interleaved
-python -m benchmarks.stores million     one million plants with distinct short names into each store
+python -m benchmarks.stores speed       creates/s and p99 latency at 1, 4, 16 and 64 threads, rounds interleaved
+python -m benchmarks.stores million     add one million plants with distinct short names to each store
 """
 
 import argparse
@@ -87,7 +87,7 @@ def million(plants: int) -> None:
                 tenths.append(time.perf_counter() - began)
             grown = (resident() - before) / plants
             print(f"{name:10}", *(f"{seconds:.2f}" for seconds in tenths), f"{tenths[0] / tenths[-1]:.2f}")
-            print(f"{name:10} {grown:.0f} bytes a plant in this process; most CPU of an add {longest * 1e3:.1f} ms")
+            print(f"{name:10} {grown:.0f} bytes a plant in this process; highest CPU of an add {longest * 1e3:.1f} ms")
 
 
 def add_all(store: PlantStore, threads: int, ids: range) -> float:
