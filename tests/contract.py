@@ -1,4 +1,4 @@
-"""The contract of the application in every host: one suite, and tables of inputs with ids.
+"""The suite that checks the application's contract in every host, and its tables of inputs.
 
 A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
 every row. `HostContract` runs those whose result may depend on the server or the framework: paths, methods, headers,
@@ -387,7 +387,7 @@ class HostContract:
     """The rows of the contract whose result may depend on the server or the framework."""
 
     every_row: ClassVar[bool] = False
-    # Maps the name of a test, as pytest prints it, to the reason that it does not apply to a host.
+    # Maps the name of a test, as pytest prints it, to the reason why the test does not apply to this host.
     does_not_apply: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls) -> None:

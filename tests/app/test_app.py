@@ -170,7 +170,7 @@ def test_the_return_value_of_add_is_ignored() -> None:
     ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
 )
 def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore, body: bytes, error: int) -> None:
-    """In a cycle, its body would stay in memory until the garbage collector runs."""
+    """A reference cycle would keep the request's body in memory until the garbage collector runs."""
     store.add(Plant(1, "Fern"))
     gc.collect()
     gc.disable()

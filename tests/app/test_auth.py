@@ -73,7 +73,7 @@ def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
     assert checked == ["abc"]
 
 
-def test_a_test_may_replace_accepts_of_a_token_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monkeypatching_the_accepts_method_takes_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     check = Tokens(["secret"])
     send = sender(plants.create_app(tokens=check))
     monkeypatch.setattr(check, "accepts", lambda token: token == "other")

@@ -1,4 +1,4 @@
-"""Deferred responses: start_response is called once the plant is stored, if the server supports that."""
+"""Deferred responses: if the server supports them, start_response is called only after the plant is stored."""
 
 import io
 from collections.abc import Iterable, Iterator

@@ -52,7 +52,7 @@ def test_a_chunked_body_is_read_to_one_byte_above_the_limit(app: Any, store: Pla
 
 
 def test_a_read_is_bounded_whatever_the_limit_is() -> None:
-    """``io.BufferedReader`` allocates the size that it is asked for."""
+    """A read of a huge size would fail, because ``io.BufferedReader`` allocates the requested size."""
     app = plants.create_app(tokens=[TOKEN], max_body_bytes=sys.maxsize - 1)
     body = new_plant().ljust(2**20 + 1)
     with tempfile.TemporaryFile() as file:

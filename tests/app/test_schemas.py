@@ -232,7 +232,7 @@ def fail(*_args: Any, **_options: Any) -> None:
 
 
 def failing_hook() -> Any:
-    """Return a new method each time, because a decorator marks it as a hook."""
+    """Return a new function on each call, because marshmallow's decorators mark the function itself as a hook."""
 
     def hook(*_args: Any, **_options: Any) -> None:
         raise ValidationError("no")
@@ -247,7 +247,7 @@ TAG_NULL = {"name": "Fern", "tag": None}
 NESTED = declare(tag=fields.Nested(PlantSchema))
 MISSING = ["Missing data for required field."]
 NO = {"tag": ["no"]}
-# A class, the options of its instance, a document, and the members or the error messages.
+# A class, the options of its instance, a document, and the expected members or error messages.
 LOADS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "no declaration": (declare(), {}, FERN, SHADED),
     "validate": (tag(validate=Equal("sun", error="no")), {}, FERN, NO),
@@ -303,7 +303,7 @@ def test_load_follows_the_declaration(declared: Any, options: dict[str, Any], do
 
 PLANT = Plant(1, "Fern", "shade")
 UNTAGGED = Plant(1, "Fern")
-# A class, the options of its instance, an object, and its members.
+# A class, the options of its instance, an object, and the expected members.
 DUMPS: dict[str, tuple[Any, dict[str, Any], Any, Any]] = {
     "no declaration": (declare(), {}, PLANT, SHADED),
     "no tag": (declare(), {}, UNTAGGED, NAMED),
@@ -393,7 +393,7 @@ def test_load_follows_fields_that_are_initialized_again() -> None:
     assert schema.load(FERN) == NAMED
 
 
-def test_load_raises_not_a_plant_even_if_handle_error_returns() -> None:
+def test_load_raises_even_if_handle_error_returns() -> None:
     schema = declare(handle_error=lambda *_args, **_options: None)()
     with pytest.raises(NotAPlant, match="Missing data"):
         schema.load({})

@@ -93,7 +93,7 @@ def test_a_file_is_copied_under_load(file: Path) -> None:
 
 
 def test_all_plants_are_moved_from_sqlite_to_postgresql_once(file: Path, server: PostgresServer) -> None:
-    # The numbers of plants, of tags and of empty tags, and of characters in names and in tags.
+    # The numbers of plants, tags, empty tags, characters in names, and characters in tags.
     assert run(MOVE, file, server) == "moved 3 2 1 7 4\n"
     with closing(open_store(server.url)) as store:
         assert [store.get(plant.id) for plant in PLANTS] == PLANTS

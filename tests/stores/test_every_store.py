@@ -124,7 +124,7 @@ class StoreContract(StoreSuite):
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
-        """Return a second store object on the same URL, as of another process; for memory:, the same object."""
+        """Return a second store for the same URL, as in another process. For memory:, return the same object."""
         with contextlib.closing(store if self.volatile else open_store(store_url)) as peer:
             yield peer
 

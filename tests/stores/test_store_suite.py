@@ -1,4 +1,4 @@
-"""The suite for stores of other projects, run as docs/embedding.md shows, without this checkout's own tests."""
+"""The suite for stores of other projects. The example in docs/embedding.md runs without this checkout's conftest.py."""
 
 import re
 import subprocess
