@@ -74,7 +74,7 @@ def _print(text: str, file: Any = None) -> None:
     try:
         print(text, file=file, flush=True)
     except OSError as error:
-        sys.stdout = None  # Python would try again, and complain.
+        sys.stdout = None  # Otherwise Python would try again at exit, and print an error.
         stop(f"cannot write to standard output: {error.strerror}")
 
 
@@ -89,8 +89,8 @@ def _serve() -> None:
 
 
 def _check_environment() -> None:
-    # gunicorn.config reads these two, and the working directory, when it is imported. A WEB_CONCURRENCY that is no
-    # number, or a directory that is gone, would cause a traceback.
+    # When gunicorn.config is imported, it reads both variables and the working directory. A WEB_CONCURRENCY that is not
+    # a number, or a directory that has been deleted, would cause a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
@@ -106,9 +106,9 @@ def _check(options: Namespace) -> None:
     address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
     # Use a thread, so that the time limit also covers the look-up of the name.
     problems = [f"no answer within {_CHECK_SECONDS} seconds"]
-    asking = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
-    asking.start()
-    asking.join(_CHECK_SECONDS)
+    thread = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
+    thread.start()
+    thread.join(_CHECK_SECONDS)
     if problems[-1]:
         stop(f"{address}: {problems[-1]}")
     _print(f"{address}: ready")

@@ -92,19 +92,19 @@ class Settings(NamedTuple):
         parse = partial(_parse, environ)
         checks = tuple(parse(name, make_check) for name, make_check in _TOKEN_CHECKS.items() if name in environ)
         return cls(
-            store=parse("PLANTS_STORE", _store),
+            store=parse("PLANTS_STORE", _parse_store_url),
             tokens=checks[0] if len(checks) == 1 else _Either(checks),
             max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _parse_bytes)),
             request_timeout=float(parse("PLANTS_REQUEST_TIMEOUT", _parse_seconds)),
             log_format=parse("PLANTS_LOG_FORMAT", _parse_log_format),
-            metrics_bind=parse("PLANTS_METRICS_BIND", _address) if "PLANTS_METRICS_BIND" in environ else None,
+            metrics_bind=parse("PLANTS_METRICS_BIND", _parse_address) if "PLANTS_METRICS_BIND" in environ else None,
             new_token=new_token,
         )
 
 
 def is_on_terminal() -> bool:
     """Return whether standard error is a terminal."""
-    return bool(sys.stderr and sys.stderr.isatty())  # It is None if it was closed at the start.
+    return bool(sys.stderr and sys.stderr.isatty())  # sys.stderr is None if it was closed at the start.
 
 
 def without_passwords(url: str) -> str:
@@ -134,12 +134,12 @@ _parse_seconds = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a 
 _parse_log_format = partial(_matching, "json|text", "json or text")
 
 
-def _store(url: str) -> str:
+def _parse_store_url(url: str) -> str:
     open_store(url).close()
     return url
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
     if not address or not 0 < int(address[3]) <= LAST_PORT:
         raise ValueError("set an address and a port, such as 127.0.0.1:9100")
