@@ -1,4 +1,4 @@
-"""Checks before a start, for what Gunicorn would find late or show as a traceback."""
+"""Checks before a start, for problems that Gunicorn would report late or with a traceback."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def check_raw_env(cfg: Any) -> None:
 
 
 def check(cfg: Any) -> None:
-    """Stop with one line if no worker could start with this configuration."""
+    """Stop with one line if a setting in this configuration is not usable, or would have no effect."""
     if cfg.is_ssl:
         with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"), as_workers(cfg):
             restricted(ssl_context(cfg))
@@ -64,7 +64,7 @@ def check(cfg: Any) -> None:
 
 
 def check_pid_file(cfg: Any) -> None:
-    """Stop with one line if another process has written the pid file."""
+    """Stop with one line if the pid file has the id of another process that is running."""
     if cfg.pidfile and (pid := Pidfile(cfg.pidfile).validate()) not in {None, os.getpid()}:
         stop(f"{cfg.pidfile} has the id of another process, {pid}; choose another file with --pid")
 
@@ -78,7 +78,7 @@ def name_of(address: Any) -> str:
 
 
 def url_of(address: Any, cfg: Any) -> str:
-    """Return the URL that reaches an address from this machine, or its name if it has none."""
+    """Return the URL of an address for clients on this machine, or ``name_of(address)`` if there is no URL."""
     if not isinstance(address, tuple):
         return name_of(address)
     host, port, *_ = address
@@ -89,7 +89,7 @@ def url_of(address: Any, cfg: Any) -> str:
 def try_to_bind(
     *addresses: Any, may_be_in_use: bool = False, reuse_port: bool = False, setting: str = "--bind HOST:PORT"
 ) -> None:
-    """If the addresses cannot be bound together, stop with one line that names the setting. Skip descriptors."""
+    """If the addresses cannot all be bound at the same time, stop and name the setting. Skip file descriptors."""
     with ExitStack() as probes:
         for address in addresses:
             with _or_stop(f"cannot listen on {name_of(address)}", f"address with {setting}"):
@@ -115,7 +115,7 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
-                # Gunicorn would replace another service's socket, and that service would remove the new one at its end.
+                # Gunicorn would replace another service's socket. When that service ends, it would remove the new one.
                 if client.connect_ex(path) in {0, errno.EAGAIN}:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

@@ -20,7 +20,7 @@ from plants.server.request import Request
 from plants.server.response import Response
 
 _STDOUT = 1
-# With every character of the path escaped and the longest message, which is ASCII, a line is shorter than PIPE_BUF.
+# Error messages are ASCII. With the longest one, and each character of the path escaped, a line fits into PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants
@@ -90,7 +90,7 @@ def _request_id(record: logging.LogRecord) -> str:
 class AccessLog:
     """The log lines of requests, on standard output; ``level`` is the lowest level (of ``logging``) that is written.
 
-    A write has several whole lines, but at most PIPE_BUF bytes, so that processes do not mix their lines.
+    A write has one or more whole lines and at most PIPE_BUF bytes, so that processes do not mix their lines.
     """
 
     def __init__(self, level: int) -> None:

@@ -17,7 +17,7 @@ from plants.server.service import Service
 
 # The tests change these, so they are not Final: a compiled constant cannot be changed.
 _GATHER_SECONDS = 0.005  # A request waits no longer than this for others to join its batch.
-# A batch accepts no more requests once its bodies reach this total: the application may need ten times the memory.
+# A batch is full once its bodies reach this total, because the application may need ten times as much memory.
 _MAX_BATCH_BYTES = 262_144
 _MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left then join the next batch
 _LARGE_BODY_BYTES = 32_768  # A request with a larger body waits for those with smaller ones.
@@ -129,7 +129,7 @@ class Calls:
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
         """Return the completed requests, and those for which the application was not called.
 
-        All applications are called before the first response is read, so that an application can defer work, such as a
+        The first response is read only after the last call, so that an application can defer work, such as a
         commit, to the iteration of its response and do it once for the whole batch.
         """
         until = time.monotonic() + _MAX_CALL_SECONDS

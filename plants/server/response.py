@@ -75,7 +75,7 @@ class Call:
     def response(self) -> Response:
         """Read the body, close the iterable and return the response.
 
-        :raises ValueError: the response is malformed.
+        :raises Exception: the application failed, or its response is malformed.
         """
         try:
             body = b"".join(self._iterable)
