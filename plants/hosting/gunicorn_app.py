@@ -64,7 +64,7 @@ class UserConfiguration(WSGIApplication):
         """Read everything that configures Gunicorn; if it cannot be used, stop with one line."""
         try:
             super().load_config()
-            if not all(self.cfg.bind or [""]):  # For Gunicorn this is port 8000 of all addresses, or no address.
+            if not all(self.cfg.bind or [""]):  # For Gunicorn, "" is port 8000 of all addresses, and [] is no address.
                 raise ConfigError("--bind is empty; set HOST:PORT, or leave it out")
             self.addresses = self.cfg.address
             check_raw_env(self.cfg)

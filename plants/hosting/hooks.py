@@ -21,7 +21,7 @@ except SettingsError as _error:
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
     if server.pidfile:
-        # If the start fails, Gunicorn leaves this file behind, and after USR2 the new master would seem to serve.
+        # If the start fails, Gunicorn leaves this file. After USR2, the file would suggest that the new master runs.
         at_exit_of_master(server.pidfile.unlink)
     on_reload(server)
     cfg = server.cfg
@@ -63,7 +63,7 @@ def post_worker_init(_worker: Any) -> None:
 
 
 def _protect_signals_from_forks() -> None:
-    """Make a signal end a worker that has not set up its own handlers yet.
+    """Let a signal end a worker even before the worker has set up its own handlers.
 
     Python forgets a signal that arrives between ``fork()`` and the child's first instruction, and the handlers of the
     master would swallow a later one. In both cases the master would wait for that worker until ``graceful_timeout``.
@@ -89,7 +89,7 @@ def pre_exec(server: Any) -> None:
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
     if old_value is None:
-        check_raw_env(server.cfg)  # here, because Gunicorn then logs its configuration, and a token must not be in it
+        check_raw_env(server.cfg)  # Gunicorn logs its configuration next, and the log must not show a token.
     if new_value < 1:
         message = "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more"
     elif new_value > 1 and STORE_IS_IN_PROCESS:

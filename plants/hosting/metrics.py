@@ -44,7 +44,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
     listener.setblocking(False)
     listening_sockets.append(listener)
-    # prometheus_client stores the workers' metrics in this folder, and reads its name when it is imported. A new master
+    # prometheus_client stores the workers' metrics in this folder, and reads the folder's name on import. A new master
     # has a new folder. Import the library now, because older versions of Gunicorn call child_exit in a signal handler,
     # which could interrupt a later import.
     folder = os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
@@ -55,7 +55,7 @@ def listen(cfg: Any, *, takes_over: bool) -> None:
 
 
 def at_exit_of_master(call: Callable[[], object]) -> None:
-    """Call this when this process exits, but not when a worker exits."""
+    """Register ``call`` to run when this process exits, but not when one of its workers exits."""
     atexit.register(call)
     os.register_at_fork(after_in_child=partial(atexit.unregister, call))
 
@@ -81,7 +81,7 @@ class Metrics:
             buckets=_BUCKETS,
             registry=None,
         )
-        self._duration_histogram.labels("POST", "/plants", "200", "")  # Open the file now: a response must not fail.
+        self._duration_histogram.labels("POST", "/plants", "200", "")  # Open the file now, so that no response fails.
         self._connections_gauge = gauge("plants_connections", "Open connections.")
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
@@ -108,7 +108,7 @@ class Metrics:
 
 
 def _readable_files() -> Iterator[str]:
-    """Yield the files that have contents. A new file is still empty, and a gauge's is removed when its worker ends."""
+    """Yield the files that have contents. A new file is empty, and a gauge's file is removed when its worker ends."""
     with os.scandir(os.environ[_FOLDER_VARIABLE]) as files:
         for file in files:
             with suppress(FileNotFoundError):
@@ -133,7 +133,7 @@ class Exposition:
         from prometheus_client.core import CounterMetricFamily
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        # Derive both counters from the histogram, because separate ones would make counting a third more expensive.
+        # Derive both counters from the histogram. Counting a response would cost a third more with separate counters.
         created = failures = 0.0
         for metric in MultiProcessCollector.merge(_readable_files()):
             yield metric

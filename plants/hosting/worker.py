@@ -24,7 +24,7 @@ from plants.server.worker import Worker as ServerWorker
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# Settings that enable Gunicorn's own access log. So does syslog, unless disable_redirect_access_to_syslog is set.
+# Settings that enable Gunicorn's own access log. Syslog does, too, unless disable_redirect_access_to_syslog is set.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 
@@ -119,8 +119,8 @@ class Worker(ServerWorker):
         """Load the application and create the event loop."""
         self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
         super().load_wsgi()
-        # What is loaded now stays. Otherwise the garbage collector would scan it again and again, and parsing large
-        # JSON would take three times as long.
+        # The objects that exist now live as long as the worker. If the garbage collector scanned them again and again,
+        # parsing large JSON would take three times as long.
         gc.freeze()
 
     def make_service(self) -> PlantService:

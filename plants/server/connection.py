@@ -134,7 +134,7 @@ class Connection:
             return
         request = self.request or self._begin_request()
         if not request.parsed:
-            # A response to HEAD has no body (RFC 9110, section 9.3.2), even if its head is malformed or incomplete.
+            # The response to a malformed or incomplete HEAD request has no body, either (RFC 9110, section 9.3.2).
             if self._input.startswith((b"HEAD ", b"\r\nHEAD ")):
                 request.method = "HEAD"
             self._shared.service.after_head(request)
@@ -265,7 +265,7 @@ class Connection:
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
         if body.size <= limit and not body.complete:
-            # Send it only if nothing of the body has arrived yet, not even with the head.
+            # Send 100 Continue only if nothing of the body has arrived yet, not even with the head.
             if request.awaits_continue and unread_bytes == body.overlap:
                 self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
                 self._flush()
@@ -342,7 +342,7 @@ class Connection:
             self.watch()
 
     def _note_activity(self) -> None:
-        """Make this the last connection that the event loop closes to make room for a new one."""
+        """Move this connection to the end of those that the event loop may close to make room for a new one."""
         waiting = self._shared.connections_waiting_for_client
         waiting.pop(self, None)
         waiting[self] = None

@@ -20,10 +20,10 @@ from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
 from plants.server.tls import TLS
 
-# These limit the work that is done before other work, so that a burst of clients delays no other client.
+# These limit how much of one kind of work comes before the next, so that a burst of clients delays no other client.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-# A stage handles up to this many events, then the applications are called. Also, at most this many connections are shed
-# at a time.
+# A stage handles up to this many events before the applications are called. Also, at most this many connections are
+# shed at a time.
 _MAX_STEPS_PER_STAGE: Final = 64
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32
@@ -87,8 +87,8 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # The application may delay start_response until the first iteration of its body, which begins after all
-            # applications of the batch have been called.
+            # The application may delay start_response until its body is read. No body is read before the applications
+            # have been called for all requests of the batch.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
@@ -166,7 +166,7 @@ class Loop:
         self._service.after_iteration()
 
     def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
-        """Run one step of one connection: a failure closes only this connection. Then update the memory count."""
+        """Run one step of one connection, and update the memory count. A failure closes only this connection."""
         try:
             step(*args)
         except OSError:  # The client has gone.
@@ -200,7 +200,7 @@ class Loop:
 
     def _call_in_loop(self) -> None:
         # Run each phase (receive, call, respond) for all requests of a stage before the next phase. A phase's code
-        # then stays in the CPU cache, and a local client that a response wakes preempts this process less often.
+        # then stays in the CPU cache. Also, local clients preempt this process less often when a response wakes them.
         self._dispatch()
         if not (self._loop_jobs or self._large_loop_jobs):
             return

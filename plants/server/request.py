@@ -169,9 +169,9 @@ NO_BODY: Final = SizedBody(0)
 class Request:
     """A request, from its first byte to its response.
 
-    ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the parser also sets
-    ``method`` and ``path`` (decoded, without the query), which are empty until then. ``started`` is the time of the
-    first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
+    ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
+    ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
+    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:
@@ -262,8 +262,8 @@ class Request:
             codings = [coding.strip(" \t") for coding in environ.pop("HTTP_TRANSFER_ENCODING").lower().split(",")]
             if not _CODINGS.issuperset(codings):
                 raise HTTPError(*_ONLY_CHUNKED)
-            # RFC 9112, sections 6.1 and 6.3: beside a length, in HTTP/1.0, or if chunked is not the last coding,
-            # the end of the body is ambiguous.
+            # RFC 9112, sections 6.1 and 6.3: the end of the body is ambiguous if there is also a length, if the request
+            # is HTTP/1.0, or if chunked is repeated or not the last coding.
             if length is not None or not is_1_1 or "chunked" in codings[:-1] or codings[-1] != "chunked":
                 raise HTTPError(400)
             if len(codings) > 1:

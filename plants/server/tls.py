@@ -13,8 +13,8 @@ READ_BYTES: Final = 16384
 _MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
 # The most that a client may send besides application data. OpenSSL accepts chains of certificates of up to 100 KiB.
 MAX_OVERHEAD_BYTES: Final = 131072
-# Each record with application data lowers the count of those other bytes by this much, but not below 0. This allows for
-# padding (RFC 8446, section 5.4) and an occasional KeyUpdate.
+# Each record with application data reduces the client's overhead by this much, but not below 0. This allows for padding
+# (RFC 8446, section 5.4) and an occasional KeyUpdate.
 OVERHEAD_BYTES_PER_RECORD: Final = 4096
 
 

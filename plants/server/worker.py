@@ -31,8 +31,8 @@ _MMAP_THRESHOLD_BYTES = 262_144
 class Worker(base.Worker):
     """A worker for WSGI applications with small responses. Each response is sent whole: do not use it for streaming.
 
-    With Gunicorn's ``threads`` 1, the event loop calls the application, which must not block; with more, ``threads``
-    threads do. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
+    If Gunicorn's ``threads`` is 1, the event loop calls the application, which must not block. If ``threads`` is more
+    than 1, that many threads call it. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
 
     A subclass may set ``may_block`` (call the application in a thread even if ``threads`` is 1), ``max_body_bytes``,
     ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive completely, and for its response) and
