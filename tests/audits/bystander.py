@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 class Response(NamedTuple):
     """A response, with its times.
 
-    If it was not a whole response, ``status`` is 0, ``body`` empty and ``reason`` the exception.
+    Without a complete JSON response, ``status`` is 0, ``body`` is empty, and ``reason`` describes the exception.
     """
 
     status: int
@@ -52,7 +52,10 @@ def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection
 def exchange(
     client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
 ) -> Response:
-    """Make a request, with the token unless it is empty. If it fails, close the connection; the next one reconnects."""
+    """Make a request, with the token unless that is empty.
+
+    If the request fails, close the connection; the next request reconnects.
+    """
     fields = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     began = time.monotonic()
     try:
@@ -74,7 +77,7 @@ def new_id() -> int:
 
 
 class _Good:
-    """The good client, with what it created and the responses."""
+    """The well-behaved client, the ids of the plants that it created, and its responses."""
 
     def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
         host, _, port = address.rpartition(":")
@@ -147,7 +150,9 @@ def main() -> None:
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("token")
     parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
-    parser.add_argument("--mixed", action="store_true", help="half of the requests are not creates")
+    parser.add_argument(
+        "--mixed", action="store_true", help="also repeat creates, send bad requests and request other paths"
+    )
     parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which must fail")
     parser.add_argument("--fresh", action="store_true", help="make each request on a new connection")
     parser.add_argument("--scheme", default="http", choices=["http", "https"])

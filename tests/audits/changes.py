@@ -121,7 +121,7 @@ class Load:
                 if sock is None and not (sock := self._connect()):
                     break
                 if _is_closed(sock):
-                    # Closed before anything was sent: no request was accepted.
+                    # The connection was closed before the client sent the request on it, so try again on a new one.
                     sock.close()
                     sock = None
                     continue
@@ -229,7 +229,7 @@ def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _repeat(load: Load, change: Callable[[int], object], seconds: float, at_least: int = 1) -> int:
-    """Repeat a change every ``seconds`` seconds, until the load has its creates or is over; return how often."""
+    """Repeat a change every ``seconds`` seconds, until the load has its creates or is over; return how many times."""
     number = 0
     while not load.is_over() and (number < at_least or not load.has_its_creates()):
         change(number)
@@ -242,8 +242,8 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
     """Reload the configuration and replace the workers repeatedly (``HUP``)."""
     with _store_in_folder(store) as (database, environ), running_service(store, workers, environ=environ) as service:
         with Load(service, creates, pause=0.02, lasts=True) as load:
-            # Wait 1 s between two signals: each makes the master stop its workers with TERM, which would kill one that
-            # has not installed its signal handlers yet.
+            # Wait 1 s between two signals, because each makes the master stop its workers with TERM. TERM would kill a
+            # worker that has not installed its signal handlers yet.
             number = _repeat(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
     return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
@@ -315,7 +315,7 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
         with Load(first, creates, pause=0.005, reuses_connections=False) as load:
             comes_true(lambda: len(load.acknowledged) >= creates // 2)
             load.service = second
-            comes_true(lambda: not first.connections())  # It is drained.
+            comes_true(lambda: not first.connections())  # The first service is drained.
             errors = errors_during_stop(first)
         verdict = load.verdict(*errors, *second.new_log_errors()[:1], database=database)
     cut_off = load.seen["closed as the request arrived"]
@@ -369,7 +369,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                 masters.append(int(new_file.read_text()))
                 if not comes_true(lambda: len(children(masters[-1])) >= workers):
                     faults.append("a new master without workers")
-                time.sleep(1)  # As operators do, give the new workers a second to start.
+                time.sleep(1)  # As operators do, wait a second for the new workers to start.
                 os.kill(old, signal.SIGTERM)
                 if not _ends_in_time(old):
                     faults.append("the old master does not end")
@@ -390,7 +390,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     with _store_in_folder(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
-        # With SERVE, coverage measures the service.
+        # Pass SERVE, because the default command turns off the coverage measurement of the service.
         with running_service(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")

@@ -4,10 +4,11 @@
         --fault "ssh node3 pkill -9 postgres" "ssh node3 pg_ctl start" \\
         --fault "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
 
-The cluster must run and have its table; docs/scaling.md says how to create it, and Citus is at
-https://github.com/citusdata/citus. A service is started for each URL. ``--fault`` takes two commands: one that causes
-the fault, and one that ends it. A plain PostgreSQL server can be audited in the same way. The exit status is 0
-if every acknowledged plant is stored, no id is used by two plants, and every other plant is stored whole or not at all.
+The cluster must run, and it must already have the table ``plants``; docs/scaling.md has the statements that create this
+table. Citus is at https://github.com/citusdata/citus. The audit starts a service for each URL. ``--fault`` takes two
+commands: one that causes the fault, and one that ends it. A plain PostgreSQL server can be audited in the same way. The
+exit status is 0 if every acknowledged plant is stored, no id is used by two plants, and every other plant is stored
+whole or not at all.
 """
 
 import random
@@ -49,7 +50,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
 
 
 def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
-    """Audit the services of some URLs; return the exit status."""
+    """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
         services = [Deployment(url) for url in urls]
@@ -81,9 +82,11 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--url", action="append", required=True, help="a node; clients use all of them at once")
+    parser.add_argument(
+        "--url", action="append", required=True, help="the URL of a node; clients use all nodes at once"
+    )
     parser.add_argument("--fault", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
-    parser.add_argument("--seconds", type=float, default=20, help="load before, during and after each fault")
+    parser.add_argument("--seconds", type=float, default=20, help="of load before, during and after each fault")
     options = parser.parse_args()
     return run(options.url, options.fault, options.seconds)
 

@@ -35,7 +35,7 @@ from tests.support.process import (
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# Log lines of a service that no client may cause.
+# No client may cause such a line in the service's log.
 _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
@@ -90,7 +90,7 @@ class Target:
         """Return the proportional memory (PSS) of the master and its workers, in bytes."""
         total = 0
         for process in [self.master, *self.workers()]:
-            with contextlib.suppress(OSError):  # It has ended.
+            with contextlib.suppress(OSError):  # The process has ended.
                 total += int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text())[0])
         return total * 1024
 
@@ -103,7 +103,7 @@ class Target:
         if not self.master:
             return 0
         port = f":{self.port:04X}"
-        # There may be thousands of lines for other sockets.
+        # The file may have thousands of lines for other sockets, so split only the lines with this port.
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
         states = [(row[3], row[9]) for row in rows if row[1].endswith(port)]
         # Count ESTABLISHED and CLOSE_WAIT, and any other state but LISTEN if a socket still belongs to it.
@@ -149,7 +149,7 @@ class Crowd:
         return self.send_each(lambda _number: data, seconds)
 
     def send_each(self, data: Callable[[int], bytes], seconds: float = PATIENCE_SECONDS) -> int:
-        """Send on each connection the data for its number, as :meth:`send` does."""
+        """Send as :meth:`send` does, but ``data(0)`` on the first connection, ``data(1)`` on the second, and so on."""
         rest = {sock: memoryview(data(number)) for number, sock in enumerate(self.sockets)}
         total = 0
         give_up = time.monotonic() + seconds
@@ -196,7 +196,10 @@ class Crowd:
         return len(self.closed_by_service)
 
     def statuses(self) -> Counter[str]:
-        """Count the first responses: their status, ``closed`` without one, or ``nothing``."""
+        """Count the connections by the status of their first response.
+
+        A connection without a response counts as ``closed`` if the service has closed it, and as ``nothing`` otherwise.
+        """
         return Counter(
             self.received[sock][9:12].decode() or ("closed" if sock in self.closed_by_service else "nothing")
             for sock in self.sockets

@@ -3,11 +3,15 @@
     python -m tests.audits.differential
     python -m tests.audits.differential --cases 20000 --seed 7
 
-The others are Gunicorn's threaded worker, Node and Go (both must be installed). A plain request follows each one. If
-a server finds a different end of the odd request, its response to the plain one differs or is missing. The exit status
-is 0 if this server parses the same bytes alike in one packet and in several, accepts nothing that another rejects, and
-finds the same method and body in each request that it accepts; ``EXPLAINED`` has exceptions from the last two
-conditions, with their reasons.
+The others are Gunicorn's threaded worker, Node and Go (both must be installed). On each connection, a plain request
+follows the odd one. If a server finds a different end of the odd request, its response to the plain one differs or is
+missing. The exit status is 0 if all of this is true:
+
+- This server parses the same bytes alike in one packet and in several.
+- This server accepts nothing that another rejects.
+- In each request that it accepts, this server finds the same method and body as the others.
+
+``EXPLAINED`` has exceptions from the last two conditions, with their reasons.
 """
 
 import contextlib
@@ -43,7 +47,7 @@ SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
 class Parsed(NamedTuple):
-    """How a server parsed the bytes of a connection: an echo for each accepted request, then the end."""
+    """The result of parsing the bytes of a connection: an echo for each accepted request, then the end."""
 
     echoes: tuple[tuple[str, str, str], ...]
     end: str  # the status of a rejection, "closed" or "waits"
@@ -190,7 +194,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=4000, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the random requests (%(default)s)")
     parser.add_argument("--worker-class", default="plants.server.worker.Worker", help="of this server (%(default)s)")
-    parser.add_argument("--show", type=int, default=20, help="the number of cases of each kind to print (%(default)s)")
+    parser.add_argument(
+        "--show", type=int, default=20, help="print at most this many cases per difference (%(default)s)"
+    )
     options = parser.parse_args()
     found: dict[tuple[str, str], list[str]] = {}
     explained: Counter[str] = Counter()

@@ -148,7 +148,7 @@ def large_heads(service: Target, clients: int = 400, size: int = 800_000, limit:
 
 
 def endless_heads(service: Target, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
-    """Send endless headers, or an endless line, from many clients."""
+    """Send endless headers, an endless line or endless empty lines from many clients."""
     forms = [HEAD + b"X-A: a\r\n" * (size // 8), b"GET /" + b"a" * size, HEAD + b"X-A: " + b"a" * size, b"\r\n" * size]
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send_each(lambda number: forms[number % len(forms)])
@@ -237,9 +237,9 @@ def connect(service: Target) -> Verdict:
                 responses = talk(service, *([first, hidden] if pieces == 2 else [first + hidden]))
                 if responses.count(b"HTTP/1.1 ") > 1 or service.create(plant_id).status != 200:
                     served.append(
-                        f"{head.decode().strip()} with {fields.decode().strip() or 'no more'}, {pieces} pieces"
+                        f"{head.decode().strip()} with {fields.decode().strip() or 'no more headers'}, {pieces} pieces"
                     )
-    return Verdict(not served, f"served behind {served}" if served else "nothing behind it is served")
+    return Verdict(not served, f"served behind {served}" if served else "nothing behind a CONNECT is served")
 
 
 def malformed_trailers(service: Target) -> Verdict:
@@ -299,7 +299,7 @@ def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: flo
         verdicts.append(bystander.verdict(limit))
         is_back = comes_true(lambda: not service.connections() and service.descriptors() <= descriptors + STORE_FILES)
         left = f"{service.connections()} connections and {service.descriptors() - descriptors} files left"
-        verdicts.append(Verdict(is_back, f"{closed} responded to or closed by the service, {left}"))
+        verdicts.append(Verdict(is_back, f"{closed} connections closed by the service, {left}"))
         memories.append(service.memory())
     grown = memories[2] - memories[1]
     seen = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB, {peak // MIB} at most"
@@ -355,7 +355,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
                 crowd.read_until_closed(PATIENCE_SECONDS)
             return Verdict(not crowd.statuses()["nothing"], f"of 10 waiting requests {dict(crowd.statuses())}")
 
-        # A worker opens files until it has loaded the application; then it makes its selector.
+        # Wait for the selector, because a worker opens files until it has loaded the application and made its selector.
         comes_true(lambda: [has_selector(worker) for worker in service.workers()] == [True] * workers)
         verdict = unharmed(service, check)
         allow(0)
@@ -392,7 +392,7 @@ def key_updates(store: str, workers: int, seconds: float = 15, limit: float = 2)
     def flood(service: Target) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_3) as (sock, client, keylog):
             records = Records13(client.ssl, keylog)
-            return _send_until_closed(sock, lambda: b"".join(records.key_update() for _ in range(2000)))
+            return _send_without_reading(sock, lambda: b"".join(records.key_update() for _ in range(2000)))
 
     return _tls_flood(store, workers, flood, seconds, limit)
 
@@ -403,7 +403,7 @@ def renegotiations(store: str, workers: int, seconds: float = 15, limit: float =
     def flood(service: Target) -> int:
         with tls_client(service, ssl.TLSVersion.TLSv1_2) as (sock, client, keylog):
             records = Records12(client.ssl, keylog, client.server_hello)
-            return _send_until_closed(sock, lambda: b"".join(records.client_hello() for _ in range(2000)))
+            return _send_without_reading(sock, lambda: b"".join(records.client_hello() for _ in range(2000)))
 
     return _tls_flood(store, workers, flood, seconds, limit)
 
@@ -452,8 +452,11 @@ def tls_client(service: Target, version: ssl.TLSVersion) -> Iterator[tuple[socke
         yield sock, client, keylog
 
 
-def _send_until_closed(sock: socket.socket, make: Callable[[], bytes], seconds: float = 15) -> int:
-    """Send, and read nothing, until the service has closed the connection; return the number of bytes sent."""
+def _send_without_reading(sock: socket.socket, make: Callable[[], bytes], seconds: float = 15) -> int:
+    """Send, and read nothing, for at most ``seconds`` seconds; return the number of bytes sent.
+
+    Stop earlier if the service closes the connection, or takes more than 1 s to read the data of one ``make()``.
+    """
     sent = 0
     sock.settimeout(1)
     end = time.monotonic() + seconds

@@ -183,12 +183,20 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--store", default="sqlite", help="sqlite or postgresql, to create one; or a store's URL")
+    parser.add_argument(
+        "--store", default="sqlite", help="sqlite or postgresql for a new database, or the URL of a store (%(default)s)"
+    )
     parser.add_argument("--kills", type=int, default=50, help="the minimum number of kills (%(default)s)")
-    parser.add_argument("--plants", type=int, default=100_000, help="the minimum of acknowledged plants (%(default)s)")
+    parser.add_argument(
+        "--plants", type=int, default=100_000, help="the minimum number of acknowledged plants (%(default)s)"
+    )
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--service", default="", help="the command that serves; the packaged configuration by default")
+    parser.add_argument(
+        "--service",
+        default="",
+        help="the command that runs the service; by default, Gunicorn with the packaged configuration",
+    )
     parser.add_argument("--url", default="", help="the URL of the service, with --service")
     parser.add_argument("--token", default=TOKEN)
     parser.add_argument("--database", default="", help="the command that runs the database; needs a URL as --store")

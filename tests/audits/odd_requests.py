@@ -242,7 +242,7 @@ MUTATIONS: tuple[Callable[[Request], None], ...] = (
 
 
 def cases(number: int, seed: int) -> Iterator[Case]:
-    """Return different requests, most of them with one fault, some with several or with a changed byte."""
+    """Yield distinct requests. Most have one mutation; some have none, several, or a changed byte."""
     pick = random.Random(seed)
     seen: set[bytes] = set()
     while len(seen) < number:

@@ -121,7 +121,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> bool:
     gap = max(later - earlier for earlier, later in itertools.pairwise(acknowledged))
     first = min(ended for ended in acknowledged if ended > promoted)
     print(f"promoted {promoted - killed:.2f} s after the kill; first 200 {first - promoted:.2f} s after that")
-    print(f"longest gap between two 200: {gap:.2f} s")
+    print(f"longest gap between two 200 responses: {gap:.2f} s")
     failures = failures_in(responses)
     return all_promised(failures) & audit_load(url, load)
 

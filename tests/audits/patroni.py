@@ -1,9 +1,9 @@
-"""Kill the node of a Patroni cluster's primary under load, three times; then audit what was acknowledged.
+"""Kill the primary's node in a Patroni cluster under load, three times; then audit what was acknowledged.
 
     python -m tests.audits.patroni
 
-This runs three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with the URL of all
-nodes. It needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for
+This runs three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with a URL that
+names all nodes. It needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for
 tests.audits.kills.
 """
 
@@ -29,7 +29,8 @@ from tests.audits.report import audit_parser
 from tests.support.postgres_server import USER
 from tests.support.process import children, comes_true, free_port, kill, start
 
-# The newest installed PostgreSQL. Debian 12's Patroni does not support one that is newer than Debian 12's own.
+# The newest installed PostgreSQL. On Debian 12, install no PostgreSQL that is newer than Debian's own, because Debian's
+# Patroni does not support it.
 BINARIES = str(max(Path("/usr/lib/postgresql").glob("*/bin"), default="not installed"))
 # As in Patroni's defaults, loop_wait and retry_timeout are a third of the TTL.
 SETTINGS = """
@@ -107,8 +108,8 @@ def primary(nodes: list[Node]) -> Node | None:
     members = nodes[0].cluster()
     roles = [members[node.name]["role"] for node in nodes if node.name in members]
     healthy = [member for member in members.values() if member["state"] in {"running", "streaming"}]
-    lines = {member.get("timeline") for member in healthy}
-    if len(healthy) < len(nodes) or len(lines) > 1 or "leader" not in roles or "sync_standby" not in roles:
+    timelines = {member.get("timeline") for member in healthy}
+    if len(healthy) < len(nodes) or len(timelines) > 1 or "leader" not in roles or "sync_standby" not in roles:
         return None
     return nodes[roles.index("leader")]
 

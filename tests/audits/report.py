@@ -1,4 +1,4 @@
-"""The command line and the report of an audit: options, a line for each check or finding, and the exit status."""
+"""The options of an audit, and the lines that it prints about its checks and findings."""
 
 import argparse
 from collections import Counter
@@ -18,17 +18,24 @@ def audit_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a service, or configure the one that is started."""
+    """Add the options that name a service, or configure the service that the audit starts."""
     parser.add_argument(
         "--address", default="", help="HOST:PORT of a service; by default the audit starts one for each check"
     )
     parser.add_argument("--token", default="", help="a valid token, with --address")
-    parser.add_argument("--master", type=int, default=0, help="its master's process id, to measure memory and files")
+    parser.add_argument("--master", type=int, default=0, help="the master's process id, to measure memory and files")
     parser.add_argument(
         "--store", default="memory", choices=["memory", "sqlite"], help="the store of a service that the audit starts"
     )
-    parser.add_argument("--workers", type=int, default=1, help="its number of workers")
-    parser.add_argument("--request-timeout", type=float, default=5, help="its request timeout in seconds (%(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="the number of workers that the audit starts (%(default)s)"
+    )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        default=5,
+        help="the request timeout of a service that the audit starts, in seconds (%(default)s)",
+    )
 
 
 def report(name: str, verdict: Verdict) -> bool:
@@ -38,7 +45,10 @@ def report(name: str, verdict: Verdict) -> bool:
 
 
 def report_findings(findings: Counter[str]) -> bool:
-    """Print the number of each finding, and return whether none is a failure, which starts with "!"."""
+    """Print how often each finding occurred, and return whether none is a failure.
+
+    The text of a failure starts with "!".
+    """
     for finding, number in sorted(findings.items()):
         print(f"{number:9,} {finding}")
     return not any(finding.startswith("!") for finding in findings)

@@ -8,7 +8,7 @@ The exit status is 0 if all of this is true:
 - Each good request got the right response, except on connections that had been idle for more than 1.9 s, and each
   broken client could connect.
 - Each acknowledged plant is still stored.
-- The workers are the same as before, and connections and descriptors are back at their old numbers.
+- The workers are the same as before, no connection is left, and at most ``STORE_FILES`` more files are open.
 - The peak memory of the last third of the run exceeds that of the middle third by less than 8 MiB plus 600 bytes for
   each 200 response of the whole run.
 - Each line of the log matches ``EXPLAINED``.

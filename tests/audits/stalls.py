@@ -51,7 +51,7 @@ _REQUEST = (
 
 
 class Outcome(NamedTuple):
-    """The response of a client and its times; the status is 0 if there was none or the connection was closed."""
+    """The result of a request, and its times. If no response arrived, the status is 0."""
 
     plant_id: int
     status: int
@@ -247,9 +247,14 @@ STALLS = {
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--only", choices=STALLS, action="append")
-    parser.add_argument("--seconds", type=float, default=10, help="the duration of each (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10, help="the duration of a stall, in seconds (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--pause", type=float, default=0.1, help="of a client before its next request (%(default)s)")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.1,
+        help="of a client between a response and its next request, in seconds (%(default)s)",
+    )
     options = parser.parse_args()
     holds = []
     for name in options.only or STALLS:
