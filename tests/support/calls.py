@@ -29,7 +29,7 @@ def sender(app: Any, prefix: str = "") -> Send:
 
 
 def asgi_sender(app: Any, prefix: str = "") -> Send:
-    """Return a function that makes a request of an ASGI application below a prefix."""
+    """Return a function that makes a request to an ASGI application below a prefix."""
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         raw_path, _, query = f"{prefix}{path}".partition("?")

@@ -114,7 +114,8 @@ def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.Com
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command ``plants`` in this process, which has already imported most of what it needs.
 
-    Only the modules that read the environment are imported anew. If the command starts to serve, it fails.
+    Gunicorn, ``plants.wsgi`` and the hosting layer except ``cli`` are imported anew, because some of their modules read
+    the environment when they are imported. If the command starts to serve, it fails.
     """
     status: object = 0
     with (

@@ -45,7 +45,7 @@ def _runnable_binaries() -> Path:
 
 def copy_of(binaries: Path) -> Path:
     """Return a copy of the directory of initdb and postgres that every user can enter."""
-    # The programs find their libraries two directories above their own.
+    # The programs look for their libraries in a directory beside the package, by a path relative to their own.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())
     for directory in (package.with_name(f"{package.name}.libs"), binaries.parent):
@@ -123,7 +123,8 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill the server, if it runs, as a power cut would, except that the kernel still writes its cache."""
         for process in self._running:
-            for pid in self.processes():  # Each leads a group of its own.
+            # Each process leads a group of its own, so kill each by its id.
+            for pid in self.processes():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             end(process)

@@ -1,4 +1,4 @@
-"""A plain WSGI application for the tests of the worker: each path returns another kind of response."""
+"""A plain WSGI application for the tests of the worker: each path returns a different kind of response."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Call start_response as late as in the first iteration of the body."""
+    """Call start_response only when the server asks for the first block of the body."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     yield b"late"
 
@@ -109,7 +109,7 @@ def head(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Call start_response twice without an error to report."""
+    """Call start_response twice without exc_info, which PEP 3333 forbids."""
     return [b"" for _ in range(2) if start_response("200 OK", []) is not None]
 
 
