@@ -64,6 +64,7 @@ def test_the_table_of_errors_agrees_with_the_code() -> None:
 
 def test_the_interface_names_exactly_the_existing_error_codes() -> None:
     named = {int(code) for code in re.findall(r"\b[45]\d{4}\b", page("interface"))}
+    # These three are examples of the rule for any other status: the code is the status times 100.
     assert named - {41400, 43100, 50100} == set(ErrorCode)
 
 
@@ -136,7 +137,7 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
         store.prepare()
         assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert store.get(1) == Plant(1, "Fern")
-        for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # as Tornado and Litestar pass it on
+        for number, path in enumerate(["/store/plants", "/plants/"], start=2):  # the paths from Tornado and Litestar
             response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
             assert response.plant == {"name": "Fern"}
 

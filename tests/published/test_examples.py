@@ -31,7 +31,9 @@ def load(name: str) -> Any:
     return runpy.run_path(str(EXAMPLES / name))["app"]
 
 
-@cache  # Django can be configured only once per process, and an xdist worker may run the tests of a class in parts.
+# Cache the application, because Django can be configured only once per process. A class-scoped fixture could run twice
+# in a process, because xdist may split the tests of a class.
+@cache
 def mount(example: str) -> tuple[Any, MemoryStore]:
     """Return the application of an example, and its store."""
     store = MemoryStore()
@@ -168,7 +170,7 @@ def test_the_command_of_an_example_serves_it_without_warnings(
         served_at = int(process.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
         headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
         assert send_to(served_at, new_plant(), path=f"{prefix}/plants", headers=headers).plant == {"name": "Fern"}
-    # Pyramid imports pkg_resources, of which setuptools warns.
+    # Pyramid imports pkg_resources, about which setuptools warns.
     assert not [line for line in process.lines if "warning" in line.lower() and "pkg_resources" not in line]
 
 

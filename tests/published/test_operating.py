@@ -74,7 +74,7 @@ def test_a_plant_uses_the_documented_number_of_bytes(order: str, tmp_path: Path,
     assert sizes
     table_bytes, index_bytes = (size / PLANTS for size in sizes)
     assert table_bytes == pytest.approx(documented.in_table, abs=1)
-    # With random ids, the fill of the index pages depends on the number of plants.
+    # With random ids, the fill of the index pages depends on the number of plants, so the document has a maximum.
     most_in_index = documented.most_in_postgresql - documented.in_table
     assert documented.in_index - 1 < index_bytes < (most_in_index if order == "random" else documented.in_index + 1)
 

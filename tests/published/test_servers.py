@@ -27,7 +27,8 @@ class Running(NamedTuple):
 @pytest.fixture(scope="class")
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """The server of a class, and the file of its store."""
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a commit costs next to nothing
+    # In memory, a commit costs next to nothing.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")

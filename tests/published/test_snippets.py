@@ -10,8 +10,8 @@ SOURCES = "".join(file.read_text() for file in (CHECKOUT / "tests").rglob("test_
 TEST_NAMES = set(re.findall(r"^ *def (test_\w+)\(", SOURCES, re.MULTILINE))
 DOCUMENTS = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
 BENCHMARK = "test_every_benchmark_accepts_its_documented_options"
-NOT_RUN = "the document marks it as untested"
-# For each document, the tests of its blocks, in their order; a text with spaces is a reason.
+NOT_RUN = "the document says that it has not been run"
+# For each document, the tests of its blocks in their order. A string with spaces is a reason instead of a test.
 TESTS = {
     "README.md": [
         "test_a_clean_copy_needs_only_the_readmes_commands",

@@ -501,7 +501,7 @@ def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester) ->
     pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=3)
 
 
-def test_without_the_extra_a_fixture_names_its_package(pytester: pytest.Pytester) -> None:
+def test_without_the_extra_a_fixture_names_the_missing_package(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys; sys.modules['webtest'] = None")
     pytester.makepyfile(OTHER_PROJECT)
     result = pytester.runpytest_subprocess("--no-header", *FEW_PLUGINS)
