@@ -34,7 +34,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 def listen(cfg: Any, *, takes_over: bool) -> None:
     """Listen on the metrics' address, if it is set. Gunicorn's master calls this once, before it starts workers.
 
-    :param takes_over: whether another master is still listening, from which this one takes over (``USR2``).
+    :param takes_over: whether this master takes over from another one that is still listening (``USR2``).
     :raises OSError: it cannot listen on this address, or cannot create a folder for the files.
     """
     if not settings.metrics_bind:
