@@ -11,7 +11,8 @@ from setuptools import Extension, setup
 here = Path(__file__).parent
 # Not compiled: service.py, because plants.hosting has a subclass of its class, and worker.py, whose base class is
 # Gunicorn's. A compiled class should have neither an interpreted subclass nor a base class from another library.
-COMPILED = ("calls", "connection", "listener", "loop", "request", "response", "tls")
+SERVER = ("calls", "connection", "listener", "loop", "request", "response", "tls")
+COMPILED = ["plants/media.py", *(f"plants/server/{name}.py" for name in SERVER)]
 
 
 def compiled_server(scratch: str) -> list[Extension]:
@@ -20,8 +21,7 @@ def compiled_server(scratch: str) -> list[Extension]:
 
     # Ignore the mypy configuration in setup.cfg, which is for checking the whole repository.
     options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
-    modules = [f"plants/server/{name}.py" for name in COMPILED]
-    return mypycify([*options, *modules], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
+    return mypycify([*options, *COMPILED], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
 
 
 # A package index shows the README without the files beside it, so replace a link to one by its text and path.
