@@ -107,7 +107,7 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
             probe.bind((host, port))
-            if not reuse_port:  # Other processes may accept connections at this port, and would lose some to the probe.
+            if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
                 probe.listen()  # Without this, the same address could be bound a second time.
         case str(path):
             Path(path).parent.stat()  # The folder must exist.
@@ -115,7 +115,7 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
-                # Gunicorn would replace another service's socket. When that service ends, it would remove the new one.
+                # Gunicorn would replace a running service's socket. On exit, that service would remove the new socket.
                 if client.connect_ex(path) in {0, errno.EAGAIN}:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 

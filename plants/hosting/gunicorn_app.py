@@ -45,7 +45,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    # plants.hosting defines no setting. If no module were named here, Gunicorn would read ./gunicorn.conf.py.
+    # plants.hosting is used as an empty configuration. Without a module, Gunicorn would read ./gunicorn.conf.py.
     base = "python:plants.hosting"
 
     def load_default_config(self) -> None:
@@ -55,7 +55,7 @@ class UserConfiguration(WSGIApplication):
     def init(self, parser: Any, opts: Any, args: list[str]) -> None:
         """Load the base configuration, which the user's configuration then overrides."""
         self.cfg.set("wsgi_app", "plants.wsgi:app")
-        super().init(parser, opts, args[1:])  # without the command itself
+        super().init(parser, opts, args[1:])  # args[0] is "serve"
         self.load_config_from_file(self.base)
         # Read only a configuration file that the user named, because another one may belong to another service.
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or self.base

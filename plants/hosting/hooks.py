@@ -35,7 +35,7 @@ def on_starting(server: Any) -> None:
     announce_new_token()
     _protect_signals_from_forks()
     try:
-        with as_workers(cfg):  # The workers could not write to a file of another user.
+        with as_workers(cfg):  # If this creates the database file, the workers must be able to write to it.
             # After USR2 the store is already in use, so create nothing.
             store.prepare(create=not takes_over)
     except StoreUnavailable as error:

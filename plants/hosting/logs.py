@@ -20,7 +20,7 @@ from plants.server.request import Request
 from plants.server.response import Response
 
 _STDOUT = 1
-# Error messages are ASCII. With the longest one, and each character of the path escaped, a line fits into PIPE_BUF.
+# Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants

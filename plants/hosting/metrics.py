@@ -72,7 +72,6 @@ class Metrics:
 
         values.ValueClass = values.MultiProcessValue(lambda: slot)
         Path(os.environ[_FOLDER_VARIABLE]).mkdir(mode=0o700, exist_ok=True)  # Some systems clean up /dev/shm.
-
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._duration_histogram = Histogram(
             _DURATION_METRIC,
@@ -81,7 +80,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=None,
         )
-        self._duration_histogram.labels("POST", "/plants", "200", "")  # Open the file now, so that no response fails.
+        # Open the file now. Later, its folder may be missing, and then the response that opened the file would fail.
+        self._duration_histogram.labels("POST", "/plants", "200", "")
         self._connections_gauge = gauge("plants_connections", "Open connections.")
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")

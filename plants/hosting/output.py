@@ -11,7 +11,7 @@ _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 
 
 class Output:
-    """A descriptor for whole lines of the log, which other processes may share.
+    """A file descriptor for whole log lines; other processes may share it.
 
     Writes wait for a stalled reader for up to a second, and then for at most 5 % of the time. If that is not enough,
     lines are dropped, and the next successful write begins with ``report(count)``, a line with their number.
@@ -27,7 +27,7 @@ class Output:
         self._wait_budget = _MAX_WAIT_SECONDS
         self._waited_at = time.monotonic()
         self._dropped_lines = 0
-        self._line_end = b""  # b"\n" if the last line was written only in part
+        self._missing_end = b""  # b"\n" if the last line was written only in part
 
     def write(self, lines: str) -> None:
         """Write the lines, or drop them if that fails, for example because the disk is full. Never raise an OSError."""
@@ -35,9 +35,9 @@ class Output:
 
     def write_bytes(self, lines: bytes) -> None:
         """Write the lines or drop them."""
-        if self._dropped_lines and self._try_to_write(self._line_end + self._report(self._dropped_lines).encode()):
+        if self._dropped_lines and self._try_to_write(self._missing_end + self._report(self._dropped_lines).encode()):
             self._dropped_lines = 0
-            self._line_end = b""
+            self._missing_end = b""
         if self._dropped_lines or not self._try_to_write(lines):
             self._dropped_lines += lines.count(b"\n")
 
@@ -52,7 +52,7 @@ class Output:
             except OSError:
                 return False
             data = data[written:]
-            self._line_end = b"\n" if data else b""
+            self._missing_end = b"\n" if data else b""
         return True
 
     def _write(self, piece: bytes) -> int:

@@ -24,7 +24,7 @@ from plants.server.worker import Worker as ServerWorker
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# Settings that enable Gunicorn's own access log. Syslog does, too, unless disable_redirect_access_to_syslog is set.
+# These settings enable Gunicorn's own access log. So does syslog, unless disable_redirect_access_to_syslog is set.
 _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 
@@ -34,7 +34,7 @@ class PlantService(Service):
     non_blocking_paths = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})  # They do not use the store.
 
     def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
-        """Log requests with Gunicorn's logger ``log`` if ``access_log`` is None."""
+        """If ``access_log`` is None, log requests with Gunicorn's logger ``log``."""
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
@@ -63,14 +63,14 @@ class PlantService(Service):
         return make_response(f"{status} {status.phrase}", headers, body, is_head=is_head)
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Buffer the response for the log; count it before it is sent, so that none is missing after a kill."""
+        """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
         if self._metrics:
             self._metrics.count_response(request, response, seconds)
         self._responses.append((request, response, seconds))
 
     def after_iteration(self) -> None:
-        """Log the responses of an iteration together: no client waits for that, and it costs half as much."""
+        """Log an iteration's responses together, after they were sent. Logging each alone would cost twice as much."""
         responses, self._responses = self._responses, []
         for request, response, seconds in responses:
             try:

@@ -433,7 +433,7 @@ def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_start_fails_only_if_its_unix_socket_is_in_use(tmp_path: Path) -> None:
+def test_a_start_replaces_a_unix_socket_unless_it_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))

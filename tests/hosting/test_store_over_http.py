@@ -187,8 +187,8 @@ def test_ids_stay_in_use_when_the_wal_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with two_workers(file) as (one, other):
         Path(f"{file}-wal").unlink()
-        # The first worker notices that the file is gone, and retries. The second worker gets no request until later, so
-        # it does not notice yet.
+        # The first worker notices that the -wal file is gone, and retries. The second worker gets no request until
+        # later, so it does not notice yet.
         deadline = time.monotonic() + 1.5
         while time.monotonic() < deadline:
             assert add(one, 1)[0] != 200
@@ -208,7 +208,7 @@ def test_plants_survive_a_crash_after_the_shm_file_was_removed(tmp_path: Path) -
 
     with two_workers(file) as (one, other):
         Path(f"{file}-shm").unlink()
-        # The first worker notices that the file is gone, creates a new -shm file, and stores plants. The second worker
+        # The first worker notices that the -shm file is gone, creates a new one, and stores plants. The second worker
         # gets no request until later, so it does not notice yet.
         wait_until(lambda: add(one, next(ids))[0] == 200)
         stored = adds(one)
