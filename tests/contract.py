@@ -1,8 +1,9 @@
-"""The suite that checks the application's contract in every host, and its tables of inputs.
+"""The suite for the application's contract, and the tables of inputs that the suite tries.
 
-A subclass has two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract` runs
-every row. `HostContract` runs those whose result may depend on the server or the framework: paths, methods, headers,
-framing and the bytes of a body. The tables mark these rows with ``host``.
+The application runs in several hosts: in this process, on servers, and mounted in other frameworks. Each host has a
+subclass, which needs two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract`
+runs every row of the tables. `HostContract` runs only the rows whose result may depend on the server or the framework:
+paths, methods, headers, framing and the bytes of a body. The tables mark these rows with ``host``.
 """
 
 import hashlib
@@ -73,7 +74,7 @@ def host(*row: Any) -> Any:
 
 
 def table(*rows: tuple[Any, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Parametrize a test of the suite with rows: the first column is the id, the others are ``case``."""
+    """Parametrize a test of the suite with rows. The first column is the id; the test gets the others as ``case``."""
 
     def register(test: Callable[..., None]) -> Callable[..., None]:
         _ROWS[test] = rows
@@ -506,7 +507,7 @@ class HostContract:
 
 
 class Contract(HostContract):
-    """Every row of the contract: for an application called directly, and for the packaged server."""
+    """Every row of the contract. These rows run against the application in this process and the packaged server."""
 
     every_row = True
 
