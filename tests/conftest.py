@@ -57,6 +57,6 @@ def session_server(server_directory: Path) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def server(session_server: PostgresServer) -> PostgresServer:
-    """Return a PostgreSQL server that has no table."""
+    """Return a PostgreSQL server that has no table ``plants``."""
     session_server.execute("DROP TABLE IF EXISTS plants")
     return session_server

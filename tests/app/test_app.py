@@ -132,6 +132,7 @@ def test_create_app_rejects_a_class_instead_of_an_instance() -> None:
 async def coroutine() -> None: ...
 
 
+# A class is enough, because the application checks the type of the result and never iterates it.
 async_generator = type("AsyncGenerator", (AsyncGenerator,), {"asend": None, "athrow": None})
 
 

@@ -95,7 +95,7 @@ def test_each_of_several_tokens_is_valid(token: str) -> None:
     [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]],
     ids=["none", "empty", "a space", "a comma", "not ASCII", "padding first", "a line feed", "one of two"],
 )
-def test_create_app_rejects_a_token_that_cannot_be_sent(tokens: list[str]) -> None:
+def test_create_app_rejects_no_tokens_and_malformed_ones(tokens: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^there is no token, so|^a token .* see RFC 6750$") as caught:
         plants.create_app(tokens=tokens)
     assert not any(token in str(caught.value) for token in tokens if len(token) > 2)

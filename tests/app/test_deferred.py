@@ -19,7 +19,7 @@ from tests.support.calls import sender
 
 
 class Request:
-    """A request to an application, whose response may be deferred."""
+    """A request whose response the application may defer."""
 
     def __init__(self, app: Any, body: bytes, **environ: object) -> None:
         self.started: list[Any] = []
@@ -110,7 +110,7 @@ def test_a_deferred_success_is_like_any_other(app: Any) -> None:
 @pytest.mark.parametrize(
     "environ", [{"server_deferred_response": False}, {"SCRIPT_NAME": "/store"}], ids=["another server", "mounted"]
 )
-def test_a_response_is_not_deferred_if_unsupported_or_mounted(app: Any, environ: dict[str, Any]) -> None:
+def test_nothing_is_deferred_if_mounted_or_without_server_support(app: Any, environ: dict[str, Any]) -> None:
     request = Request(app, new_plant(), **environ)
     [(status, _)] = request.started
     assert status == "200 OK"

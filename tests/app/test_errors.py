@@ -118,6 +118,6 @@ class NoId(PlantIdInUse):
     ],
     ids=["no id", "no message", "unknown status", "code", "description"],
 )
-def test_an_exception_that_fits_no_error_body_is_500(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_without_a_valid_error_body_is_500(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     assert response_to(error).error == 50000
     assert caplog.messages == ["a request failed"]

@@ -82,7 +82,7 @@ def test_a_described_shape_has_the_fields_of_its_schema(name: str, schema: Schem
 
 
 def test_a_new_plant_is_described_as_a_plant_and_an_id() -> None:
-    """The description repeats the common members, because generators of clients support flat schemas best."""
+    """The description repeats the common members, because client generators support flat schemas best."""
     plant, new_plant = SCHEMAS["Plant"], SCHEMAS["NewPlant"]
     assert new_plant["properties"] == plant["properties"] | {"id": new_plant["properties"]["id"]}
     assert new_plant["required"] == ["id", *plant["required"]]
@@ -199,7 +199,7 @@ def retag(_self: object, plant: Any, **_options: Any) -> Any:
 
 
 class Shouting:
-    """A module for ``render_module``."""
+    """A stand-in for the ``json`` module, for ``render_module``. It dumps values in upper case."""
 
     loads = staticmethod(json.loads)
 
@@ -217,7 +217,7 @@ class Checked(Validator):
 
 
 class Anything(Regexp):
-    """A validator that inherits from another one, and accepts more."""
+    """A subclass of Regexp that accepts every value."""
 
     def __call__(self, value: Any) -> Any:
         return value
@@ -361,7 +361,7 @@ def test_load_runs_the_hooks_of_a_field() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # marshmallow 3.26 warns about a validator that returns False.
 def test_load_treats_validator_results_as_marshmallow_does() -> None:
-    """Before marshmallow 4, a value is invalid if a function returns False."""
+    """Before marshmallow 4, a value is invalid if a validator function returns False."""
     schema = tag(validate=lambda _tag: False)()
     assert outcome(schema.load, FERN) == outcome(Schema.load, schema, FERN)
 
@@ -436,7 +436,7 @@ def test_a_nested_schema_supports_the_only_option() -> None:
     assert json.loads(nested.dumps(PLANT)) == nested.load(FERN) == NAMED
 
 
-def test_load_calls_a_validator_that_returns_none_once() -> None:
+def test_a_validator_that_returns_none_is_called_only_once() -> None:
     class Recorder(Validator):
         def __call__(self, value: str) -> None:
             validated.append(value)

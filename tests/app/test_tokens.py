@@ -1,4 +1,4 @@
-"""Sources of valid tokens: lists, and files that change."""
+"""The token file: its format, its changes, and the tokens that forked processes share."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ from tests.support.process import wait_until
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a fake clock: a list whose last item is the current time. No thread polls the token file."""
+    """Return a fake clock: a list whose last item is the current time. Only the test polls the token file."""
     times = [1000.0]
     monkeypatch.setattr("plants.tokens.time", SimpleNamespace(monotonic=lambda: times[-1], sleep=time.sleep))
     monkeypatch.setattr("plants.tokens._watch", lambda _reference: None)
@@ -94,7 +94,8 @@ def test_a_change_takes_effect_after_two_equal_reads(
 ) -> None:
     caplog.set_level(logging.INFO)
     tokens = TokenFile(path)
-    for content in ("sha", "sha256:", digest_line("second").rstrip()):  # as another process writes it
+    # Each poll finds more of the file's only line, as if another process were still writing it.
+    for content in ("sha", "sha256:", digest_line("second").rstrip()):
         path.write_text(content)
         clock.append(clock[-1] + 1)
         tokens.poll()
@@ -229,7 +230,8 @@ def test_a_pipe_is_read_once_at_the_start(tmp_path: Path) -> None:
     assert not {*threading.enumerate()} - before
 
 
-# Published tokens are in shared memory. copy() shares that mapping and copies the rest, so it stands in for a fork.
+# A TokenFile publishes its tokens in shared memory. copy() stands in for a fork: the copy has its own attributes, but
+# the same shared memory.
 
 
 def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list[float]) -> None:
@@ -244,7 +246,7 @@ def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list
 
 
 def corrupt_published(tokens: TokenFile) -> None:
-    """Make the checksum wrong, as a worker does that is killed while it publishes."""
+    """Make the checksum wrong, as if a worker had been killed while it published its tokens."""
     tokens._published[10] ^= 1
 
 

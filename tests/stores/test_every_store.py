@@ -372,7 +372,7 @@ SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////ab
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
-    "no text": (cast(str, None), START),
+    "None": (cast(str, None), START),
     "bytes": (cast(str, b"memory:"), START),
     "a path object": (cast(str, Path("plants.db")), START),
     "another engine": ("mysql://user:secret@host/plants", START),

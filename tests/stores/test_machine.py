@@ -22,7 +22,8 @@ from plants.stores.batch import BatchStore
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
 
-# For each line of stdin, fork a client that adds the batches and prints the results of each; the test then kills it.
+# For each line of stdin, this program forks a client. The client adds batches of plants and prints the results of each
+# batch. At some time, the test kills the client.
 CLIENTS = """
 import contextlib, json, os, signal, sys
 import plants.stores.sqlite
@@ -136,7 +137,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
 
     def settle(self, unresolved: list[Plant]) -> None:
-        """Resolve the ids whose outcome is unknown; a stored plant must be one that was submitted."""
+        """Find out which plants of a killed client are stored, and add them to the model.
+
+        A stored plant must be one that the client or this method submitted.
+        """
         # Add instead of reading, because the server may still commit a statement of the killed client.
         for plant_id in {plant.id for plant in unresolved} - set(self.model.plants):
             plant: Plant | None = Plant(plant_id, "settled")
@@ -211,7 +215,7 @@ def clients() -> Iterator["subprocess.Popen[str]"]:
 
 
 def run(machine: Any, few: int = 10) -> None:
-    # Commits make the search for the shortest example take minutes.
+    # Do not search for the shortest example, because the many commits would take minutes.
     phases = set(Phase) - {Phase.shrink, Phase.explain}
     run_state_machine_as_test(machine, settings=settings(examples(few, steps=15), phases=phases))
 

@@ -244,7 +244,7 @@ def test_client_min_messages_cannot_hide_a_canceled_wait(
 
 
 @pytest.mark.parametrize(("level", "expected"), [("WARNING", "unavailable"), ("INFO", "added")])
-def test_a_warning_during_the_insert_is_an_unknown_outcome(
+def test_a_warning_during_the_insert_leaves_the_outcome_unknown(
     store: PostgresStore, server: PostgresServer, level: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
@@ -632,7 +632,7 @@ def test_a_batch_waits_for_a_short_lock_on_the_table(
     store.check()
     with table_locked(server):
         batch = thread.submit(add_together, store, [Plant(plant_id, "oak") for plant_id in range(number)])
-        # After the lock timeout the batch waits for the table.
+        # After the lock timeout, the batch waits for the table with a statement that inserts nothing.
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock' AND query LIKE '%WHERE false%'"))
     assert batch.result() == ["added"] * number
 
@@ -649,7 +649,7 @@ def test_a_plant_rejected_by_a_constraint_fails_alone(
         store.check()
 
 
-def test_in_a_batch_a_plant_postgresql_cannot_hold_fails_alone(store: PostgresStore) -> None:
+def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore) -> None:
     pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "fern"))]
     pending[0].result()
     with pytest.raises(psycopg.DataError):

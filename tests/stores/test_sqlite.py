@@ -28,7 +28,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    # Unlike tmp_path, a directory that another user can enter.
+    # Another user can enter this directory, unlike tmp_path.
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         store_directory = Path(directory, "store")  # A test may rename it, so it has a parent of its own.
@@ -455,8 +455,8 @@ def call_before_a_retry(monkeypatch: pytest.MonkeyPatch, action: Callable[[], No
     monkeypatch.setattr("plants.stores.sqlite.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
 
 
-def is_busy(connection: sqlite3.Connection, checkpoint: str) -> bool:
-    return bool(connection.execute(checkpoint).fetchone()[0])
+def is_busy(connection: sqlite3.Connection, statement: str) -> bool:
+    return bool(connection.execute(statement).fetchone()[0])
 
 
 def test_closing_waits_for_a_checkpoint_of_another_connection(
