@@ -23,7 +23,7 @@ class PlantIdInUse(PlantStoreError):
     """The id is in use; the stored plant is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
-        super().__init__(plant_id)  # Pass only the id, because copy and pickle call the class with this.
+        super().__init__(plant_id)  # Pass only the id, because copy and pickle call the class with these arguments.
         self.plant_id = plant_id
 
     def __str__(self) -> str:

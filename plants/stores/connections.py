@@ -31,7 +31,7 @@ class Connections(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        """Store plants in one transaction and return each outcome. Of those with the same id, only the first is stored.
+        """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
 
         :param collect: returns the plants. Call it only when a connection is ready, because plants join the batch
             until the first call. Later calls return the same plants.

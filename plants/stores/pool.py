@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from plants.stores import StoreUnavailable
 
-_RECONNECT_SECONDS = 1.0  # after a failed attempt, while another connection is open; if none is, connect at once
+_RECONNECT_SECONDS = 1.0  # the pause after a failed attempt; without an open connection there is no pause
 
 
 class PoolConnection(Protocol):

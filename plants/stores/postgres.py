@@ -79,7 +79,7 @@ class PostgresStore(BatchStore):
         # Check the numbers here, because libpq would report a bad number only when it connects.
         timeout_from_conninfo(parameters)
         _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
-        # If an @ in the password is not encoded, libpq would quote the rest of the password as the host.
+        # If an @ in the password is not encoded, libpq's errors would show the rest of the password as the host's name.
         if re.search("[^,]@", str(parameters.get("host", ""))):
             raise ValueError("the host has an @")
         conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
@@ -157,7 +157,7 @@ class PostgresConnections(Connections):
             for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
                 with suppress(errors.LockNotAvailable):
                     return connection.insert(plants, lock_timeout)
-                # If the table itself is locked, the whole batch waits for it, and fails if that times out.
+                # If the table itself is locked, wait for its lock; if this wait times out, the whole batch fails.
                 self._insert_nothing(connection)
         except _REJECTIONS as error:
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None

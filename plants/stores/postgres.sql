@@ -17,8 +17,8 @@ UNION ALL SELECT 3, 'is local to one node; its operator must distribute it: '
     'SELECT create_distributed_table(''plants'', ''id'')'
     FROM root, citus WHERE root IS NOT NULL AND has_citus AND NOT EXISTS (SELECT FROM pg_trigger, pg_proc AS function
     WHERE tgrelid = root AND tgfoid = function.oid AND proname = 'citus_truncate_trigger')
-UNION ALL SELECT 4, 'is UNLOGGED, has row security, is a partition, or is no table' FROM pg_class, tree, root WHERE oid = t
-    AND (relpersistence <> 'p' OR relrowsecurity OR relispartition AND t = root OR relkind NOT IN ('r', 'p'))
+UNION ALL SELECT 4, 'is UNLOGGED, has row security, is a partition, or is no table' FROM pg_class, tree, root WHERE
+    oid = t AND (relpersistence <> 'p' OR relrowsecurity OR relispartition AND t = root OR relkind NOT IN ('r', 'p'))
 UNION ALL SELECT 5, 'lacks one of id bigint, name text, tag text' WHERE (SELECT count(*) FROM root_columns WHERE
     (attname, atttypid) IN (('id', 'bigint'::regtype), ('name', 'text'::regtype), ('tag', 'text'::regtype))) < 3
 UNION ALL SELECT 6, 'has a column that rejects the store''s inserts: ' || attname FROM root_columns WHERE CASE

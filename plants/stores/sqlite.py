@@ -20,7 +20,7 @@ from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
 
-_LOCK_POLL_SECONDS = 0.001  # SQLite's own waits grow to 100 ms, so a busy process would lock out others.
+_LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 _SET_UP = """
@@ -61,8 +61,8 @@ class SQLiteStore(BatchStore):
     Each batch is one transaction, and no call returns before its commit. A commit that failed is not retried, because
     its outcome is unknown: every call in it raises StoreUnavailable.
 
-    The directory must exist. Fork before the first use: SQLite does not support a connection across a fork, and a
-    child of a process that has one raises StoreUnavailable.
+    The directory must exist. Fork before the first use, because SQLite does not support a connection across a fork. In
+    a child of a process that has a connection, the store raises StoreUnavailable.
     """
 
     worker_threads = 2  # One thread parses and responds while the other commits.
@@ -334,7 +334,7 @@ def _rewrite_page(connection: sqlite3.Connection) -> None:
     """Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
-    # An index may need a function or a collation that only another program defines. SQLite then rejects this, too.
+    # An index may need a function or a collation that only another program defines. SQLite then rejects any INSERT.
     connection.execute("INSERT INTO plants (id, name, tag) SELECT 0, '', '' WHERE 0")
 
 
