@@ -1,4 +1,4 @@
-"""The parts of the build that setup.cfg cannot declare: long description, build directory, compiled server."""
+"""The parts of the build that setup.cfg cannot declare: long description, build directory, compiled modules."""
 
 import os
 import re
@@ -15,8 +15,8 @@ SERVER = ("calls", "connection", "listener", "loop", "request", "response", "tls
 COMPILED = ["plants/media.py", *(f"plants/server/{name}.py" for name in SERVER)]
 
 
-def compiled_server(scratch: str) -> list[Extension]:
-    """Return the extension modules of the server; their C code goes to ``scratch``."""
+def compiled_modules(scratch: str) -> list[Extension]:
+    """Return the extension modules that mypyc builds; their C code goes to ``scratch``."""
     from mypyc.build import mypycify
 
     # Ignore the mypy configuration in setup.cfg, which is for checking the whole repository.
@@ -37,5 +37,5 @@ with tempfile.TemporaryDirectory() as scratch:
         options=options,
         setup_requires=["mypy[mypyc]>=2.4,<3"] if compiling else [],
         # Compile only into a wheel, because a compiled module in a checkout would hide changes of its source.
-        ext_modules=compiled_server(scratch) if compiling and "bdist_wheel" in sys.argv else [],
+        ext_modules=compiled_modules(scratch) if compiling and "bdist_wheel" in sys.argv else [],
     )
