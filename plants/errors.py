@@ -77,7 +77,7 @@ def add_error_handling(app: "falcon.App[Any, Any]") -> None:
 
 
 def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object = None) -> None:
-    # If this raised the HTTPError, Falcon would keep the request in a reference cycle, with its body.
+    # If this handler raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
     http, resp.data = _as_http_error_and_body(req.env, error)
     resp.status = http.status
     resp.set_headers(http.headers or {})
@@ -95,7 +95,7 @@ def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[
         http = _as_http_error(error)
         # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
         return http, error_body(environ, http.code or http.status_code * 100, http.description)
-    except Exception as fault:  # for example, HTTPStatus does not know the status of an HTTPError
+    except Exception as fault:  # For example, HTTPStatus lacks the status of an HTTPError.
         return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)
 
 

@@ -22,7 +22,7 @@ def json_app(*middleware: Any) -> "_App":
     return app
 
 
-class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if a monitoring tool replaced it.
+class _App(falcon.App):  # type: ignore[type-arg]  # It is not generic before 4.2, or if a monitoring tool replaced it.
     # Falcon responds with 400 to the methods in this set (WEBSOCKET) before any middleware runs.
     _META_METHODS = frozenset()
 
@@ -32,7 +32,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
         if not (env.setdefault("PATH_INFO", "").isascii() and (env.get("QUERY_STRING") or "").isascii()):
             for name in ("PATH_INFO", "QUERY_STRING"):
                 env[name] = (env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
-        # Do not defer in an outer application (SCRIPT_NAME): it may read the status before the body. Bottle does so.
+        # If SCRIPT_NAME is set, do not defer: the outer application may read the status before the body. Bottle does.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)

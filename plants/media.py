@@ -117,7 +117,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _int(literal: str) -> int | float:
-    # The time of int() is quadratic in the number of digits, and it rejects more than 4,300 with an error of its own.
+    # int() takes quadratic time in the number of digits, and rejects more than 4,300 with an error of its own.
     return int(literal) if len(literal) <= _LONGEST_INT64 else math.inf
 
 

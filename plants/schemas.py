@@ -104,7 +104,7 @@ class FastSchema(Schema):
                 pass  # marshmallow's load collects the errors of all members.
         try:
             return super().load(data, **options)
-        except ValidationError as error:  # A subclass may override handle_error.
+        except ValidationError as error:  # not a NotAPlant if a subclass overrides handle_error
             raise error if isinstance(error, NotAPlant) else NotAPlant(error.messages) from None
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:

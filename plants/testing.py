@@ -308,7 +308,7 @@ def serve(
     :param store: where plants are stored; a dictionary if None. It is not closed.
     :param max_body_bytes: the size of the largest request body.
     :raises OSError: the port is in use.
-    :raises ValueError: no client could send the token.
+    :raises TypeError, ValueError: an argument is not usable.
     """
     server = Server(token=token, store=store, max_body_bytes=max_body_bytes)
     # waitress would leave its own socket open if the port is in use.
@@ -390,7 +390,7 @@ def _main() -> None:
         except (OSError, OverflowError, ValueError) as error:
             parser.error(str(error))
         print(json.dumps({"url": server.url, "token": server.token}), flush=True)
-        for line in sys.stdin or ():  # It is None where standard input was closed at the start.
+        for line in sys.stdin or ():  # It is None if standard input was closed at the start.
             try:
                 answer = _run_command(server, line)
             except ValueError as error:
