@@ -439,6 +439,20 @@ def test_only_a_body_within_the_limit_reaches_the_application(
         assert f'"body": "{"x" * received}"'.encode() in client.recv(10_000)
 
 
+@pytest.mark.parametrize(
+    ("version", "body_with_head"),
+    [pytest.param(b"1.0", b"", id="HTTP/1.0"), pytest.param(b"1.1", b"b", id="body-has-begun")],
+)
+def test_no_100_continue_in_http_1_0_or_after_body_bytes(driver: Driver, version: bytes, body_with_head: bytes) -> None:
+    client, connection = driver.connect()
+    with client:
+        fields = b"Host: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+        client.sendall(b"POST / HTTP/%b\r\n%b%b" % (version, fields, body_with_head))
+        driver.step(connection, connection.ready)
+        assert connection.state == RECEIVING
+        assert not is_readable(client)
+
+
 def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
