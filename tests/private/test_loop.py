@@ -614,14 +614,18 @@ class DeferredResponse:
         self.events.append(f"close {self.path}")
 
 
-def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
-    """Return the events of requests that one thread handles, and the start of each response."""
+def events_of_a_batch(paths: list[str], *, one_per_iteration: bool = False) -> tuple[list[str], list[bytes]]:
+    """Return the events of requests that one thread handles, and the start of each response.
+
+    All requests arrive in one iteration, or each in an iteration of its own.
+    """
     deferred = DeferredApp()
     driver = Driver(app=deferred, threads=1)
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
         client.sendall(GET.replace(b"/late", path.encode()))
-        while connection.state != RESPONDING:
+        driver.step(connection, connection.ready)
+        if one_per_iteration:
             driver.run_once()
     responses = []
     for client, connection in clients:
@@ -633,21 +637,15 @@ def events_of_a_batch(paths: list[str]) -> tuple[list[str], list[bytes]]:
     return deferred.events, responses
 
 
-@pytest.fixture
-def long_gather_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a batch wait for all its requests, because a busy machine may take long between two iterations."""
+def test_requests_of_consecutive_iterations_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine may take long between two iterations.
     monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)
-
-
-@pytest.mark.usefixtures("long_gather_time")
-def test_consecutive_requests_are_one_batch() -> None:
-    events, responses = events_of_a_batch(["/1", "/2", "/3"])
+    events, responses = events_of_a_batch(["/1", "/2", "/3"], one_per_iteration=True)
     assert events[:3] == ["call /1", "call /2", "call /3"]
     assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 200"] * 3
 
 
-@pytest.mark.usefixtures("long_gather_time")
 def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     events, responses = events_of_a_batch(["/end", "/cancel", "/3"])
     assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
@@ -655,7 +653,6 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
     assert caplog.messages == ["the application failed"] * 2
 
 
-@pytest.mark.usefixtures("long_gather_time")
 @pytest.mark.parametrize("large_body_bytes", [0, -1], ids=["small", "large"])
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch, large_body_bytes: int) -> None:
     monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", large_body_bytes)
@@ -665,7 +662,6 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
     assert responses == [b"HTTP/1.1 200"] * 2
 
 
-@pytest.mark.usefixtures("long_gather_time")
 def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
     gated = GatedApp()
@@ -674,8 +670,7 @@ def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
         client.sendall(GET.replace(b"/late", path))
-        while connection.state != RESPONDING:
-            driver.run_once()
+        driver.step(connection, connection.ready)
     driver.run_until(lambda: gated.paths)
     driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
     gated.gate.set()
