@@ -72,7 +72,7 @@ class Calls:
             return None
 
     def _finish(self, call: Call | None, request: Request) -> Response:
-        """Return the response of a call; an error response if the call failed, or fails now."""
+        """Return the response of a call. If the call failed, or fails now, return an error response."""
         current_request.set(request)
         try:
             if call:
@@ -142,7 +142,7 @@ class Calls:
         for (connection, request), call in zip(jobs, calls, strict=False):
             try:
                 completed.append((connection, request, self._finish(call, request)))
-            except BaseException:  # The connection's deadline closes it.
+            except BaseException:  # The connection ends at its deadline.
                 self._log.exception("the error response failed")
         current_request.set(None)
         return completed, jobs[len(calls) :]

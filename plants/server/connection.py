@@ -17,7 +17,7 @@ STOPPING_SECONDS: Final = 0.25
 # RFC 9112, section 9.6: after the last response the server continues to read, because a reset could destroy the
 # response. It closes the connection after this long without input, and at the latest after the request timeout.
 _LINGER_SECONDS: Final = 2.0
-_MAX_ENCRYPTED_BYTES: Final = 16384  # per TLS record; no more is encrypted before the socket has accepted it
+_MAX_ENCRYPTED_BYTES: Final = 16384  # one TLS record; the next is encrypted after the socket has accepted this one
 _EMPTY: Final = memoryview(b"")
 
 # The states: what the connection waits for -> what the server does at the deadline.
@@ -223,7 +223,7 @@ class Connection:
     def _flush_tls(self, tls: TLS) -> None:
         """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
 
-        Nothing more is received until the socket has accepted it, so the pending output stays small.
+        The server receives nothing more until the socket has accepted these bytes, so the pending output stays small.
         """
         if pending := tls.data_to_send():
             self._output = memoryview(pending)
@@ -277,7 +277,7 @@ class Connection:
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
         if body.size > limit:
-            # The application gets the length without the body, so that it checks the token before the size.
+            # The application gets the length without the body, so it can check a token before it rejects the size.
             request.body = NO_BODY
             request.keep_alive = False
         request.environ["server.stopping"] = shared.stopping

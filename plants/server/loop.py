@@ -87,8 +87,8 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # The application may delay start_response until its body is read. No body is read before the applications
-            # have been called for all requests of the batch.
+            # With threads, an application may call start_response during the iteration of its response. A thread calls
+            # the application for all requests of a batch before it iterates over the first response.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": self._has_threads,
@@ -199,8 +199,8 @@ class Loop:
                 self.stop()
 
     def _call_in_loop(self) -> None:
-        # Run each phase (receive, call, respond) for all requests of a stage before the next phase. A phase's code
-        # then stays in the CPU cache. Also, local clients preempt this process less often when a response wakes them.
+        # Run a stage in three phases (receive, call, respond), so that the code of each phase stays in the CPU cache.
+        # Also, a response wakes its client, which may preempt this process. Sending all in a row makes this rarer.
         self._dispatch()
         if not (self._loop_jobs or self._large_loop_jobs):
             return

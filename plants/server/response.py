@@ -23,8 +23,8 @@ class Response:
     """A complete response.
 
     ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
-    hop-by-hop headers. ``length`` is the length of the body, even if it is not sent because the request is a HEAD, or
-    None if the status allows no body.
+    hop-by-hop headers. ``length`` is the length of the body, or None if the status allows no body. The response to a
+    HEAD request has the length, but its ``body`` is empty.
     """
 
     def __init__(self, status: str, headers: Headers, head: bytes, length: int | None, body: bytes) -> None:

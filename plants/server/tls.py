@@ -46,7 +46,7 @@ class TLS:
         self._overhead = 0
 
     def receive(self, ciphertext: bytes) -> bytes:
-        """Decrypt at most ``READ_BYTES`` from the client and return the plaintext of the records completed by them.
+        """Decrypt at most ``READ_BYTES`` of ciphertext, and return the plaintext of the records that are now complete.
 
         :raises SSLError: The handshake failed, a record is invalid, or too much came without application data.
         """
@@ -73,7 +73,7 @@ class TLS:
         self._ssl.write(plaintext)
 
     def close(self) -> None:
-        """Send close_notify, if the handshake is complete, without waiting for the client's."""
+        """If the handshake is complete, send close_notify, and do not wait for the client's."""
         # ``unwrap`` also reads, but ``receive`` has left at most one incomplete record.
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()

@@ -29,7 +29,7 @@ _MMAP_THRESHOLD_BYTES = 262_144
 
 
 class Worker(base.Worker):
-    """A worker for WSGI applications with small responses. Each response is sent whole: do not use it for streaming.
+    """A worker for WSGI applications with small responses. Each response is sent whole, so do not use it for streaming.
 
     If Gunicorn's ``threads`` is 1, the event loop calls the application, which must not block. If ``threads`` is more
     than 1, that many threads call it. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.

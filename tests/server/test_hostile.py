@@ -56,7 +56,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def slow_bystanders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the good client, which runs beside the hostile ones, pause longer between its requests."""
+    """Let the good client beside the hostile ones pause longer between its requests."""
     monkeypatch.setattr(Bystander, "pause", 0.02)
 
 

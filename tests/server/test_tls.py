@@ -192,7 +192,7 @@ def test_a_flood_of_key_updates_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.key_update() for _ in range(3 * MAX_OVERHEAD_BYTES // 27))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends one KeyUpdate for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server answers each KeyUpdate with one.
 
 
 def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
     flood = b"".join(records.client_hello() for _ in range(3 * MAX_OVERHEAD_BYTES // 33))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends one alert for each.
+    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends an alert for each hello.
 
 
 def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path) -> None:
