@@ -105,7 +105,7 @@ def _check(options: Namespace) -> None:
     url = _own_url() if options.url is None else options.url
     address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
     # Use a thread, so that the time limit also covers the look-up of the name.
-    problems = [f"no answer within {_CHECK_SECONDS} seconds"]
+    problems = [f"no response within {_CHECK_SECONDS} seconds"]
     thread = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
     thread.start()
     thread.join(_CHECK_SECONDS)

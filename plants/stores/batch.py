@@ -61,7 +61,7 @@ class _Batch:
         if not self._leader_lock.acquire(blocking=False):
             self.breaker.raise_if_open()
             if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
-                raise StoreUnavailable("no answer in time")
+                raise StoreUnavailable("no response in time")
         try:
             return self.outcomes or self._commit(self, deadline)
         finally:

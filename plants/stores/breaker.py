@@ -38,7 +38,7 @@ class CircuitBreaker:
         self._reason: str | None = None  # why the store is unavailable
         self._next_attempt_at = self._succeeded_at = self._written_at = self._failed_at = 0.0
         self._outage_logged = False  # The start of an outage has been logged, but not its end.
-        self._refused_requests = 0  # in this outage
+        self._rejected_requests = 0  # in this outage
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
         """Return what the work returns. In an outage, check the store first.
@@ -69,9 +69,9 @@ class CircuitBreaker:
         self._succeeded_at = time.monotonic()
         with self._lock:
             if self._outage_logged and self._succeeded_at - self._failed_at > _QUIET_SECONDS:
-                _log.warning("the store is available again; requests refused meanwhile: %d", self._refused_requests)
+                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
                 self._outage_logged = False
-                self._refused_requests = 0
+                self._rejected_requests = 0
         return result
 
     def probe(self, deadline: float) -> None:
@@ -81,13 +81,13 @@ class CircuitBreaker:
         """
         self.raise_if_open()
         if not self._probe_lock.acquire(timeout=max(0, deadline - time.monotonic())):
-            raise StoreUnavailable("no answer in time")
+            raise StoreUnavailable("no response in time")
         try:
             if time.monotonic() - self._written_at > _FRESH_SECONDS:
                 self.run(self._check, deadline)
                 self.record_write()
         except StoreUnavailable as error:
-            self.record_failure(error, refused=0)
+            self.record_failure(error, rejected=0)
             raise
         finally:
             self._probe_lock.release()
@@ -109,14 +109,14 @@ class CircuitBreaker:
         """Note that the store has just accepted a write."""
         self._written_at = time.monotonic()
 
-    def record_failure(self, error: Exception, *, refused: int = 1) -> None:
-        """Count refused requests; log the first failure as the start of an outage, even if the breaker stays closed."""
+    def record_failure(self, error: Exception, *, rejected: int = 1) -> None:
+        """Count rejected requests; log the first failure as the start of an outage, even if the breaker is closed."""
         if not isinstance(error, StoreUnavailable) or isinstance(error, OutOfTime):
             return
         with self._lock:
             self._failed_at = time.monotonic()
             self._written_at = 0.0  # The next probe checks the store.
-            self._refused_requests += refused
+            self._rejected_requests += rejected
             if not self._outage_logged:
                 self._outage_logged = True
                 line = " ".join(str(error).split())

@@ -155,7 +155,7 @@ class _FileConnections(Connections):
     def _locked(self, lock: threading.Lock, deadline: float, close: Callable[[], None]) -> Iterator[None]:
         """Hold a lock. If the block fails, close the connection and raise StoreUnavailable."""
         if not lock.acquire(timeout=max(0, deadline - time.monotonic())):
-            raise StoreUnavailable(f"{self._path}: no answer in time")
+            raise StoreUnavailable(f"{self._path}: no response in time")
         try:
             yield
         except BaseException as error:

@@ -285,7 +285,7 @@ def test_plants_check_reports_an_unexpected_response(response: bytes, reason: st
 
 def test_plants_check_times_out_when_a_server_is_silent() -> None:
     with responding_with(b"") as url:
-        assert error_line(call("check", url)) == f"{url}/readyz: no answer within 2 seconds."
+        assert error_line(call("check", url)) == f"{url}/readyz: no response within 2 seconds."
 
 
 def test_plants_check_reports_a_refused_connection() -> None:

@@ -229,7 +229,7 @@ class StoreContract(StoreSuite):
         with contextlib.closing(open_store(lasting_url)) as store:
             with pytest.raises(StoreUnavailable):
                 store.prepare(create=False)
-            assert not is_available(store)  # A probe does not count as a refused request.
+            assert not is_available(store)  # A probe does not count as a rejected request.
             for first_id in range(0, 20, 5):
                 plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
                 assert add_together(store, plants) == ["unavailable"] * 5
@@ -238,8 +238,8 @@ class StoreContract(StoreSuite):
             wait_until(is_over)
         began, ended = caplog.messages
         assert began.startswith("the store is unavailable: ")
-        refused = 20 + results.count("unavailable")
-        assert ended == f"the store is available again; requests refused meanwhile: {refused}"
+        rejected = 20 + results.count("unavailable")
+        assert ended == f"the store is available again; requests rejected meanwhile: {rejected}"
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
     def test_a_plant_outlives_its_store(self, store: PlantStore, lasting_url: str) -> None:

@@ -220,7 +220,7 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
 def test_an_add_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStore) -> None:
     with disk_hanging(store_with_1s_timeout):
         for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="no answer"):
+            with pytest.raises(StoreUnavailable, match="no response"):
                 store_with_1s_timeout.add(Plant(1, "oak"))
     wait_until(lambda: add_together(store_with_1s_timeout, [Plant(2, "oak")]) != ["unavailable"])
     assert store_with_1s_timeout.get(1) is None
@@ -289,7 +289,7 @@ def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLit
         leading = thread.submit(leader.result)
         try:
             wait_until(lambda: name.has_begun.is_set() or leading.done())
-            with pytest.raises(StoreUnavailable, match=r"^no answer in time$"):
+            with pytest.raises(StoreUnavailable, match=r"^no response in time$"):
                 follower.result()
         finally:
             name.released.set()
@@ -403,7 +403,7 @@ def test_only_failures_within_the_quiet_period_are_one_outage(
         with moved_away(path), pytest.raises(StoreUnavailable):
             store.check()
         wait_until(lambda: is_available(store))
-    begin, end = "the store is unavailable: ", "the store is available again; requests refused meanwhile: 0"
+    begin, end = "the store is unavailable: ", "the store is available again; requests rejected meanwhile: 0"
     assert len(caplog.messages) == lines
     assert all(message.startswith(begin) for message in caplog.messages[::2])
     assert all(message == end for message in caplog.messages[1::2])
@@ -579,9 +579,9 @@ def test_a_probe_times_out_when_the_disk_hangs(
     store_with_1s_timeout: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
-    with store_with_1s_timeout._breaker._probe_lock, pytest.raises(StoreUnavailable, match=r"^no answer in time$"):
+    with store_with_1s_timeout._breaker._probe_lock, pytest.raises(StoreUnavailable, match=r"^no response in time$"):
         store_with_1s_timeout.check()
-    with disk_hanging(store_with_1s_timeout), pytest.raises(StoreUnavailable, match=r"\.db: no answer in time$"):
+    with disk_hanging(store_with_1s_timeout), pytest.raises(StoreUnavailable, match=r"\.db: no response in time$"):
         store_with_1s_timeout.check()
 
 
