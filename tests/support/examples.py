@@ -1,4 +1,7 @@
-"""The number of examples that Hypothesis tries: few in an ordinary run, EXAMPLES times as many in a long one."""
+"""The number of examples that Hypothesis tries.
+
+An ordinary run tries few. For a long run, the environment variable ``EXAMPLES`` multiplies the number.
+"""
 
 import os
 
@@ -10,7 +13,7 @@ TIMES = os.environ.get("EXAMPLES")
 def examples(few: int, steps: int = 50) -> settings:
     """Return settings for a test with ``few`` examples, and at most ``steps`` steps in a state machine.
 
-    An ordinary run tries the same ones each time, so that it covers the same lines.
+    Every ordinary run tries the same examples, so that it covers the same lines.
     """
     return settings(
         max_examples=few * int(TIMES or 1), stateful_step_count=steps, deadline=None, derandomize=TIMES is None

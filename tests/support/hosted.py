@@ -41,7 +41,8 @@ class Service(Process):
 
     def wait_until_it_serves(self) -> None:
         self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
-        # Wait for the worker, because one that is stopped before it has signal handlers ends at the graceful timeout.
+        # Wait until the worker responds. Before it has installed its signal handlers, it misses the signal to stop, and
+        # the stop takes the whole graceful timeout.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
     def line_of(self, request_id: str) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
 
 
 def environment(**env: str) -> dict[str, str]:
-    """Return the environment of a service, with none of our settings except these."""
+    """Return the environment of a service: that of this process, but with ``env`` as the only settings."""
     ours = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | env
 
@@ -141,7 +142,7 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
         patch.chdir(cwd)
         try:
             cli.main()
-        except SystemExit as end:  # Python prints a status that is a text, and exits with 1.
+        except SystemExit as end:  # If the status is a text, Python prints it and exits with 1.
             status = end.code
             if isinstance(status, str):
                 print(status, file=errors)

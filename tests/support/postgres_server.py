@@ -45,7 +45,7 @@ def _runnable_binaries() -> Path:
 
 def copy_of(binaries: Path) -> Path:
     """Return a copy of the directory of initdb and postgres that every user can enter."""
-    # The programs look for their libraries in a directory beside the package, by a path relative to their own.
+    # Copy the libraries, too, because the programs look for them at a relative path in a directory beside the package.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())
     for directory in (package.with_name(f"{package.name}.libs"), binaries.parent):
@@ -58,7 +58,7 @@ atexit.register(_until_the_end.close)
 
 
 class PostgresServer:
-    """A server with its data in a new directory, which every user must be able to enter."""
+    """A server with its data in a new directory. Every user must be able to enter the parent of this directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -75,7 +75,7 @@ class PostgresServer:
         subprocess.run(command, check=True, user=USER, cwd=self.directory.parent, stdout=subprocess.DEVNULL)
 
     def follow(self, primary: "PostgresServer") -> None:
-        """Copy the data of a stopped primary for a standby."""
+        """Make this server a standby: copy the data of ``primary``, which must be stopped."""
         subprocess.run(["cp", "-a", primary.directory, self.directory], check=True)
         (self.directory / "standby.signal").touch()
         settings = f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=postgres application_name=standby'\n"
