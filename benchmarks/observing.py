@@ -2,8 +2,9 @@
 
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
-The output is the median of all rounds; the requests differ in their ids and times. Then wrk, which must be on the PATH,
-loads the service over 16 connections: without log and metrics, with either, and with both.
+The first part calls the log and the metrics with requests that differ in their ids and times, and prints the medians of
+all rounds. In the second part, wrk, which must be on the PATH, loads the service over 16 connections: without log and
+metrics, with either, and with both.
 """
 
 import argparse

@@ -52,7 +52,7 @@ def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection
 def exchange(
     client: http.client.HTTPConnection, method: str, path: str, token: str, body: bytes | None = None
 ) -> Response:
-    """Make a request, with the token unless that is empty.
+    """Make a request. If the token is empty, send none.
 
     If the request fails, close the connection; the next request reconnects.
     """
@@ -135,7 +135,7 @@ class _Good:
             closed = bool(select.select([client.sock], [], [], 0)[0])
             paused = time.monotonic() - self._last_persistent_response_at
             state = "closed" if closed else "open"
-            self._connection = f"a persistent connection, {state} when used, after {paused:.3f} s"
+            self._connection = f"a persistent connection, idle for {paused:.3f} s, {state} when used"
         response = exchange(client, method, path, token, body)
         self.slowest = max(self.slowest, response.ended - response.began)
         if client is self._persistent:

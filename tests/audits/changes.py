@@ -86,7 +86,7 @@ class Load:
             thread.join()
         self.over.set()
 
-    def has_its_creates(self) -> bool:
+    def has_created_enough(self) -> bool:
         return len(self.acknowledged) >= self._creates
 
     def is_over(self) -> bool:
@@ -112,7 +112,7 @@ class Load:
 
     def _work(self) -> None:
         sock: socket.socket | None = None
-        while (self._lasts or not self.has_its_creates()) and not self.over.is_set():
+        while (self._lasts or not self.has_created_enough()) and not self.over.is_set():
             number = self._first + next(self._numbers)
             was_sent = False
             time.sleep(self._pause)
@@ -229,9 +229,12 @@ def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _repeat(load: Load, change: Callable[[int], object], seconds: float, at_least: int = 1) -> int:
-    """Repeat a change every ``seconds`` seconds, until the load has its creates or is over; return how many times."""
+    """Repeat a change every ``seconds`` seconds while the load creates plants, and return the number of changes.
+
+    Stop when the load is over, or when it has created enough plants and there were ``at_least`` changes.
+    """
     number = 0
-    while not load.is_over() and (number < at_least or not load.has_its_creates()):
+    while not load.is_over() and (number < at_least or not load.has_created_enough()):
         change(number)
         number += 1
         load.over.wait(seconds)

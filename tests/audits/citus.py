@@ -33,7 +33,7 @@ CLIENTS_PER_SERVICE = 16
 
 
 def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
-    """Submit a batch for all nodes, with one id in use; return the findings."""
+    """Submit a batch of plants that belong to different nodes, one with an id in use; return the findings."""
     used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(size))
     store.add(used)
     pending = [(plant, store.submit(plant)) for plant in (*others, used._replace(name="another"))]

@@ -106,7 +106,8 @@ class Target:
         # The file may have thousands of lines for other sockets, so split only the lines with this port.
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
         states = [(row[3], row[9]) for row in rows if row[1].endswith(port)]
-        # Count ESTABLISHED and CLOSE_WAIT, and any other state but LISTEN if a socket still belongs to it.
+        # Count each row in state ESTABLISHED or CLOSE_WAIT. In any other state except LISTEN, count a row only if it
+        # still has a socket (an inode).
         return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
     def runs(self) -> bool:
@@ -152,11 +153,11 @@ class Crowd:
         """Send as :meth:`send` does, but ``data(0)`` on the first connection, ``data(1)`` on the second, and so on."""
         rest = {sock: memoryview(data(number)) for number, sock in enumerate(self.sockets)}
         total = 0
-        give_up = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for sock in rest:
                 selector.register(sock, selectors.EVENT_WRITE)
-            while selector.get_map() and time.monotonic() < give_up:
+            while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
                     try:
@@ -175,12 +176,12 @@ class Crowd:
 
         ``received`` has the first 64 KiB of each. With ``or_readable``, return as soon as there is something to read.
         """
-        give_up = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for sock in self.sockets:
                 if sock not in self.closed_by_service:
                     selector.register(sock, selectors.EVENT_READ)
-            while selector.get_map() and time.monotonic() < give_up:
+            while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
                     if or_readable:
@@ -236,7 +237,7 @@ class Bystander:
 
     def __enter__(self) -> Self:
         assert self._process.stdout
-        self._process.stdout.readline()  # It has received its first response.
+        self._process.stdout.readline()  # The good client has received its first response.
         return self
 
     def __exit__(self, *_: object) -> None:

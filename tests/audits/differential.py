@@ -3,9 +3,9 @@
     python -m tests.audits.differential
     python -m tests.audits.differential --cases 20000 --seed 7
 
-The others are Gunicorn's threaded worker, Node and Go (both must be installed). On each connection, a plain request
-follows the odd one. If a server finds a different end of the odd request, its response to the plain one differs or is
-missing. The exit status is 0 if all of this is true:
+The others are Gunicorn's threaded worker, Node and Go. Node and Go must be installed. On each connection, a plain
+request follows the odd one. If a server finds a different end of the odd request, its response to the plain one differs
+or is missing. The exit status is 0 if all of this is true:
 
 - This server parses the same bytes alike in one packet and in several.
 - This server accepts nothing that another rejects.
@@ -39,7 +39,7 @@ from tests.support.hosted import CHECKOUT
 PEERS = Path(__file__).with_name("peers")
 # If a server has not responded after this time, it is waiting for more input.
 QUIET_SECONDS = 0.6
-# A busy machine may only be slow, so a request without a response is sent again with this timeout.
+# A server on a busy machine may respond late, so a request without a response is sent again with this timeout.
 PATIENT_SECONDS = 10.0
 # The methods that Node accepts, of those that the requests use.
 NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
@@ -113,9 +113,9 @@ def running(name: str, command: list[str], port_pattern: str, *, log: Path) -> I
     """Run a server that prints the port on which it listens."""
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=CHECKOUT) as process:
         try:
-            give_up = time.monotonic() + 60
+            deadline = time.monotonic() + 60
             while not (port := re.search(port_pattern, log.read_text())):
-                if time.monotonic() > give_up or process.poll() is not None:
+                if time.monotonic() > deadline or process.poll() is not None:
                     raise RuntimeError(f"{name} does not listen: {log.read_text()[-500:]}")
                 time.sleep(0.05)
             yield Peer(name, int(port[1]))
@@ -180,7 +180,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
 
 
 def explanation(peer: str, what: str, data: bytes) -> str:
-    # No request after a CONNECT may be accepted, so only the acceptance of the CONNECT itself can be explained.
+    # This server must accept no request after a CONNECT. So ``EXPLAINED`` may explain why it accepts the CONNECT, but
+    # no later difference.
     if data.lstrip().startswith(b"CONNECT") and not what.startswith("accepts request 1,"):
         return ""
     for name, pattern, reason in EXPLAINED:

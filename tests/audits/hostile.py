@@ -106,8 +106,8 @@ def resets_beside_creates(service: Target, seconds: float = 5, limit: float = 0.
     ]
     number = 0
     with Bystander(service) as bystander:
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             with contextlib.suppress(OSError), service.connect() as sock:
                 reset_on_close(sock)
                 if data := sent[number % len(sent)]:
@@ -157,7 +157,7 @@ def endless_heads(service: Target, clients: int = 400, size: int = 800_000, limi
 
 
 def stalled_bodies(service: Target, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """Send all but the last byte of one small body, and of as many large bodies as a worker buffers."""
+    """Send one small body, and as many large bodies as all workers buffer, each without its last byte."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:

@@ -69,8 +69,8 @@ def _stalling(*data: bytes) -> Broken:
 
 
 def _read_for(sock: socket.socket, seconds: float) -> None:
-    give_up = time.monotonic() + seconds
-    while (rest := give_up - time.monotonic()) > 0:
+    deadline = time.monotonic() + seconds
+    while (rest := deadline - time.monotonic()) > 0:
         sock.settimeout(rest)
         if not sock.recv(65536):
             return
@@ -78,9 +78,9 @@ def _read_for(sock: socket.socket, seconds: float) -> None:
 
 def _drip(service: Target, sock: socket.socket) -> None:
     body = plant(new_id())
-    give_up = time.monotonic() + LONGEST_SECONDS
+    deadline = time.monotonic() + LONGEST_SECONDS
     for byte in service.head(b"Content-Length: %d\r\n" % len(body)) + body:
-        if time.monotonic() < give_up:
+        if time.monotonic() < deadline:
             sock.sendall(bytes([byte]))
             time.sleep(random.choice([0, 0.001, 0.1]))
     _read_for(sock, 1)
@@ -109,8 +109,8 @@ def _pipeline_and_never_read(_service: Target, sock: socket.socket) -> None:
 
 def _read_slowly(_service: Target, sock: socket.socket) -> None:
     sock.sendall(GET % b"/openapi.json" * 20)
-    give_up = time.monotonic() + LONGEST_SECONDS
-    while time.monotonic() < give_up and sock.recv(100):
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < deadline and sock.recv(100):
         time.sleep(0.005)
 
 
@@ -244,7 +244,7 @@ def soak(service: Target, seconds: float, broken: float, good: int) -> list[tupl
     unexplained = [line for line in service.new_lines() if not re.search("|".join(EXPLAINED), line)]
 
     # RFC 9112, section 9.5: the service may close an idle connection just as its client uses it again.
-    idle = re.compile(r"on a persistent connection, \w+ when used, after ([\d.]+) s$")
+    idle = re.compile(r"on a persistent connection, idle for ([\d.]+) s, \w+ when used$")
     responses = sum((Counter(bystander.responses) for bystander in bystanders), Counter())
     faults = [fault for bystander in bystanders for fault in bystander.faults]
     paused = [fault for fault in faults if (found := idle.search(fault)) and float(found[1]) > KEEPALIVE_SECONDS]
