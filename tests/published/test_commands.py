@@ -127,14 +127,15 @@ def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Pa
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:
-    # The first line is not run, because a test of the README installs the package, though without the extra. systemctl
-    # is replaced, because it needs a running systemd.
+    # Do not run the first line, because an installation takes long, and a test of the README already makes one, without
+    # the postgres extra. Replace systemctl, because it needs a running systemd.
     first, *script = INSTALL.splitlines()
     assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
     write_program(tmp_path / "bin/systemctl", f'echo "$@" >> {tmp_path}/calls')
-    write_program(tmp_path / "bin/plants", "exit 127")  # The installation does not put the command on PATH.
+    # The commands must not find ``plants`` on PATH, because the installation does not put it there.
+    write_program(tmp_path / "bin/plants", "exit 127")
     with serving() as service:
         assert run("\n".join(script), cwd=CHECKOUT, **address_of(service)).endswith(": ready\n")
     run(RESTART)

@@ -87,7 +87,7 @@ def bubblewrap(*options: str) -> list[str]:
         if place.is_symlink()
         for argument in ("--symlink", str(place.readlink()), str(place))
     ]
-    # Bind the checkout and Python, too. If they are below /tmp, the process has a read-only /tmp with nothing else.
+    # Bind the checkout and Python, too. If they are below /tmp, the process has a read-only /tmp with only these two.
     for place in {str(CHECKOUT), sys.prefix, sys.base_prefix}:
         places += ["--ro-bind", place, place]
     return ["bwrap", *places, *links, "--tmpfs", "/var/tmp", "--remount-ro", "/var/tmp", *options]

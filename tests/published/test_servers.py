@@ -60,7 +60,7 @@ class Served(HostContract):
 
 
 def inapplicable(reason: str, *rows: str) -> dict[str, str]:
-    """Map each row to the same reason, as ``HostContract.does_not_apply`` does."""
+    """Return entries of ``HostContract.does_not_apply``, all with the same reason."""
     return {f"test_{row}": reason for row in rows}
 
 
@@ -109,7 +109,7 @@ class TestWaitress(Served):
 class TestUWSGI(Served):
     server = "uWSGI"
     does_not_apply = inapplicable(
-        "uWSGI offers an application a chunked body through its own API only", CHUNKED
+        "an application can read a chunked body only through uWSGI's own API", CHUNKED
     ) | inapplicable(
         "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that lead back]"
     )
