@@ -12,11 +12,10 @@ from typing import Any
 from gunicorn.glogging import Logger, SafeAtoms
 from gunicorn.instrument.statsd import Statsd
 from gunicorn.pidfile import Pidfile
-from gunicorn.sock import ssl_context
 from gunicorn.util import get_username
 
 from plants.hosting.settings import stop
-from plants.server.tls import restricted
+from plants.server.worker import tls_context
 
 
 def check_raw_env(cfg: Any) -> None:
@@ -30,7 +29,7 @@ def check(cfg: Any) -> None:
     """Stop with one line if a setting in this configuration is not usable, or would have no effect."""
     if cfg.is_ssl:
         with _or_stop("cannot use the certificate", "one with --certfile and --keyfile"), as_workers(cfg):
-            restricted(ssl_context(cfg))
+            tls_context(cfg)
     for name in () if cfg.is_ssl else ("ssl_context", *cfg.ssl_options):
         if cfg.settings[name].get() != type(cfg.settings[name])().get():
             stop(f"{name} has no effect without a certificate; set --certfile and --keyfile")

@@ -5,6 +5,8 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from ssl import SSLContext
 from types import FrameType
 from typing import Any
 
@@ -26,6 +28,16 @@ _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 262_144
+
+
+@lru_cache(maxsize=2)
+def tls_context(cfg: Any) -> SSLContext:
+    """Return the TLS context of a configuration.
+
+    If the master calls this first, its workers use that context, so none of them fails to start because the files have
+    changed. ``HUP`` makes another configuration; if that one is not usable, the context of the old one is still cached.
+    """
+    return restricted(ssl_context(cfg))
 
 
 class Worker(base.Worker):
@@ -78,7 +90,7 @@ class Worker(base.Worker):
                 "wsgi.errors": ErrorLog(self.log.error),
                 "wsgi.multiprocess": cfg.workers > 1,
             },
-            tls=restricted(ssl_context(cfg)) if cfg.is_ssl else None,
+            tls=tls_context(cfg) if cfg.is_ssl else None,
             max_connections=cfg.worker_connections,
             max_requests=self.max_requests,
             threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,

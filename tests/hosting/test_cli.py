@@ -24,7 +24,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg
-from tests.support.process import END, PATIENCE_SECONDS, children, free_port, wait_until
+from tests.support.process import END, PATIENCE_SECONDS, children, free_port, wait_for_workers, wait_until
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -680,6 +680,23 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
             service.wait_for("Worker exiting", after=before)
             assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        assert service.stop() == 0
+
+
+@pytest.mark.usefixtures("long_check_timeout", "no_subprocess_coverage")
+def test_workers_start_although_the_certificate_has_become_unusable(tmp_path: Path) -> None:
+    pem = make_certificate(tmp_path)
+    address = {"PORT": str(free_port()), "GUNICORN_CMD_ARGS": f"--log-level=info --certfile={pem}"}
+    with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN} | address) as service:
+        service.wait_for("Listening at")
+        wait_for_workers(service.process.pid, 1)
+        pem.write_text("")
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for("the new configuration cannot be used, the old one stays: cannot use the certificate")
+        worker = service.wait_for(r"Booting worker with pid: (\d+)", times=2)[1]
+        os.kill(int(worker), signal.SIGKILL)
+        service.wait_for("Booting worker", times=3)
+        assert call("check", **address).stdout.endswith(": ready\n")
         assert service.stop() == 0
 
 
