@@ -6,7 +6,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NoReturn
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
-from marshmallow.validate import Range, Regexp, Validator
+from marshmallow.validate import Length, Range, Regexp
 
 from plants.stores import Plant
 
@@ -29,6 +29,10 @@ _PLAIN_FIELDS: dict[Any, tuple[type, Callable[[Any], str]]] = {
 # A field may set these attributes: the fast path handles them, or they do not affect a str or an int.
 _HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
+# The fast path may call a validator a second time, so the validator must be free of side effects.
+_PURE_VALIDATORS = {Length, Range, Regexp}
+# The fast path does not call these methods.
+_REPLACED_METHODS = ("dump", "get_attribute", "_deserialize", "_do_load", "_serialize")
 
 
 class NotAPlant(ValidationError):
@@ -62,8 +66,8 @@ class FastSchema(Schema):
             any(self._hooks.values())
             or self.dict_class is not dict
             or self.opts.render_module is not json
-            or type(self).dump is not Schema.dump
-            or type(self).get_attribute is not FastSchema.get_attribute
+            or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # Another base may come in between.
+            or any(getattr(type(self), name) is not getattr(FastSchema, name) for name in _REPLACED_METHODS)
             or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
         ):
             return self._plans
@@ -104,8 +108,11 @@ class FastSchema(Schema):
                 pass  # marshmallow's load collects the errors of all members.
         try:
             return super().load(data, **options)
-        except ValidationError as error:  # not a NotAPlant if a subclass overrides handle_error
-            raise error if isinstance(error, NotAPlant) else NotAPlant(error.messages) from None
+        except ValidationError as error:
+            if type(error) is not ValidationError:
+                raise
+            # The handle_error of a subclass returned, so marshmallow raised its own exception.
+            raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data) from None
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:
         """Return the members that the plant has, as JSON."""
@@ -139,8 +146,8 @@ def _split(validators: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _is_plain(field: Any) -> bool:
-    """Return whether the fast path handles the field's type and options, and all its validators raise on failure."""
-    if type(field) not in _PLAIN_FIELDS or not all(isinstance(validate, Validator) for validate in field.validators):
+    """Return whether the fast path handles the field's type, options and validators."""
+    if type(field) not in _PLAIN_FIELDS or not all(type(validate) in _PURE_VALIDATORS for validate in field.validators):
         return False
     defaults = vars(type(field)())
     return all(name in _HANDLED_ATTRIBUTES or value == defaults.get(name) for name, value in vars(field).items())

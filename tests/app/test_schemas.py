@@ -395,8 +395,42 @@ def test_load_follows_fields_that_are_initialized_again() -> None:
 
 def test_load_raises_even_if_handle_error_returns() -> None:
     schema = declare(handle_error=lambda *_args, **_options: None)()
-    with pytest.raises(NotAPlant, match="Missing data"):
-        schema.load({})
+    with pytest.raises(NotAPlant, match="Missing data") as caught:
+        schema.load({"tag": "shade"})
+    assert (caught.value.data, caught.value.valid_data) == ({"tag": "shade"}, {"tag": "shade"})
+
+
+def test_load_raises_the_exception_of_handle_error() -> None:
+    class OwnError(ValidationError):
+        pass
+
+    def handle_error(*_args: Any, **_options: Any) -> None:
+        raise OwnError("no")
+
+    with pytest.raises(OwnError):
+        declare(handle_error=handle_error)().load({})
+
+
+class Enveloped(Schema):
+    def load(self, *args: Any, **options: Any) -> Any:
+        return {"plant": super().load(*args, **options)}
+
+    def dumps(self, *args: Any, **options: Any) -> str:
+        return f"[{super().dumps(*args, **options)}]"
+
+
+def test_load_and_dumps_call_a_base_class_that_follows_ours() -> None:
+    schema = type("Declared", (PlantSchema, Enveloped), {})()
+    assert schema.load(NAMED) == {"plant": NAMED}
+    assert json.loads(schema.dumps(PLANT)) == [SHADED]
+
+
+@pytest.mark.parametrize("method", ["_deserialize", "_do_load", "_serialize"])
+def test_an_overridden_method_of_marshmallow_is_called(method: str) -> None:
+    """Extensions of marshmallow override these methods."""
+    schema = declare(**{method: lambda *_args, **_options: {"own": 1}})()
+    assert schema.load(NAMED) == Schema.load(schema, NAMED)
+    assert schema.dumps(PLANT) == Schema.dumps(schema, PLANT)
 
 
 @pytest.mark.parametrize("options", [{"many": True}, {"partial": True}, {"unknown": INCLUDE}], ids=repr)
@@ -436,29 +470,32 @@ def test_a_nested_schema_supports_the_only_option() -> None:
     assert json.loads(nested.dumps(PLANT)) == nested.load(FERN) == NAMED
 
 
-def test_a_validator_that_returns_none_is_called_only_once() -> None:
+@pytest.mark.parametrize("document", [{"tag": "shade", "z": 1}, {"tag": "shade"}], ids=["valid", "invalid"])
+def test_a_custom_validator_is_called_only_once(document: dict[str, Any]) -> None:
+    """A validator may have side effects: for example, it may accept each tag only once."""
+
     class Recorder(Validator):
         def __call__(self, value: str) -> None:
             validated.append(value)
 
     validated: list[str] = []
-    schema = tag(validate=Recorder())()
-    assert schema.load(FERN) == SHADED
+    outcome(
+        declare(name=None, tag=fields.String(validate=Recorder()), z=fields.Integer(required=True))().load, document
+    )
     assert validated == ["shade"]
 
 
 def test_valid_documents_and_plants_take_the_fast_path() -> None:
-    class Slow(NewPlantSchema):
-        def _do_load(self, *_args: Any, **_options: Any) -> Any:
-            raise NotImplementedError
+    def slow(*_args: Any, **_options: Any) -> Any:
+        raise NotImplementedError
 
-        _serialize = _do_load
-
-    assert Slow().load({"id": 1, **FERN}) == {"id": 1, **SHADED}
-    assert json.loads(Slow().dumps(PLANT)) == {"id": 1, **SHADED}
-    for slow in (Slow().load, Slow().dumps):
+    schema: Any = NewPlantSchema()
+    schema._do_load = schema._serialize = slow
+    assert schema.load({"id": 1, **FERN}) == {"id": 1, **SHADED}
+    assert json.loads(schema.dumps(PLANT)) == {"id": 1, **SHADED}
+    for method in (schema.load, schema.dumps):
         with pytest.raises(NotImplementedError):
-            slow({})
+            method({})
 
 
 texts = st.text(st.characters(), max_size=5) | st.sampled_from(["Fern", "\ud800", "\0", "true", "1"])
