@@ -310,6 +310,7 @@ def serve(
     :raises OSError: the port is in use.
     :raises TypeError, ValueError: an argument is not usable.
     """
+    _number("port", port, 65535)
     server = Server(token=token, store=store, max_body_bytes=max_body_bytes)
     # waitress would leave its own socket open if the port is in use.
     listener = socket.create_server(("127.0.0.1", port))
@@ -387,7 +388,7 @@ def _main() -> None:
     with ExitStack() as stack:
         try:
             server = stack.enter_context(serve(token=args.token, port=args.port))
-        except (OSError, OverflowError, ValueError) as error:
+        except (OSError, ValueError) as error:
             parser.error(str(error))
         print(json.dumps({"url": server.url, "token": server.token}), flush=True)
         for line in sys.stdin or ():  # It is None if standard input was closed at the start.

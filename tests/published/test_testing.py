@@ -349,6 +349,12 @@ def test_reset_returns_a_server_to_its_start(plants_session_server: Server) -> N
     assert post(plants_session_server).status == 200
 
 
+@pytest.mark.parametrize("wrong", [-1, 65536, "8000", None], ids=repr)
+def test_an_invalid_port_is_rejected(wrong: Any) -> None:
+    with ExitStack() as stack, pytest.raises(ValueError, match=f"^port is a number from 0 to 65535, not {wrong!r}$"):
+        stack.enter_context(serve(port=wrong))
+
+
 def test_serve_accepts_a_token_a_port_and_a_store(tmp_path: Path) -> None:
     with closing(SQLiteStore(str(tmp_path / "plants.db"))) as store, serve() as other:
         with ExitStack() as stack, pytest.raises(OSError, match="in use"):
@@ -619,7 +625,7 @@ def test_the_command_serves_a_test_in_any_language() -> None:
     [
         (["--token", ""], "a token consists of"),
         (["--token", "a b"], "a token consists of"),
-        (["--port", "65536"], "port must be 0-65535"),
+        (["--port", "65536"], "port is a number from 0 to 65535, not 65536"),
         (["--port", "USED"], "Address already in use"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
