@@ -62,7 +62,8 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     while received < limit:
         try:
             # A buffered stream allocates the size that it is asked for, even if the body is smaller.
-            chunk = req.stream.read(min(limit - received, _MAX_READ))
+            # Any, because a compiled module would raise a TypeError here for a bytearray.
+            chunk: Any = req.stream.read(min(limit - received, _MAX_READ))
         except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:

@@ -69,6 +69,13 @@ def test_a_body_in_several_reads_is_read_to_its_length(app: Any) -> None:
     assert stream.chunks == [b"x"]
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview], ids=lambda kind: kind.__name__)
+def test_a_read_may_return_any_bytes_like_object(app: Any, kind: Any) -> None:
+    body = new_plant()
+    stream = Stream(kind(body[:5]), kind(body[5:]))
+    assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
+
+
 def test_a_body_shorter_than_its_content_length_is_400(app: Any, store: PlantStore) -> None:
     body = new_plant()
     response = call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1))
