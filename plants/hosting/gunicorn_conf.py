@@ -21,7 +21,7 @@ wsgi_app = "plants.wsgi:app"
 logger_class = "plants.hosting.logs.Logger"
 worker_class = "plants.hosting.worker.Worker"
 threads = store.worker_threads
-# A stalled connection costs a few KiB, and delays no other one.
+# A stalled connection costs only the memory of its own buffers, and does not delay the others.
 worker_connections = 4000
 control_socket_disable = True
 # The root of a container may be read-only and without /tmp.
