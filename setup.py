@@ -9,8 +9,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# Not compiled: service.py, because plants.hosting has a subclass of its class, and worker.py, whose base class is
-# Gunicorn's. A compiled class should have neither an interpreted subclass nor a base class from another library.
+# A compiled class should have neither an interpreted subclass nor a base class from another library. So two modules are
+# not compiled: service.py, because plants.hosting has a subclass of Service, and worker.py, because the base class of
+# Worker is Gunicorn's.
 SERVER = ("calls", "connection", "listener", "loop", "request", "response", "tls")
 COMPILED = ["plants/media.py", *(f"plants/server/{name}.py" for name in SERVER)]
 
@@ -24,7 +25,7 @@ def compiled_modules(scratch: str) -> list[Extension]:
     return mypycify([*options, *COMPILED], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
 
 
-# A package index shows the README without the files beside it, so replace a link to one by its text and path.
+# A package index shows the README, but not the other files. So replace each link to a file with its text and its path.
 readme = (here / "README.md").read_text(encoding="utf-8")
 compiling = os.environ.get("PLANTS_COMPILE") == "1"
 with tempfile.TemporaryDirectory() as scratch:

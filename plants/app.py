@@ -33,7 +33,7 @@ def create_app_with_resources(
     tokens: Iterable[str] | TokenCheck,
     max_body_bytes: int = 1_048_576,
 ) -> WSGIApplication:
-    """Return the application of ``create_app``. It also serves the public resources, whose paths need no token."""
+    """Return an application like that of ``create_app`` that also serves public resources, which need no token."""
     _require("store", store, "PlantStore", "add", "check", "close", "get")
     check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
     _require("tokens", check, "token check", "accepts")

@@ -23,7 +23,7 @@ def json_app(*middleware: Any) -> "_App":
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # It is not generic before 4.2, or if a monitoring tool replaced it.
-    # Falcon responds with 400 to the methods in this set (WEBSOCKET) before any middleware runs.
+    # By default the set has WEBSOCKET. Falcon rejects a method in the set with 400 before any middleware runs.
     _META_METHODS = frozenset()
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -45,7 +45,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # It is not generic before 4.
 
 
 class _DeferredResponse:
-    """A response that calls ``start_response`` when it is first iterated, once the plant is stored (see PEP 3333)."""
+    """A response whose iteration first waits until the plant is stored, then calls ``start_response`` (PEP 3333)."""
 
     __slots__ = ("_env", "_start_response", "body", "head", "pending_adds")
 

@@ -26,7 +26,7 @@ _PLAIN_FIELDS: dict[Any, tuple[type, Callable[[Any], str]]] = {
     fields.String: (str, encode_basestring_ascii),
     fields.Integer: (int, int.__repr__),
 }
-# A field may set these attributes: the fast path handles them, or they do not affect a str or an int.
+# These attributes do not prevent the fast path, because it handles them, or they do not affect a str or an int.
 _HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
 # The fast path may call a validator a second time, so the validator must be free of side effects.

@@ -65,9 +65,9 @@ class TokenFile(Tokens):
     """The valid tokens in a file. Each process that checks tokens reads the file again after a change.
 
     A line is a token, or ``sha256:`` and the hexadecimal SHA-256 digest of one. Empty lines and lines that start with
-    ``#`` are ignored. A change takes effect when two reads a second apart agree, because another process may still be
-    writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and an error is
-    logged. A pipe is read once, at the start.
+    ``#`` are ignored. A change takes effect after the file has stayed the same for a second, because another process
+    may still be writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and
+    an error is logged. A pipe is read once, at the start.
     """
 
     _POLL_SECONDS = 1.0
@@ -82,8 +82,8 @@ class TokenFile(Tokens):
         self._path = Path(path).absolute()  # The working directory may change.
         self._is_pipe = self._path.is_fifo()
         self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
-        # A forked worker inherits the master's digests, which may be old, because the master does not poll the file. So
-        # workers publish the current digests here. Then a removed token stays invalid, even if the file is unusable.
+        # The master does not poll the file, so a new worker may inherit old digests. The worker then adopts the digests
+        # that an earlier worker published here. So a removed token stays invalid, even if the file is unusable.
         self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
         self._publish()
         # The latest result (digests, or the text of an error), and when it was first seen.

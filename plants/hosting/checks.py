@@ -53,7 +53,7 @@ def check(cfg: Any) -> None:
 
         if not issubclass(cfg.worker_class, Worker):
             stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-    start_directory = cfg.settings["chdir"].default  # A relative path was resolved there, before ``--chdir``.
+    start_directory = cfg.settings["chdir"].default  # TokenFile resolved a relative path here, before ``--chdir``.
     tokens = Path(start_directory, os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
     master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with as_workers(cfg):

@@ -126,7 +126,7 @@ class Worker(ServerWorker):
     def make_service(self) -> PlantService:
         """Return the hooks of this service."""
         cfg = self.cfg
-        # If Gunicorn's own access log is set up, or another logger such as the one for statsd, use that one.
+        # Log requests with Gunicorn's logger if its own access log is set up, or if its class is not the packaged one.
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
         gunicorn_writes_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
         use_packaged_log = issubclass(cfg.logger_class, Logger) and not gunicorn_writes_access_log

@@ -43,7 +43,7 @@ class CircuitBreaker:
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
         """Return what the work returns. In an outage, check the store first.
 
-        A failure while other calls succeed, such as a locked row, does not open the breaker.
+        If other calls succeed, a failure (for example, because a row is locked) does not open the breaker.
 
         :raises StoreUnavailable: the work raised it, the breaker is open, or there is no time left.
         """

@@ -27,8 +27,8 @@ class MemoryStore(PlantStore):
 
     def add(self, plant: Plant) -> None:
         plant_id, name, tag = plant
-        # As one string a plant takes half the memory of a tuple, and the garbage collector never visits a dictionary of
-        # strings.
+        # A plant is one string, which takes half the memory of a tuple. Also, the garbage collector never visits a
+        # dictionary of strings.
         text = name if tag is None else f"{name}\0{tag}"
         if text.count("\0") != (tag is not None):
             raise ValueError("the name or the tag contains U+0000")

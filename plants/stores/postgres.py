@@ -49,9 +49,9 @@ _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 
-_LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of its ids.
-_SHORT_LOCK_TIMEOUT_MS = 10  # used instead after such a wait has timed out
-_CONTENTION_SECONDS = 1.0  # how long the short timeout then applies to other batches
+_LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
+_SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
+_CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
 # For this long after a check of the table, a row that was not inserted is assumed to have an id in use.
 _CHECK_SECONDS = 0.1
 
