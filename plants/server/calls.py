@@ -129,8 +129,8 @@ class Calls:
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
         """Return the completed requests, and those for which the application was not called.
 
-        The first response is read only after the last call, so that an application can defer work, such as a
-        commit, to the iteration of its response and do it once for the whole batch.
+        Iterate the first response only after the last call. An application can then defer work, such as a commit,
+        to the iteration, and do it once for the whole batch.
         """
         until = time.monotonic() + _MAX_CALL_SECONDS
         calls = []

@@ -133,7 +133,7 @@ class Connection:
             self.close()  # Before the TLS handshake is complete, no response can be sent.
             return
         request = self.request or self._begin_request()
-        if not request.parsed:
+        if not request.head_parsed:
             # The response to a malformed or incomplete HEAD request has no body, either (RFC 9110, section 9.3.2).
             if self._input.startswith((b"HEAD ", b"\r\nHEAD ")):
                 request.method = "HEAD"
@@ -231,10 +231,10 @@ class Connection:
 
     def _parse(self) -> None:
         if self.request is None and b"\r\n".startswith(self._input):
-            return  # RFC 9112, section 2.2: some clients send an empty line after a request; it starts no new one.
+            return  # Some clients send an empty line after a request (RFC 9112, section 2.2). It begins no request.
         request = self.request or self._begin_request()
         try:
-            if request.parsed or self._parse_head(request):
+            if request.head_parsed or self._parse_head(request):
                 self._parse_body(request)
         except HTTPError as error:
             self.reject(error)
@@ -342,7 +342,7 @@ class Connection:
             self.watch()
 
     def _note_activity(self) -> None:
-        """Move this connection to the end of those that the event loop may close to make room for a new one."""
+        """Note that the client is active. If the worker is full, the loop closes the longest inactive connection."""
         waiting = self._shared.connections_waiting_for_client
         waiting.pop(self, None)
         waiting[self] = None

@@ -20,7 +20,7 @@ from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
 from plants.server.service import Service
 from plants.server.tls import TLS
 
-# These limit how much of one kind of work comes before the next, so that a burst of clients delays no other client.
+# After this much work of one kind, the loop goes on to the next kind, so that a burst cannot delay other clients.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
 # A stage handles up to this many events before the applications are called. Also, at most this many connections are
 # shed at a time.

@@ -83,7 +83,7 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
-    of it has been received; ``overlap`` is the number of bytes at the end of the head that ``feed`` also needs.
+    of it has been received. The data for the first ``feed`` begins with the last ``overlap`` bytes of the head.
     """
 
     overlap: int = 0
@@ -182,7 +182,7 @@ class Request:
         self.method: str = ""
         self.path: str = ""
         self.body: SizedBody | ChunkedBody = NO_BODY
-        self.parsed: bool = False  # the head
+        self.head_parsed: bool = False
         self.http_1_0: bool = False
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
@@ -217,7 +217,7 @@ class Request:
         self._parse_connection(is_1_1)
         self._parse_target(method, target)
         self._parse_framing(is_1_1, limits)
-        self.parsed = True
+        self.head_parsed = True
 
     def _parse_connection(self, is_1_1: bool) -> None:
         environ = self.environ
@@ -318,7 +318,7 @@ def _is_host(host: str) -> bool:
 
 
 def _environ_key(name: str) -> str:
-    """Return the environ key of a field; "" if its name has an underscore, because a hyphen gives the same key."""
+    """Return a field's environ key, or "" if its name has an underscore, because X_Y would have the key of X-Y."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")

@@ -75,7 +75,7 @@ HEADS = {
 def test_a_head_may_reach_each_limit_but_not_exceed_it(
     make: Callable[[int], bytes], limit: int, limits: Limits, status: int
 ) -> None:
-    assert parse(make(limit), limits).parsed
+    assert parse(make(limit), limits).head_parsed
     assert rejection(parse, make(limit + 1), limits) == status
     # If the head is malformed, too, either error is right.
     assert rejection(parse, make(limit + 1).replace(b"Host", b"H st"), limits) in (400, status)
@@ -153,7 +153,7 @@ def test_a_request_is_empty_until_its_head_is_parsed() -> None:
     with socket.socket() as sock:
         request = Request(Listener(sock, lambda *_: []), {"SCRIPT_NAME": ""}, 1.5)
     assert (request.method, request.path, request.extra_headers, request.started) == ("", "", b"", 1.5)
-    assert (request.parsed, request.keep_alive, request.http_1_0, request.awaits_continue) == (False,) * 4
+    assert (request.head_parsed, request.keep_alive, request.http_1_0, request.awaits_continue) == (False,) * 4
     assert request.environ == {"SCRIPT_NAME": ""}
     assert (request.body.complete, request.body.size, request.body.content) == (True, 0, b"")
 
