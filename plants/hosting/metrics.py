@@ -28,6 +28,8 @@ listening_sockets: Final[list[socket.socket]] = []
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DURATION_METRIC = "http_server_request_duration_seconds"
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
+# Of prometheus_client's files, by the first part of their names. A combination of labels needs about 4 KB.
+_FILE_SIZES = {"histogram": 1_048_576, "gauge_livesum": 4096, "gauge_livemostrecent": 4096}
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -60,6 +62,26 @@ def at_exit_of_master(call: Callable[[], object]) -> None:
     os.register_at_fork(after_in_child=partial(atexit.unregister, call))
 
 
+def _folder() -> Path:
+    return Path(os.environ[_FOLDER_VARIABLE])
+
+
+def _allocate(file: Path, size: int) -> None:
+    """Write zeros to a new file, and then rename it, because prometheus_client cannot read an empty file.
+
+    prometheus_client maps a file into memory. If the disk is full, the first access to a page that was never written
+    ends the process.
+    """
+    if file.exists():
+        return
+    new = file.with_suffix(".new")
+    try:
+        new.write_bytes(bytes(size))
+        new.rename(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 class Metrics:
     """The metrics of one worker, in files of its slot.
 
@@ -68,10 +90,16 @@ class Metrics:
     """
 
     def __init__(self, slot: int | str) -> None:
+        """Open the files.
+
+        :raises OSError: the files cannot be created, or there is no space for them.
+        """
         from prometheus_client import Gauge, Histogram, values
 
         values.ValueClass = values.MultiProcessValue(lambda: slot)
-        Path(os.environ[_FOLDER_VARIABLE]).mkdir(mode=0o700, exist_ok=True)  # Some systems clean up /dev/shm.
+        _folder().mkdir(mode=0o700, exist_ok=True)  # Some systems clean up /dev/shm.
+        for name, size in _FILE_SIZES.items():
+            _allocate(_folder() / f"{name}_{slot}.db", size)
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._duration_histogram = Histogram(
             _DURATION_METRIC,
@@ -107,15 +135,6 @@ class Metrics:
         self._waiting_gauge.set(waiting)
 
 
-def _readable_files() -> Iterator[str]:
-    """Yield the files that have contents. A new file is empty, and a gauge's file is removed when its worker ends."""
-    with os.scandir(os.environ[_FOLDER_VARIABLE]) as files:
-        for file in files:
-            with suppress(FileNotFoundError):
-                if file.stat().st_size:
-                    yield file.path
-
-
 class Exposition:
     """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
 
@@ -135,7 +154,7 @@ class Exposition:
 
         # Derive both counters from the histogram. Counting a response would cost a third more with separate counters.
         created = failures = 0.0
-        for metric in MultiProcessCollector.merge(_readable_files()):
+        for metric in MultiProcessCollector.merge(map(str, _folder().glob("*.db"))):
             yield metric
             for sample in metric.samples if metric.name == _DURATION_METRIC else ():
                 labels = sample.labels

@@ -117,7 +117,11 @@ class Worker(ServerWorker):
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""
-        self._metrics = Metrics(self.metrics_slot or self.pid) if listening_sockets else None
+        if listening_sockets:
+            try:
+                self._metrics = Metrics(self.metrics_slot or self.pid)
+            except OSError as error:
+                self.log.error("the metrics do not include this worker; check --worker-tmp-dir: %s", error)
         super().load_wsgi()
         # The objects that exist now live as long as the worker. If the garbage collector scanned them again and again,
         # parsing large JSON would take three times as long.

@@ -1,6 +1,7 @@
 """The metrics: exact, bounded, and at an address of their own."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -314,9 +315,30 @@ def test_the_service_survives_the_loss_of_the_metrics_folder(port: int, store: s
 def test_the_metrics_can_be_read_while_a_worker_creates_its_files(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 1)
-        for name in ("histogram_2.db", "gauge_livesum_2.db"):
-            folder_of(service.process.pid).joinpath(name).touch()
+        folder_of(service.process.pid).joinpath("histogram_2.new").touch()
         assert value(port, "plants_created_total") == 1
+
+
+def test_the_metrics_files_have_their_disk_space_from_the_start(port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        files = sorted(folder_of(service.process.pid).iterdir())
+        assert [file.name for file in files] == ["gauge_livemostrecent_1.db", "gauge_livesum_1.db", "histogram_1.db"]
+        for status in [file.stat() for file in files]:
+            assert status.st_size <= 512 * status.st_blocks
+
+
+def test_a_worker_that_cannot_create_metrics_files_serves_anyway(port: int) -> None:
+    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        folder = folder_of(service.process.pid)
+        shutil.rmtree(folder)
+        assert value(port, "plants_created_total") == 0
+        folder.touch()
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        assert json.loads(service.wait_for(".*the metrics do not include this worker.*")[0])["level"] == "error"
+        create(service, 0, 1)
+        assert value(port, "plants_created_total") == 0
+        folder.unlink()
 
 
 def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
