@@ -56,14 +56,14 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     elif not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
+    stream: Any = req.stream  # With Falcon's type, the compiled read() would raise a TypeError for a bytearray.
     limit = max_bytes + 1 if length is None else length
     chunks = []
     received = 0
     while received < limit:
         try:
             # A buffered stream allocates the size that it is asked for, even if the body is smaller.
-            # Any, because a compiled module would raise a TypeError here for a bytearray.
-            chunk: Any = req.stream.read(min(limit - received, _MAX_READ))
+            chunk = stream.read(min(limit - received, _MAX_READ))
         except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
