@@ -1,4 +1,4 @@
-"""Change a service under load in every way an operator can, and check that no client notices.
+"""Change a service under load, as operators do, and check that no client notices.
 
     python -m tests.audits.changes
     python -m tests.audits.changes --creates 2000 --only hup --only usr2
@@ -45,7 +45,8 @@ class Load:
 
     With ``lasts``, they go on until the ``with`` block ends, so that there are requests during each change.
 
-    ``seen`` counts the 200s and the connections closed as a request arrived, ``faults`` everything else.
+    ``seen`` counts the 200s, and the connections that the service closed as a request arrived. ``faults`` counts each
+    other result.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Load:
                 self.faults["acknowledged and lost"] += len(lost)
                 stored = [number for number in self._without_response if read_plant(store, number)]
                 self.faults["stored, but no response was sent"] += len(stored)
-        self.faults += Counter()  # without zeros
+        self.faults += Counter()  # This removes the zeros.
         faults = [f"{number} x {fault}" for fault, number in self.faults.items()]
         seen = [f"{number:,} x {what}" for what, number in self.seen.items()]
         slowest = f"slowest {self.slowest * 1000:.0f} ms"
@@ -393,7 +394,7 @@ def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
     with _store_in_folder(store) as (_, environ), tempfile.TemporaryDirectory() as folder:
         pid_file = Path(folder, "pid")
         options = [f"--pid={pid_file}"]
-        # Pass SERVE, because the default command turns off the coverage measurement of the service.
+        # Pass SERVE, so that coverage measures the service; with the default command, it would not.
         with running_service(store, workers, *options, token="", command=SERVE, environ=environ) as service:
             os.kill(service.master, signal.SIGUSR2)
             new_file = Path(f"{pid_file}.2")

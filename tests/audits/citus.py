@@ -75,7 +75,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:
-            findings["! ids of two plants"] = twice
+            findings["! ids that two plants use"] = twice
         holds = [report_findings(findings), *starmap(audit_load, zip(urls, loads, strict=True))]
     return int(not all(holds))
 

@@ -35,7 +35,7 @@ from tests.support.process import (
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# No client may cause such a line in the service's log.
+# A line of the service's log that matches reports an error. No client may cause one.
 _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
@@ -119,7 +119,7 @@ class Target:
         return state != "Z"
 
     def new_log_errors(self) -> list[str]:
-        """Return those of ``new_lines()`` that report an error, which no client may cause."""
+        """Return those of ``new_lines()`` that report an error."""
         return [line for line in self.new_lines() if _LOG_ERROR.search(line)]
 
     def new_lines(self) -> list[str]:
@@ -172,7 +172,7 @@ class Crowd:
         return total
 
     def read_until_closed(self, seconds: float, *, or_readable: bool = False) -> int:
-        """Read until the service has closed every connection, and return the number closed.
+        """Read until the service has closed every connection, or ``seconds`` have passed; return the number closed.
 
         ``received`` has the first 64 KiB of each. With ``or_readable``, return as soon as there is something to read.
         """

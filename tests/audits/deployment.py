@@ -52,7 +52,7 @@ class Deployment:
             if self._master is None or self._master.poll() is not None:
                 # As systemd does, kill the workers of a dead master before starting a new one.
                 self.kill()
-                # Discard the access log, because in an outage it has a line for each request.
+                # Discard the access log, because during an outage it has a line for each failed request.
                 self._master = start(self._command, env=self._environ, stdout=subprocess.DEVNULL)
             time.sleep(0.05)
 

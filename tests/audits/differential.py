@@ -4,14 +4,14 @@
     python -m tests.audits.differential --cases 20000 --seed 7
 
 The others are Gunicorn's threaded worker, Node and Go. Node and Go must be installed. On each connection, a plain
-request follows the odd one. If a server finds a different end of the odd request, its response to the plain one differs
-or is missing. The exit status is 0 if all of this is true:
+request follows the odd one. If two servers disagree about the end of the odd request, their responses to the plain one
+differ, or one of them sends none. The exit status is 0 if all of this is true:
 
 - This server parses the same bytes alike in one packet and in several.
 - This server accepts nothing that another rejects.
 - In each request that it accepts, this server finds the same method and body as the others.
 
-``EXPLAINED`` has exceptions from the last two conditions, with their reasons.
+``EXPLAINED`` has the exceptions to the last two conditions, with their reasons.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ PEERS = Path(__file__).with_name("peers")
 QUIET_SECONDS = 0.6
 # A server on a busy machine may respond late, so a request without a response is sent again with this timeout.
 PATIENT_SECONDS = 10.0
-# The methods that Node accepts, of those that the requests use.
+# Node rejects every other method that the odd requests use.
 NODE_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
@@ -50,7 +50,7 @@ class Parsed(NamedTuple):
     """The result of parsing the bytes of a connection: an echo for each accepted request, then the end."""
 
     echoes: tuple[tuple[str, str, str], ...]
-    end: str  # the status of a rejection, "closed" or "waits"
+    end: str  # "closed", "waits", or the status of a rejection or of an incomplete response
 
     def __str__(self) -> str:
         return f"{[f'{method} {target} {body!r:.60}' for method, target, body in self.echoes]}, then {self.end}"

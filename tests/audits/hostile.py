@@ -157,7 +157,7 @@ def endless_heads(service: Target, clients: int = 400, size: int = 800_000, limi
 
 
 def stalled_bodies(service: Target, bodies: int = HELD_BODIES, size: int = MIB, limit: float = 0.1) -> Verdict:
-    """Send one small body, and as many large bodies as all workers buffer, each without its last byte."""
+    """Fill the buffers of all workers with large bodies, and send a small one; each body lacks its last byte."""
     workers = max(1, len(service.workers()))
     stalled = service.head(b"Content-Length: %d\r\n" % size) + b"x" * (size - 1)
     with Crowd(service, bodies * workers) as crowd, Crowd(service, 1) as small:
@@ -170,7 +170,7 @@ def stalled_bodies(service: Target, bodies: int = HELD_BODIES, size: int = MIB, 
 
 
 def byte_after_upload(service: Target, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
-    """Send one more byte on each of many connections after the 401 for its upload."""
+    """Upload without a token on many connections, and send one more byte on each after its 401."""
     before = service.memory()
     upload = HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
     statuses: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def aborted_uploads(service: Target, uploads: int = 600, size: int = MIB, slack:
 def large_incomplete_parts(
     service: Target, clients: int = 3000, size: int = 90_000, largest: int = MIB, limit: float = 1
 ) -> Verdict:
-    """Send a large head, body, chunk or trailer section without its end from each of many clients."""
+    """From each of many clients, send a large head, body, chunk or trailer section that does not end."""
     head = HEAD + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(7))
     forms = [
         head,
@@ -224,7 +224,7 @@ def large_incomplete_parts(
 
 
 def connect(service: Target) -> Verdict:
-    """Send requests behind a CONNECT, with any target and in any packets; the service must not read them."""
+    """Send creates behind a CONNECT, in the same packet or in the next; the service must not process them."""
     served = []
     for head in (b"CONNECT a:443 HTTP/1.1\r\n", b"CONNECT /livez HTTP/1.1\r\n", b"CONNECT http://a/ HTTP/1.1\r\n"):
         for fields in (b"", b"Content-Length: 0\r\n", b"Connection: keep-alive\r\n", CHUNKED):
@@ -273,7 +273,7 @@ def large_framing(service: Target, size: int = 8500) -> Verdict:
 
 
 def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: float = 0.1) -> Verdict:
-    """Stall many clients, then disconnect them: some send nothing, or only a part of a request; some never read."""
+    """Connect many clients that send nothing, send part of a request, or never read; then disconnect them."""
     forms = [
         b"",
         HEAD,

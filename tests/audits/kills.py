@@ -99,7 +99,7 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     unknown = [plant for plant, response in attempts if response.status in {0, 503}]
     in_use = sum(response.error == ID_IN_USE for _, response in attempts)
     if len(acknowledged) + len(unknown) + in_use != len(attempts):
-        return "! a response that is neither 200, 503 nor the id in use"
+        return f"! a response other than 200, 503 and {ID_IN_USE}"
     if len(acknowledged) > 1:
         return "! acknowledged twice"
     if acknowledged:
@@ -107,11 +107,11 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
         return "acknowledged and stored" if stored == acknowledged[0] else failure
     if stored is None:
         return "! reported as in use but absent" if in_use else "not acknowledged, absent"
-    return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored changed"
+    return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored with other values"
 
 
 def audit_load(store_url: str, load: JournaledLoad) -> bool:
-    """Audit all plants that were created, print the findings, and return whether none is a failure."""
+    """Audit all plants that the clients tried to add, print the findings, and return whether none is a failure."""
     journal = (attempts for part in load.journal for attempts in part.values() if attempts)
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
         return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))

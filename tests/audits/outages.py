@@ -39,7 +39,7 @@ def running(service: Deployment) -> Iterator[Deployment]:
 
 @contextmanager
 def polled(service: Deployment, path: str) -> Iterator[list[Response]]:
-    """Poll a probe ten times a second."""
+    """Poll a probe up to ten times a second."""
     responses: list[Response] = []
     over = threading.Event()
 

@@ -84,7 +84,7 @@ class Node:
             self._patroni = start(command, user=USER, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """End all processes of the node at once."""
+        """Kill all processes of the node at once."""
         processes = [self._patroni.pid]
         with contextlib.suppress(OSError):
             postgres = int((self._directory / "data/postmaster.pid").read_text().split()[0])
@@ -126,7 +126,7 @@ def fail_over(nodes: list[Node], load: JournaledLoad) -> float:
     other = next(other for other in nodes if other is not node)
     node.kill()
     killed = time.monotonic()
-    # The other nodes report it as the leader until its key expires.
+    # The other nodes report the killed node as the leader until its key expires.
     assert comes_true(lambda: other.cluster().get(node.name, {}).get("role") != "leader", 120)
     before = sum(load.acknowledged)
     assert comes_true(lambda: sum(load.acknowledged) > before, 60)
@@ -154,7 +154,7 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
         ids = [plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")]
     acknowledged = {plant.id for plant, response in journal if response.status == 200}
     lost, twice = len(acknowledged.difference(ids)), len(ids) - len(set(ids))
-    print(f"acknowledged: {len(acknowledged):,}, lost: {lost}, twice on the primary: {twice}")
+    print(f"acknowledged: {len(acknowledged):,}, lost: {lost}, ids that two plants use: {twice}")
     return int(not audit_load(url, load) or lost + twice > 0)
 
 

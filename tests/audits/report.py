@@ -13,7 +13,7 @@ class Verdict(NamedTuple):
 
 
 def audit_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return an option parser whose help is the unchanged docstring of an audit."""
+    """Return an option parser whose help shows the docstring of an audit with its own line breaks."""
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

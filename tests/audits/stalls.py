@@ -4,10 +4,13 @@
     python -m tests.audits.stalls --only sqlite:file_held --seconds 30
 
 A stall locks the table, fills the disk, holds the file in another process, or stops the server's processes. A second,
-idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. A stall
-passes if every client gets a 200 or 503 within 5 s, some client gets a 200 within 5 s after the stall, no acknowledged
-plant is lost, and every probe gets a 200, the slowest at most 0.1 s later than on the idle service. To fill a disk, the
-audit mounts a small one, which needs root.
+idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. To fill a
+disk, the audit mounts a small one, which needs root. A stall passes if all of this is true:
+
+- Each request during the stall gets a 200 or 503, and no request takes 5 s.
+- Some client gets a 200 within 5 s after the stall.
+- No acknowledged plant is lost.
+- Each probe gets a 200. The slowest probe takes at most 0.1 s longer than the slowest one of the idle service.
 """
 
 import contextlib
@@ -41,9 +44,9 @@ from tests.audits.report import Verdict, audit_parser, report
 from tests.support.postgres_server import PostgresServer
 
 RESPONSE_SECONDS = 5.0  # what the service promises
-PROBE_SECONDS = 0.1
+MAX_PROBE_DELAY_SECONDS = 0.1
 WARM_UP_SECONDS = 3.0
-DISK_MIB = 100  # the size of an empty PostgreSQL, and some room
+DISK_MIB = 100  # An empty PostgreSQL fits, with some space left.
 _REQUEST = (
     b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
@@ -91,7 +94,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Outco
                 continue
             in_flight[sock] = next(ids), time.monotonic()
             body = plant(in_flight[sock][0])
-            with contextlib.suppress(OSError):  # If this fails, so does recv() below, which records it.
+            with contextlib.suppress(OSError):  # After a failure, recv() below gets no data, so the status is 0.
                 sock.sendall(_REQUEST % (TOKEN.encode(), len(body), body))
         for key, _ in selector.select(0.01):
             sock = key.data
@@ -165,7 +168,7 @@ def run_stall(stall: AbstractContextManager[None], url: str, seconds: float, cli
         and max(response.seconds for response in outcomes) < RESPONSE_SECONDS
         and recovered_at < ended + RESPONSE_SECONDS
         and {response.status for response in live} == {200}
-        and slowest_probe < PROBE_SECONDS + slowest_idle
+        and slowest_probe < MAX_PROBE_DELAY_SECONDS + slowest_idle
     )
     acknowledged = sum(response.status == 200 for response in outcomes)
     return Verdict(
