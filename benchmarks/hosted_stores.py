@@ -66,7 +66,7 @@ def main() -> None:
             services[store].start()
         for _, count, store in itertools.product(range(args.rounds), args.connections, urls):
             found[store, count].append(measure(services[store], count, args.seconds, next(first_ids)))
-    print(f"{measured_with()}; medians of {args.rounds} rounds; CPU in microseconds a create\n")
+    print(f"{measured_with()}; medians of {args.rounds} rounds; CPU in microseconds per create\n")
     print(
         "| connections | store | creates/s | ratio to `memory:` | p99 ms | CPU | CPU above `memory:` | failures |\n"
         + "|---" * 8

@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 def load(port: int, connections: int, seconds: int, first_id: int, *, equal_heads: bool = False) -> Load:
-    """Create plants as fast as a service responds; ``first_id`` has ten digits."""
+    """Create plants as fast as a service responds; ``first_id`` must have ten digits."""
     environ = {"FIRST_ID": str(first_id), "TOKEN": TOKEN} | ({"EQUAL_HEADS": "1"} if equal_heads else {})
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(WRK_SCRIPT)

@@ -3,8 +3,8 @@
     python -m benchmarks.observing [--rounds 15] [--requests 20000] [--seconds 3]
 
 The first part calls the log and the metrics with requests that differ in their ids and times, and prints the medians of
-all rounds. In the second part, wrk, which must be on the PATH, loads the service over 16 connections: without log and
-metrics, with either, and with both.
+all rounds. In the second part, wrk loads four services over 16 connections: one without log and metrics, one with the
+log, one with the metrics, and one with both. wrk must be on the PATH.
 """
 
 import argparse

@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[16])
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="SERVER")
     parser.add_argument("--equal-heads", action="store_true", help="make all requests equal except for the plant's id")
-    parser.add_argument("--compiled", metavar="BIN", help="add the compiled server that is installed there")
+    parser.add_argument(
+        "--compiled", metavar="BIN", help="also measure the compiled server whose command plants is in BIN"
+    )
     args = parser.parse_args()
     servers = {name: COMMANDS[name] for name in args.only}
     if args.compiled:
