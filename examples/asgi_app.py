@@ -20,7 +20,8 @@ plant_store = plants.create_app(tokens=["secret"])
 
 
 def store(environ: dict[str, Any], start_response: Any) -> Any:
-    """Set the key that a2wsgi omits: ``wsgi.input`` ends with the request, even if the body is chunked."""
+    """Call the plant store with a key that a2wsgi omits."""
+    # The key declares that wsgi.input ends where the body ends, even if the body is chunked.
     return plant_store(environ | {"wsgi.input_terminated": True}, start_response)
 
 
