@@ -29,11 +29,23 @@ class TestInProcess(Contract):
     pass
 
 
-def test_wsgiref_validator_accepts_the_response(app: Any) -> None:
-    environ = {"REQUEST_METHOD": "POST", "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0", "QUERY_STRING": ""}
+@pytest.mark.parametrize(("token", "status"), [(TOKEN, "200 OK"), ("wrong", "401 Unauthorized")])
+def test_wsgiref_validator_accepts_the_response(app: Any, token: str, status: str) -> None:
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "SCRIPT_NAME": "",
+        "PATH_INFO": "/plants",
+        "QUERY_STRING": "",
+        "CONTENT_TYPE": "application/json",
+        "CONTENT_LENGTH": str(len(new_plant())),
+        "HTTP_AUTHORIZATION": f"Bearer {token}",
+        "wsgi.input": io.BytesIO(new_plant()),
+    }
     setup_testing_defaults(environ)
-    with closing(cast("Any", validator(app)(environ, lambda *_: lambda _: None))) as response:
+    started: list[Any] = []
+    with closing(cast("Any", validator(app))(environ, lambda *arguments: started.extend(arguments))) as response:
         assert b"".join(response)
+    assert started[0] == status
 
 
 @pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
