@@ -1,5 +1,6 @@
 """The SQLite store when its file, its disk or another process fails."""
 
+import logging
 import os
 import resource
 import sqlite3
@@ -624,7 +625,8 @@ def test_an_oversized_wal_logs_a_warning(
         reader.execute("SELECT * FROM plants").fetchall()
         for plant_id in range(1, 10):
             store.add(Plant(plant_id, "x" * 1_000_000))
-    [message] = caplog.messages
+    [(_, level, message)] = caplog.record_tuples
+    assert level == logging.WARNING
     assert message.startswith(f"{path}-wal has ")
 
 
