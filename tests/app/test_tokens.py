@@ -208,7 +208,7 @@ def test_only_a_regular_file_or_a_pipe_is_read(path: Path, target: str) -> None:
         TokenFile(path)
 
 
-def test_at_most_a_mebibyte_is_read(path: Path) -> None:
+def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
     line = digest_line("a")
     fits = "#" * ((1 << 20) - len(line) - 1) + "\n" + line
     path.write_text(fits)

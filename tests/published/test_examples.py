@@ -177,4 +177,7 @@ def test_the_command_of_an_example_serves_it_without_warnings(
 def test_every_example_is_tested() -> None:
     tested = {*RUN, "test_client.py", "paste_app.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+
+
+def test_an_example_has_fewer_than_30_lines() -> None:
     assert all(len(path.read_text().splitlines()) < 30 for path in EXAMPLES.glob("*.*"))
