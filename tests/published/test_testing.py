@@ -616,7 +616,8 @@ def test_the_command_serves_a_test_in_any_language() -> None:
             "FAIL 503",
         ):
             assert send_command(process, wrong)["error"].startswith(f"{wrong}: ")
-        process.stdin.close() if process.stdin else None
+        assert process.stdin
+        process.stdin.close()
         assert process.wait(60) == 0
 
 

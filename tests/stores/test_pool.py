@@ -44,7 +44,7 @@ def test_an_exception_while_connecting_raises_store_unavailable(error: Exception
 
     pool = ConnectionPool[PoolConnection](connect, max_connections=1)
     with pytest.raises(StoreUnavailable, match=f"^{reason}$"):
-        pool.acquire(time.monotonic() + 60)
+        pool.acquire(in_a_minute())
 
 
 def test_closing_a_pool_fails_the_callers_that_wait() -> None:
@@ -57,7 +57,7 @@ def test_closing_a_pool_fails_the_callers_that_wait() -> None:
 
     pool = ConnectionPool[PoolConnection](connect, max_connections=1)
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(pool.acquire, time.monotonic() + 60)
+        waiting = threads.submit(pool.acquire, in_a_minute())
         assert connecting.wait(60)
         pool.close()
         with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
