@@ -38,7 +38,10 @@ def send(app: Any) -> Send:
 
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
-    """Return a directory that another user can enter, unlike tmp_path, because PostgreSQL does not run as root."""
+    """Return a directory that every user can enter, unlike ``tmp_path``.
+
+    PostgreSQL refuses to run as root. If the tests run as root, they start it as another user.
+    """
     with open_directory() as directory:
         yield directory
 

@@ -144,7 +144,8 @@ def test_create_app_rejects_a_class_instead_of_an_instance() -> None:
 async def coroutine() -> None: ...
 
 
-# A class is enough, because the application checks the type of the result and never iterates it.
+# An instance of this class stands in for an asynchronous generator. Its methods are never called, because the
+# application checks only the type of the result.
 async_generator = type("AsyncGenerator", (AsyncGenerator,), {"asend": None, "athrow": None})
 
 

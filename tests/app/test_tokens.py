@@ -18,7 +18,10 @@ from tests.support.process import wait_until
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a fake clock: a list whose last item is the current time. Only the test polls the token file."""
+    """Return a fake clock: a list whose last item is the current time.
+
+    No thread polls the token file, so that the test alone chooses the times of the polls.
+    """
     times = [1000.0]
     monkeypatch.setattr("plants.tokens.time", SimpleNamespace(monotonic=lambda: times[-1], sleep=time.sleep))
     monkeypatch.setattr("plants.tokens._watch", lambda _reference: None)

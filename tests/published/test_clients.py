@@ -1,4 +1,4 @@
-"""Clients that tools generate from the interface description."""
+"""Clients of the service: one uses curl, and tools generate the others from the interface description."""
 
 import json
 import shlex

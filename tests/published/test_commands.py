@@ -1,4 +1,4 @@
-"""The console blocks of docs/operating.md, run as they are shown, below a folder instead of the root directory."""
+"""The commands of docs/operating.md. The tests run them in a temporary folder, which replaces the root directory."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The hosted application on other WSGI servers, over a socket."""
+"""The hosted application on the packaged server and on other WSGI servers, over a socket."""
 
 import http.client
 import sqlite3

@@ -124,7 +124,10 @@ class StoreContract(StoreSuite):
 
     @pytest.fixture
     def peer(self, store: PlantStore, store_url: str) -> Iterator[PlantStore]:
-        """Return a second store for the same URL, as in another process. For memory:, return the same object."""
+        """Return a second store for the same URL, as in another process.
+
+        The store for ``memory:`` cannot be shared by processes, so its peer is ``store`` itself.
+        """
         with contextlib.closing(store if self.volatile else open_store(store_url)) as peer:
             yield peer
 

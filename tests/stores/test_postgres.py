@@ -523,7 +523,10 @@ def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: 
 
 @pytest.fixture
 def create_distributed_table(admin: psycopg.Connection) -> Iterator[None]:
-    """A function like Citus', which makes the catalog of a plain server look as if the table were distributed."""
+    """Create a stand-in for Citus's function ``create_distributed_table``.
+
+    The stand-in changes the catalog of a plain server so that the table looks distributed.
+    """
     admin.execute("""
         CREATE FUNCTION create_distributed_table(text, text, shard_count int) RETURNS void LANGUAGE sql AS
         'CREATE TRIGGER t AFTER TRUNCATE ON plants EXECUTE FUNCTION citus_truncate_trigger()'
