@@ -58,13 +58,18 @@ def test_a_partly_written_line_is_ended_before_the_next(pipe: Pipe) -> None:
 def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_MAX_WAIT_SECONDS", 30)
     slow = Output(pipe.write_end, report)
-    writer = threading.Thread(target=slow.write, args=[LINE * 1000])  # more than the pipe holds
+
+    def write() -> None:
+        slow.write(LINE * 1000)  # more than the pipe holds
+        os.write(pipe.write_end, b"end")
+
+    writer = threading.Thread(target=write)
     writer.start()
     received = ""
-    while len(received) < 1000 * len(LINE):
+    while not received.endswith("end"):
         received += pipe.read()
     writer.join()
-    assert received == LINE * 1000
+    assert received == LINE * 1000 + "end"
 
 
 def test_a_write_to_a_full_disk_does_not_raise(pipe: Pipe) -> None:

@@ -115,9 +115,11 @@ def test_memory_is_freed_however_a_connection_ends(driver: Driver) -> None:
                 driver.step(connection, connection.reject, HTTPError(408))
             elif end == "close":
                 driver.step(connection, connection.close)
-        driver.run_once()
-        assert driver.loop._buffered_bytes == 0
-        assert connection.buffered_bytes() == 0
+            else:
+                client.close()
+                driver.run_once()
+            assert driver.loop._buffered_bytes == 0
+            assert connection.buffered_bytes() == 0
 
 
 def test_clients_that_do_not_read_are_closed_to_free_memory(driver: Driver) -> None:
@@ -180,19 +182,19 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 class ShortOfDescriptors(socket.socket):
     """A listening socket that has no free descriptors while ``short`` is set.
 
-    Afterwards, the first client that it accepts has already disconnected.
+    Once ``short`` is False, the first client has already disconnected before its connection is accepted.
     """
 
     short = True
-    gone = 1
+    clients_gone = 1
 
     def accept(self) -> Any:
         if self.short:
             raise OSError(errno.EMFILE, "Too many open files")
         sock, peer = super().accept()
-        if self.gone:
-            self.gone -= 1
-            sock.close()
+        if self.clients_gone:
+            self.clients_gone -= 1
+            sock.close()  # Using it then raises OSError, as if the client had disconnected.
         return sock, peer
 
 
@@ -230,7 +232,9 @@ def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCapt
     ):
         client.settimeout(60)
         driver.run_once()
-        driver.run_once()
+        driver.loop._sweep_at = time.monotonic() + 60  # Only a sweep resumes accepting.
+        driver.loop.run_once()
+        assert listener not in driver.loop._selector.get_map()
         assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
         listener.short = False
         client.sendall(GET)
@@ -724,6 +728,7 @@ def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     (first, connection), later = driver.connect(), []
     first.sendall(GET)
     driver.run_once()
+    # In each iteration another request arrives, so the batch could grow without end.
     while driver.loop._calls._free_threads == driver.threads:
         later.append(driver.connect()[0])
         later[-1].sendall(GET)
@@ -736,9 +741,19 @@ def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     driver.end()
 
 
+class Recording(Service):
+    """A service that records the path and the status of each response."""
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[str, str]] = []
+
+    def before_response(self, request: Request, response: Response) -> None:
+        self.responses.append((request.path, response.status))
+
+
 def test_a_late_response_is_dropped_after_a_503() -> None:
-    gated = GatedApp()
-    driver = Driver(app=gated, threads=2)
+    gated, service = GatedApp(), Recording()
+    driver = Driver(app=gated, service=service, threads=2)
     client, connection = driver.connect()
     with client:
         client.sendall(GET)
@@ -753,6 +768,8 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
         assert response.startswith(b"HTTP/1.1 503")
         assert b"could not be answered in time" in response
         assert client.recv(1000) == b""
+    # The 503 has closed the sending side, so the client could not receive a second response.
+    assert service.responses == [("/late", "503 Service Unavailable")]
     driver.end()
 
 
