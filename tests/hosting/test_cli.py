@@ -88,6 +88,7 @@ def test_plants_token_prints_a_new_token_and_its_digest(tmp_path: Path) -> None:
     outputs = [call("token").stdout.splitlines() for _ in range(2)]
     assert outputs[0] != outputs[1]
     token, line = outputs[0]
+    assert line.startswith("sha256:")
     (tmp_path / "tokens").write_text(line)
     assert Settings.from_environ({"PLANTS_TOKENS_FILE": str(tmp_path / "tokens")}).tokens.accepts(token)
 
@@ -354,14 +355,16 @@ def test_plants_check_parses_gunicorns_options_as_serve_does() -> None:
     assert error_line(call("check", GUNICORN_CMD_ARGS="-b '")) == "No closing quotation."
 
 
-def test_plants_check_imports_no_framework() -> None:
+@pytest.mark.parametrize("url", [[], ["ftp:"]], ids=["own service", "URL"])
+def test_plants_check_imports_no_framework(url: list[str]) -> None:
     code = (
-        "import sys, json, plants.hosting.cli as cli; sys.argv = ['plants', 'check', 'ftp:']\n"
+        f"import sys, json, plants.hosting.cli as cli; sys.argv = ['plants', 'check', *{url}]\n"
         "try: cli.main()\n"
         "except SystemExit: print(json.dumps([*sys.modules]))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"gunicorn.arbiter", "falcon", "marshmallow"} & {*json.loads(result.stdout)}
+    modules = json.loads(run(sys.executable, "-c", code, PORT=str(free_port())).stdout)
+    assert not {"falcon", "marshmallow"} & {*modules}
+    assert ("gunicorn.arbiter" in modules) == (not url)  # Without a URL, Gunicorn parses the address.
 
 
 # plants serve

@@ -17,9 +17,9 @@ def test_unset_settings_have_the_documented_defaults() -> None:
 
 def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
-        {**ONLY_A_TOKEN, "PLANTS_STORE": "memory:", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
+        {**ONLY_A_TOKEN, "PLANTS_STORE": "sqlite:///x", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
     )
-    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 5, 0.5)
+    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("sqlite:///x", 5, 0.5)
 
 
 @pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)

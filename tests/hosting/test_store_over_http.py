@@ -1,6 +1,7 @@
 """A store that waits, fails or is gone, as clients and operators see it."""
 
 import http.client
+import json
 import os
 import resource
 import shutil
@@ -156,7 +157,9 @@ def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path / name}") as service:
-        assert str(tmp_path / name) in service.wait_for("the store cannot be used yet.*")[0]
+        line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])
+        assert line["level"] == "warning"
+        assert str(tmp_path / name) in line["msg"]
         assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
 
