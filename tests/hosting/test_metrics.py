@@ -354,7 +354,7 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_new_master_restarts_the_metrics_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
+def test_a_new_master_counts_from_zero_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
     pid_file = tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 5)

@@ -1,4 +1,4 @@
-"""Request ids: each response has one, and each log line about a request has the same one."""
+"""Headers of the server's own: each response has a request id, and each log line about a request has the same id."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ def client_of(service: Service) -> Client:
     return Client(socket.create_connection(("127.0.0.1", service.port)))
 
 
-def test_a_401_has_exactly_these_header_names(service: Service) -> None:
+def test_a_401_has_the_expected_headers_and_no_others(service: Service) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     connection.request("GET", "/plants")
     with connection.getresponse() as response:

@@ -1,4 +1,4 @@
-"""Timeouts, limits and shutdown of the worker."""
+"""Timeouts, limits, shutdown and logs of the worker."""
 
 import contextlib
 import itertools

@@ -57,6 +57,7 @@ class Driver:
         return client, self.loop.connect(self.listener, served, "")
 
     def run_once(self) -> None:
+        # If there is no event, the loop waits until the next sweep. Wait at most 10 ms.
         self.loop._sweep_at = min(self.loop._sweep_at, time.monotonic() + 0.01)
         self.loop.run_once()
 

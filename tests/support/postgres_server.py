@@ -45,7 +45,7 @@ def _runnable_binaries() -> Path:
 
 def copy_of(binaries: Path) -> Path:
     """Return a copy of the directory of initdb and postgres that every user can enter."""
-    # Copy the libraries, too, because the programs look for them at a relative path in a directory beside the package.
+    # The programs find their libraries at a relative path, in a directory beside the package. So copy that one, too.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())
     for directory in (package.with_name(f"{package.name}.libs"), binaries.parent):

@@ -37,12 +37,15 @@ _T = TypeVar("_T")
 
 
 @cache
-def _reaper(_parent: int) -> int:
-    """Start the reaper of this process, and return the pipe that it reads."""
+def _reaper(_own_id: int) -> int:
+    """Start a reaper for this process, and return the pipe into which to write the ids.
+
+    A forked process has another id, so the cache does not return its parent's pipe.
+    """
     read_end, write_end = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", _REAPER]
     process = subprocess.Popen(command, stdin=read_end, stdout=subprocess.DEVNULL, start_new_session=True)
-    process.returncode = 0  # The reaper ends after this process, so nothing can wait for it.
+    process.returncode = 0  # The reaper outlives this process. Without this, Popen would warn that it still runs.
     os.close(read_end)
     return write_end
 
@@ -115,7 +118,7 @@ def wait_for_workers(master: int, number: int) -> None:
 
 
 def _status(process: int, pattern: str) -> str:
-    """Return the match of a pattern in the kernel's status of a process; "0" if it has ended."""
+    """Return what the group of a pattern matches in the kernel's status of a process; "0" if the process has ended."""
     text = ""
     with suppress(OSError):
         text = Path(f"/proc/{process}/status").read_text()
