@@ -65,8 +65,8 @@ def under_load(store: PlantStore) -> Iterator[None]:
     has_begun, stopping = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as thread:
         adding = thread.submit(add)
-        has_begun.wait()
         try:
+            assert has_begun.wait(PATIENCE_SECONDS)
             yield
         finally:
             stopping.set()
