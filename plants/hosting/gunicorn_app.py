@@ -5,7 +5,7 @@ import io
 import logging
 import os
 import sys
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,8 @@ class Serve(UserConfiguration):
                 try_to_bind(*self.addresses, reuse_port=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:
             vars(self).update(before)
-            self.cfg.logger_class(self.cfg)  # The new configuration may have changed or removed the log's handlers.
+            with suppress(Exception):  # A file of the old configuration may have become unusable, too.
+                self.cfg.logger_class(self.cfg)  # The new configuration may have changed or removed the log's handlers.
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
             _log.error("the new configuration cannot be used, the old one stays: %s", problem)
 

@@ -7,7 +7,9 @@ import re
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from select import PIPE_BUF
 from typing import Any
 
@@ -30,9 +32,21 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 class Logger(glogging.Logger):
     """Gunicorn's logger in this service's format, unless a setting of Gunicorn chooses another."""
 
+    _is_set_up = False
+
     def setup(self, cfg: Any) -> None:
-        """Create the handlers."""
-        super().setup(cfg)
+        """Create the handlers. If a later call (``HUP``) fails, keep the old ones."""
+        old_handlers = [(log.handlers, log.handlers.copy()) for log in glogging.loggers()]
+        try:
+            super().setup(cfg)
+        except Exception as error:
+            for handlers, old in old_handlers:
+                handlers[:] = old
+            if not self._is_set_up:
+                raise
+            self.error("the log cannot be set up again, the old one stays: %s", error)
+            return
+        self._is_set_up = True
         for handler in (*self.error_log.handlers, *self.access_log.handlers):
             # Leave the handlers of the user's --log-config, and those for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
@@ -40,6 +54,20 @@ class Logger(glogging.Logger):
                     handler.setFormatter(_formatter())
                 if not isinstance(handler, logging.FileHandler) and handler.stream:
                     handler.stream = Output(handler.stream.fileno(), _report)
+
+    def reopen_files(self) -> None:
+        """Reopen the files (``USR1``). If one cannot be opened, keep writing to the old ones."""
+        handlers = [handler for log in glogging.loggers() for handler in log.handlers]
+        try:
+            for file in [handler.baseFilename for handler in handlers if isinstance(handler, logging.FileHandler)]:
+                is_new = not Path(file).exists()
+                Path(file).open("a").close()
+                if is_new:  # The workers reopen it after the master, as their own user.
+                    with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
+                        os.chown(file, self.cfg.uid, self.cfg.gid)
+            super().reopen_files()
+        except OSError as error:
+            self.error("the files of the log cannot be reopened, the old ones stay: %s", error)
 
 
 def _formatter() -> logging.Formatter:

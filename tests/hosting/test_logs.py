@@ -5,10 +5,12 @@ import logging
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from select import PIPE_BUF
@@ -22,6 +24,7 @@ from plants.server.request import Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.needs import needs_root
 from tests.support.process import (
     END,
     NO_SUBPROCESS_COVERAGE,
@@ -288,6 +291,47 @@ def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
         assert service.stop() == 0
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert "Shutting down: Master" in [line["msg"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (signal.SIGUSR1, "the files of the log cannot be reopened, the old ones stay: .*No such file or directory"),
+        (signal.SIGHUP, "the new configuration cannot be used, the old one stays: Error: .* isn't writable "),
+    ],
+    ids=["USR1", "HUP"],
+)
+def test_the_service_survives_the_loss_of_its_log_folder(number: int, error: str, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    file = folder / "access"
+    with serving(f"--access-logfile={file}") as service, file.open() as old:
+        shutil.rmtree(folder)
+        service.process.send_signal(number)
+        service.wait_for(error)
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        wait_until(lambda: '"GET /livez HTTP/1.1" 200' in old.read())
+        folder.mkdir()
+        service.process.send_signal(signal.SIGUSR1)
+        wait_until(file.exists)
+        wait_until(lambda: service.send(method="GET", path="/livez", headers=[]).status == 200 and file.read_text())
+        assert service.stop() == 0
+
+
+@needs_root
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_workers_of_another_user_write_to_reopened_files() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # Only root may enter tmp_path, so use another folder.
+        Path(folder).chmod(0o755)
+        file = Path(folder, "access")
+        with serving(f"--access-logfile={file}", "--user=12345", "--group=12345") as service:
+            [worker] = children(service.process.pid)
+            file.rename(f"{file}.1")
+            service.process.send_signal(signal.SIGUSR1)
+            wait_until(file.exists)
+            wait_until(lambda: service.send(method="GET", path="/livez", headers=[]).status == 200 and file.read_text())
+            assert children(service.process.pid) == [worker]
+            assert service.stop() == 0
 
 
 def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
