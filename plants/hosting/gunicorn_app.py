@@ -13,7 +13,7 @@ from typing import Any
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
-from gunicorn.errors import ConfigError
+from gunicorn.errors import ConfigError, HaltServer
 
 from plants.hosting.checks import as_workers, check, check_pid_file, check_raw_env, try_to_bind
 from plants.hosting.settings import SETTINGS_HELP, stop
@@ -110,6 +110,8 @@ class Serve(UserConfiguration):
             if self.cfg.check_config or (self.cfg.daemon and "GUNICORN_PID" not in os.environ):
                 self._check()
             super().run()
+        except HaltServer as error:  # Another worker could not start while Gunicorn was stopping because of the first.
+            stop(error.reason)
         except Exception as error:  # any error that Gunicorn does not catch at startup
             stop(error)
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,13 @@ try:
 except SettingsError as _error:
     stop(_error)
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
 
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
+    for number in _STOP_SIGNALS:  # Until Gunicorn handles them, they would end the process without its exit handlers.
+        signal.signal(number, lambda *_: sys.exit())
     if server.pidfile:
         # If the start fails, Gunicorn leaves this file. After USR2, the file would suggest that the new master runs.
         at_exit_of_master(server.pidfile.unlink)
@@ -68,15 +73,14 @@ def _protect_signals_from_forks() -> None:
     Python forgets a signal that arrives between ``fork()`` and the child's first instruction, and the handlers of the
     master would swallow a later one. In both cases the master would wait for that worker until ``graceful_timeout``.
     """
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
     def in_child() -> None:
-        for number in numbers:
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         unblock()
 
-    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, numbers)
-    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, numbers)
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, _STOP_SIGNALS)
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 

@@ -713,6 +713,47 @@ def test_a_stop_signal_ends_a_start_without_a_traceback(tmp_path: Path, number: 
     assert (result.returncode, result.stdout, result.stderr) == (-number, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "TERM"])
+def test_a_stop_signal_during_a_start_leaves_no_files_behind(tmp_path: Path, number: int) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "from plants.hosting import hooks\n"
+        "def on_starting(server):\n"
+        "    hooks.on_starting(server)\n"
+        "    assert sorted(os.listdir('files')) == ['metrics', 'pid'] and os.listdir('files/metrics')\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+    )
+    (tmp_path / "files" / "metrics").mkdir(parents=True)
+    options = ["-c", "mine.py", "--bind=127.0.0.1:0", "--pid=files/pid", "--worker-tmp-dir=files/metrics"]
+    env = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": f"127.0.0.1:{free_port()}"}
+    result = run(*SERVE, "--log-level=error", *options, cwd=tmp_path, **env)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert [*(tmp_path / "files").rglob("*")] == [tmp_path / "files" / "metrics"]
+
+
+# The first worker waits until the second one has blocked SIGTERM. The second one fails while Gunicorn is stopping.
+TWO_FAILING_WORKERS = """
+import signal
+def post_fork(server, worker):
+    if worker.age == 1:
+        open("pipe").close()
+    else:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        open("pipe", "w").close()
+        signal.sigwait({signal.SIGTERM})
+    raise ValueError("no worker can start")
+"""
+
+
+def test_a_second_failing_worker_causes_no_second_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TWO_FAILING_WORKERS)
+    os.mkfifo(tmp_path / "pipe")
+    options = ["-c", "mine.py", "--bind=127.0.0.1:0", "--workers=2", "--log-level=critical"]
+    result = run(*SERVE, *options, cwd=tmp_path, PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:///plants.db")
+    lines = ["no worker can start", "no worker can start", "plants: Worker failed to boot."]
+    assert (result.returncode, result.stderr.splitlines()) == (1, lines)
+
+
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_gunicorns_other_signals_do_not_end_or_suspend_a_start(tmp_path: Path) -> None:
     numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU)
