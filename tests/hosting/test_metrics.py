@@ -146,9 +146,20 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
     )
     with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         assert "prometheus_client.multiprocess" in modules.read_text().split()
-        # This pre_fork replaces the packaged one, which sets worker.metrics_slot; child_exit must not fail without it.
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
-        service.wait_for("was sent SIGKILL")
+        assert service.stop() == 0
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_gauges_of_a_worker_without_a_slot_are_removed(port: int, tmp_path: Path) -> None:
+    conf = tmp_path / "conf.py"
+    # This replaces the packaged pre_fork, so the worker has no slot, and its files have its process id.
+    conf.write_text("def pre_fork(server, worker):\n    pass\n")
+    with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        [worker] = children(service.process.pid)
+        gauges = folder_of(service.process.pid) / f"gauge_livesum_{worker}.db"
+        assert gauges.exists()
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: not gauges.exists())
         assert service.stop() == 0
 
 
@@ -345,10 +356,12 @@ def test_the_metrics_folder_is_private_and_removed_on_stop(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         folder = folder_of(service.process.pid)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        before = len(service.lines)
+        file = folder / "file"
+        file.touch()
+        [worker] = children(service.process.pid)
         service.process.send_signal(signal.SIGHUP)
-        service.wait_for("Worker exiting", after=before)
-        assert folder_of(service.process.pid) == folder  # The exiting worker did not delete the folder.
+        wait_until(lambda: worker not in children(service.process.pid))
+        assert file.exists()  # The worker did not delete the folder when it exited.
         assert service.stop() == 0
         assert not folder.exists()
 
