@@ -17,11 +17,11 @@ COMPILED = ["plants/media.py", *(f"plants/server/{name}.py" for name in SERVER)]
 
 
 def compiled_modules(scratch: str) -> list[Extension]:
-    """Return the extension modules that mypyc builds; their C code goes to ``scratch``."""
+    """Return the extension modules that mypyc builds; their C code and its cache go to ``scratch``."""
     from mypyc.build import mypycify
 
     # Ignore the mypy configuration in setup.cfg, which is for checking the whole repository.
-    options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    options = ["--config-file=", f"--cache-dir={scratch}/cache", "--follow-imports=silent", "--ignore-missing-imports"]
     return mypycify([*options, *COMPILED], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from plants.testing import Server
 from tests.contract import TOKEN
 from tests.support.calls import call
 from tests.support.hosted import CHECKOUT, Service
+from tests.support.needs import needs
 
 README = (CHECKOUT / "README.md").read_text()
 START, CURL, TEST, INVALID_CURL = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
@@ -90,6 +92,18 @@ def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path) -> No
     assert wheel.name.endswith("-py3-none-any.whl")
     version = subprocess.run([clone / ".venv/bin/plants", "--version"], capture_output=True, text=True, check=True)
     assert "interpreted server" in version.stdout
+
+
+@pytest.mark.network
+@needs("cc")
+def test_compiling_a_wheel_writes_nothing_into_the_checkout(clone: Path, tmp_path: Path) -> None:
+    """A checkout may be read-only."""
+    before = set(clone.iterdir())
+    build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."]
+    subprocess.run(build, cwd=clone, env=os.environ | {"PLANTS_COMPILE": "1"}, check=True, timeout=600)
+    (wheel,) = tmp_path.iterdir()
+    assert not wheel.name.endswith("-any.whl")
+    assert set(clone.iterdir()) == before
 
 
 @pytest.mark.network
