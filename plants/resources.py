@@ -21,7 +21,10 @@ class PlantCollection:
         if type(max_body_bytes) is not int or not 0 < max_body_bytes < sys.maxsize:
             raise ValueError(f"max_body_bytes is not an integer from 1 to {sys.maxsize - 1}")
         self._store = store
-        self._submit = store.submit if isinstance(store, GroupCommitStore) else None
+        self._submit = None
+        # A subclass may override add(), and an instrumentation may replace it.
+        if isinstance(store, GroupCommitStore) and getattr(store.add, "__func__", None) is GroupCommitStore.add:
+            self._submit = store.submit
         self._max_body_bytes = max_body_bytes
 
     def _add(self, plant: Plant, pending_adds: list[PendingAdd] | None) -> None:

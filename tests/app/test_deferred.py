@@ -116,6 +116,19 @@ def test_nothing_is_deferred_if_mounted_or_without_server_support(app: Any, envi
     assert status == "200 OK"
 
 
+class Audited(SQLiteStore):
+    def add(self, plant: Plant) -> None:
+        super().add(plant)
+        super().add(plant._replace(id=100))
+
+
+def test_a_store_with_its_own_add_is_not_deferred(tmp_path: Path) -> None:
+    with closing(Audited(f"{tmp_path}/audited.db")) as store:
+        app = plants.create_app(store, tokens=[TOKEN])
+        assert Request(app, new_plant()).status() == "200 OK"
+        assert store.get(100)
+
+
 def test_a_response_without_a_plant_is_not_deferred(app: Any) -> None:
     request = Request(app, b"{}")
     assert len(request.started) == 1
