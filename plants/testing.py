@@ -240,7 +240,9 @@ class Deployment(_Strict):
         """Respond to a request (PEP 3333), and record it."""
         requests = self.requests  # reset() replaces the list.
         failure = next(self._failures, None) if environ["PATH_INFO"] == "/plants" else None
-        body = environ["wsgi.input"].read()
+        # Some servers, such as wsgiref, would wait for more after the end of the body.
+        size = -1 if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(size)
         environ["wsgi.input"] = io.BytesIO(body)
         status, response = 0, b""
 

@@ -22,7 +22,8 @@ from plants import MemoryStore, Plant, StoreUnavailable
 from plants._webtest import Client
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Deployment, FaultyStore, Received, Server, serve
-from tests.contract import Response
+from tests.contract import TOKEN, Response, new_plant
+from tests.support.calls import Stream, call
 from tests.support.hosted import CHECKOUT
 from tests.support.needs import needs
 from tests.support.process import free_port, wait_until
@@ -429,6 +430,18 @@ def test_an_open_connection_does_not_keep_a_server_running() -> None:
         assert connection.getresponse().read()
     connection.close()
     assert not threads_and_files() - before
+
+
+@pytest.mark.parametrize(
+    ("environ", "size"),
+    [({"CONTENT_LENGTH": "25"}, 25), ({"wsgi_input_terminated": True}, -1), ({"REQUEST_METHOD": "GET"}, 0)],
+    ids=["length", "chunked", "no body"],
+)
+def test_a_deployment_reads_no_more_than_the_body(environ: dict[str, Any], size: int) -> None:
+    """On a server such as wsgiref, a read after the end of the body would wait until the client closes."""
+    stream = Stream(new_plant())
+    call(Deployment(token=TOKEN), stream, **environ)
+    assert stream.sizes == [size]
 
 
 def test_two_servers_in_one_process_share_nothing() -> None:
