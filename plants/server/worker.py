@@ -34,8 +34,8 @@ _MMAP_THRESHOLD_BYTES = 262_144
 def tls_context(cfg: Any) -> SSLContext:
     """Return the TLS context of a configuration.
 
-    If the master calls this first, its workers use that context, so none of them fails to start because the files have
-    changed. ``HUP`` makes another configuration; if that one is not usable, the context of the old one is still cached.
+    If the master calls this before it forks, its workers use the same context, and start even if the certificate files
+    have changed. The cache holds two contexts, so one unusable configuration (``HUP``) does not evict the old context.
     """
     return restricted(ssl_context(cfg))
 
