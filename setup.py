@@ -25,7 +25,8 @@ def compiled_modules(scratch: str) -> list[Extension]:
     return mypycify([*options, *COMPILED], target_dir=scratch, group_name="plants.server.compiled", debug_level="0")
 
 
-# A package index shows the README, but not the other files. So replace each link to a file with its text and its path.
+# A package index shows the README, but not the other files. So replace each link to a file with the link's text and
+# the file's path.
 readme = (here / "README.md").read_text(encoding="utf-8")
 compiling = os.environ.get("PLANTS_COMPILE") == "1"
 with tempfile.TemporaryDirectory() as scratch:

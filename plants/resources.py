@@ -22,7 +22,7 @@ class PlantCollection:
             raise ValueError(f"max_body_bytes is not an integer from 1 to {sys.maxsize - 1}")
         self._store = store
         self._submit = None
-        # A subclass may override add(), and an instrumentation may replace it.
+        # submit() would bypass an add() that a subclass overrides or that an instrumentation replaces.
         if isinstance(store, GroupCommitStore) and getattr(store.add, "__func__", None) is GroupCommitStore.add:
             self._submit = store.submit
         self._max_body_bytes = max_body_bytes

@@ -38,7 +38,7 @@ _HEADERS_BY_STATUS = {status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for stat
 
 
 class _Strict:
-    """Base of objects on which a misspelled attribute is an error, because setting it would have no effect."""
+    """Base class whose objects reject a misspelled attribute, because setting it would have no effect."""
 
     __slots__ = ()
     _hint: ClassVar[str]

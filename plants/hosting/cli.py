@@ -89,8 +89,8 @@ def _serve() -> None:
 
 
 def _check_environment() -> None:
-    # When gunicorn.config is imported, it reads both variables and the working directory. A WEB_CONCURRENCY that is not
-    # a number, or a directory that has been deleted, would cause a traceback.
+    # When gunicorn.config is imported, it reads PORT, WEB_CONCURRENCY and the working directory. A WEB_CONCURRENCY that
+    # is not a number, or a directory that has been deleted, would cause a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:

@@ -110,7 +110,7 @@ class Serve(UserConfiguration):
             if self.cfg.check_config or (self.cfg.daemon and "GUNICORN_PID" not in os.environ):
                 self._check()
             super().run()
-        except HaltServer as error:  # Another worker could not start while Gunicorn was stopping because of the first.
+        except HaltServer as error:  # While Gunicorn stops after one worker failed to start, another one may fail.
             stop(error.reason)
         except Exception as error:  # any error that Gunicorn does not catch at startup
             stop(error)

@@ -28,7 +28,7 @@ listening_sockets: Final[list[socket.socket]] = []
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _DURATION_METRIC = "http_server_request_duration_seconds"
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
-# Of prometheus_client's files, by the first part of their names. A combination of labels needs about 4 KB.
+# The sizes of prometheus_client's files, keyed by how their names begin. A combination of labels needs about 4 KB.
 _FILE_SIZES = {"histogram": 1_048_576, "gauge_livesum": 4096, "gauge_livemostrecent": 4096}
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -17,7 +17,7 @@ _FRAMING_FACTOR: Final = 2
 
 # RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no pattern backtracks, whatever the input.
 _NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-# RFC 9110, section 5.5: visible characters, white space and obs-text; no other control character, so no folded line.
+# RFC 9110, section 5.5: visible characters, spaces, tabs and obs-text, but no line break, so a value cannot be folded.
 _VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
 # RFC 9112, section 5.1: no white space before the colon.
 _FIELD: Final = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")

@@ -16,7 +16,7 @@ class Service:
         """Handle a request whose head was parsed or rejected; called once for each request."""
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
-        """Return the response to a rejected request, or (500) to one whose application failed."""
+        """Return the response to a rejected request, or to a request whose application failed (500)."""
         status = HTTPStatus(error.status)
         body = f"{error.message or status.phrase}\n".encode()
         headers = [("Content-Type", "text/plain")]

@@ -48,7 +48,7 @@ class TLS:
     def receive(self, ciphertext: bytes) -> bytes:
         """Decrypt at most ``READ_BYTES`` of ciphertext, and return the plaintext of the records that are now complete.
 
-        :raises SSLError: The handshake failed, a record is invalid, or too much came without application data.
+        :raises SSLError: the handshake failed, a record is invalid, or too much came without application data.
         """
         records: list[bytes] = []
         self._incoming.write(ciphertext)

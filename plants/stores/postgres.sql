@@ -1,5 +1,5 @@
--- Reasons why the table plants could reject or lose a plant, the most important first. $1 is true if the store has seen
--- the table before, so that a missing table is a loss. With Citus, a table that is not distributed exists on one node
+-- Reasons why the table could reject or lose a plant, the most important first. $1 is true if the store has seen the
+-- table before; a missing table is then lost, not new. With Citus, a table that is not distributed exists on one node
 -- only, and an id in it could be added again through another node.
 WITH RECURSIVE root AS (SELECT to_regclass('plants')::oid AS root),
 tree AS (SELECT root AS t FROM root WHERE root IS NOT NULL UNION ALL

@@ -111,7 +111,7 @@ class _FileConnections(Connections):
         with self._locked(self._read_lock, deadline, self._close_reader):
             self._check_open()
             if self._shared_state[0] == WAL_LOST:
-                raise _LostWAL  # Only a writer recovers it.
+                raise _LostWAL  # Only the next write can recover from this.
             reader = self._reader = self._reader or self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
