@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from plants.hosting.checks import as_workers, check, check_raw_env, try_to_bind, url_of
@@ -85,7 +86,17 @@ def _protect_signals_from_forks() -> None:
 
 
 def pre_exec(server: Any) -> None:
-    """Pass the generated token to the next master."""
+    """Pass the generated token to the next master, or end if Gunicorn cannot start it.
+
+    This runs in a copy of the master. If an exception ended the copy, Gunicorn would stop the master's workers, and
+    remove its unix sockets and its pid file.
+    """
+    try:
+        os.chdir(server.START_CTX["cwd"])
+        Path(server.START_CTX[0]).stat()
+    except OSError as error:
+        server.log.error("a new master cannot start: %s", error)
+        sys.exit(1)
     if settings.new_token:
         server.cfg.env_orig["PLANTS_TOKENS"] = settings.new_token
 

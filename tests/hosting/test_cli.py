@@ -703,6 +703,21 @@ def test_workers_start_although_the_certificate_has_become_unusable(tmp_path: Pa
         assert service.stop() == 0
 
 
+def test_usr2_without_the_working_directory_harms_no_worker(tmp_path: Path) -> None:
+    directory, pid, address = tmp_path / "gone", tmp_path / "pid", tmp_path / "socket"
+    directory.mkdir()
+    env = {"PLANTS_TOKENS": TOKEN, "PYTHONPATH": str(CHECKOUT)}
+    with Service([*SERVE, f"--bind=unix:{address}", f"--pid={pid}"], directory, env) as service:
+        wait_for_workers(service.process.pid, 1)
+        workers = children(service.process.pid)
+        directory.rmdir()
+        service.process.send_signal(signal.SIGUSR2)
+        service.wait_for("a new master cannot start: .*No such file or directory")
+        wait_until(lambda: children(service.process.pid) == workers)
+        assert address.exists()
+        assert pid.exists()
+
+
 # Signals during the start, and output that cannot be written
 
 
