@@ -99,6 +99,10 @@ class Serve(UserConfiguration):
             vars(self).update(before)
             with suppress(Exception):  # A file of the old configuration may have become unusable, too.
                 self.cfg.logger_class(self.cfg)  # The new configuration may have changed or removed the log's handlers.
+            try:
+                check_pid_file(self.cfg)
+            except SystemExit:
+                self.cfg.set("pidfile", None)  # Gunicorn makes the file again, and would end the service if it cannot.
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
             _log.error("the new configuration cannot be used, the old one stays: %s", problem)
 

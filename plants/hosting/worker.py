@@ -7,6 +7,7 @@ import secrets
 import time
 from datetime import timedelta
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,13 @@ class Worker(ServerWorker):
 
     _metrics: Metrics | None = None
     _service: PlantService
+
+    def __init__(self, *args: Any) -> None:
+        """Create the worker in the master."""
+        *_, cfg, _ = args
+        if cfg.worker_tmp_dir:  # Some systems remove an empty folder. Gunicorn would end the service without it.
+            Path(cfg.worker_tmp_dir).mkdir(exist_ok=True)
+        super().__init__(*args)
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""

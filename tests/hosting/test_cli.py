@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -701,6 +702,26 @@ def test_workers_start_although_the_certificate_has_become_unusable(tmp_path: Pa
         service.wait_for("Booting worker", times=3)
         assert call("check", **address).stdout.endswith(": ready\n")
         assert service.stop() == 0
+
+
+def test_hup_without_the_folders_of_its_files_ends_no_service(tmp_path: Path) -> None:
+    files, pids = tmp_path / "files", tmp_path / "pids"
+    files.mkdir()
+    pids.mkdir()
+    with serving(f"--worker-tmp-dir={files}", f"--pid={pids}/pid") as service:
+        for folder, problem in ((files, "cannot make a file for a worker"), (pids, f"cannot make {pids}/pid")):
+            shutil.rmtree(folder)
+            before = len(service.lines)
+            service.process.send_signal(signal.SIGHUP)
+            service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
+            service.wait_for("Worker exiting", after=before)
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        assert files.exists()
+        pids.mkdir()
+        service.process.send_signal(signal.SIGHUP)
+        wait_until((pids / "pid").exists)
+        assert service.stop() == 0
+    assert not (pids / "pid").exists()
 
 
 def test_usr2_without_the_working_directory_harms_no_worker(tmp_path: Path) -> None:
