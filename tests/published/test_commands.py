@@ -220,6 +220,15 @@ def test_nginx_drains_a_service_before_it_stops(run: Run, tmp_path: Path) -> Non
         assert wait == "sleep 2"
         run(drain.replace("nginx -s", f"{shlex.join(nginx)} -s"))
         balancer.wait_for("exited with code 0")  # the worker with the old configuration
+
+        def create_through_nginx(plant_id: int) -> None:
+            headers = [AUTH, JSON_TYPE, ("X-Request-ID", f"request-{plant_id}")]
+            assert send_to(ports["8000"], new_plant(id=plant_id), headers=headers).status == 200
+            services[1].line_of(f"request-{plant_id}")
+
+        # If nginx still used both services, it would send one of two requests to each.
+        create_through_nginx(1)
+        create_through_nginx(2)
         run(stop)
         assert services[0].wait_for_exit() == 0
-        assert send_to(ports["8000"], new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        create_through_nginx(3)

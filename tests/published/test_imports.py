@@ -67,7 +67,7 @@ def test_a_layer_imports_only_the_layers_below_it() -> None:
 
 
 def test_only_the_tests_of_postgresql_import_psycopg_at_the_top() -> None:
-    need = r"^(import psycopg|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
+    need = r"^((import|from) psycopg\b|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
     files = (CHECKOUT / "tests").rglob("*.py")
     found = {file.name for file in files if re.search(need, file.read_text(), re.MULTILINE)}
     assert found == {"test_postgres.py", "citus.py", "patroni.py"}
