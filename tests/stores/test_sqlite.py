@@ -169,12 +169,18 @@ def test_a_missing_directory_is_not_created_but_used_later(path: Path) -> None:
         store.add(Plant(1, "oak"))
 
 
+def assert_not_recreated_by_a_new_connection(store: SQLiteStore) -> None:
+    # Connect without the circuit breaker, because it would reject an add before the store connects again.
+    with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
+        connections_of(store).check(time.monotonic() + 20)
+
+
 def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     path.unlink()
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable):
-            store.add(Plant(1, "fern"))
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        store.add(Plant(1, "fern"))
+    assert_not_recreated_by_a_new_connection(store)
     assert not path.exists()
 
 
@@ -559,6 +565,7 @@ def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeyp
 def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     written = trace_probe_writes(store)
     monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
     for plant_id in range(3):
         store.add(Plant(plant_id, "oak"))
         store.check()
@@ -702,9 +709,9 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
     store.add(Plant(1, "oak"))
     with closing(sqlite3.connect(path)) as other:
         other.execute(statement)
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable, match=r"no such table|gone"):
-                store.add(Plant(1, "fern"))
+        with pytest.raises(StoreUnavailable, match="the table plants is gone"):
+            store.add(Plant(1, "fern"))
+        assert_not_recreated_by_a_new_connection(store)
         assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
 
 
