@@ -265,8 +265,12 @@ def test_a_later_process_waits_for_a_complete_publication(path: Path, monkeypatc
 
 def test_a_later_process_ignores_a_corrupt_publication(path: Path) -> None:
     master = TokenFile(path)
-    corrupt_published(master)
-    assert copy(master).accepts("first")
+    worker = copy(master)
+    worker._digests = Tokens(["second"])._digests
+    worker._publish()
+    corrupt_published(worker)
+    later_worker = copy(master)
+    assert (later_worker.accepts("first"), later_worker.accepts("second")) == (True, False)
 
 
 def test_the_thread_ends_when_its_token_file_object_is_gone(path: Path) -> None:
