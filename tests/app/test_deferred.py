@@ -1,4 +1,4 @@
-"""Deferred responses: if the server supports them, start_response is called only after the plant is stored."""
+"""Deferred responses: if the server supports them, the application returns before the plant is stored."""
 
 import io
 from collections.abc import Iterable, Iterator

@@ -174,7 +174,7 @@ class LastingMachine(StoreMachine):
 
     @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), reports=st.integers(0, 5))
     def kill_a_client(self, batches: list[list[Plant]], reports: int) -> None:
-        """Kill a client after it has reported the results of at least ``reports`` batches, or of all."""
+        """Kill a client after it has reported at least ``reports`` batches. If it has fewer, it reports them all."""
         stdin, stdout = self.clients.stdin, self.clients.stdout
         assert stdin
         assert stdout
