@@ -4,6 +4,7 @@ import gc
 import itertools
 import re
 import secrets
+import tempfile
 import time
 from datetime import timedelta
 from http import HTTPStatus
@@ -119,8 +120,8 @@ class Worker(ServerWorker):
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master."""
         *_, cfg, _ = args
-        if cfg.worker_tmp_dir:  # Some systems remove an empty folder. Gunicorn would end the service without it.
-            Path(cfg.worker_tmp_dir).mkdir(exist_ok=True)
+        # Some systems remove an empty folder. Gunicorn would end the service without it.
+        Path(cfg.worker_tmp_dir or tempfile.gettempdir()).mkdir(exist_ok=True)
         super().__init__(*args)
 
     def load_wsgi(self) -> None:

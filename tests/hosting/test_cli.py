@@ -725,13 +725,13 @@ def test_hup_without_the_folders_of_its_files_ends_no_service(tmp_path: Path) ->
 
 
 def test_usr2_without_the_working_directory_harms_no_worker(tmp_path: Path) -> None:
-    directory, pid, address = tmp_path / "gone", tmp_path / "pid", tmp_path / "socket"
+    directory, pid, address = tmp_path / "service", tmp_path / "pid", tmp_path / "socket"
     directory.mkdir()
     env = {"PLANTS_TOKENS": TOKEN, "PYTHONPATH": str(CHECKOUT)}
     with Service([*SERVE, f"--bind=unix:{address}", f"--pid={pid}"], directory, env) as service:
         wait_for_workers(service.process.pid, 1)
         workers = children(service.process.pid)
-        directory.rmdir()
+        directory.rename(tmp_path / "elsewhere")
         service.process.send_signal(signal.SIGUSR2)
         service.wait_for("a new master cannot start: .*No such file or directory")
         wait_until(lambda: children(service.process.pid) == workers)
