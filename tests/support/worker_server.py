@@ -91,7 +91,7 @@ class Client:
 
 
 class Server(Process):
-    """A running Gunicorn."""
+    """A running Gunicorn. At the end, no worker may have crashed: the next worker would hide that from a test."""
 
     def __init__(self, command: list[str], notes: Path, env: dict[str, str]) -> None:
         super().__init__(command, cwd=notes.parent, env=env)
@@ -123,6 +123,7 @@ class Server(Process):
         for client in self.clients:
             client.close()
         super().__exit__(*exception)
+        assert not [line for line in self.lines if "exited with code" in line]
 
 
 @contextmanager
