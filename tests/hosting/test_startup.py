@@ -447,9 +447,10 @@ def test_a_start_replaces_a_unix_socket_unless_it_is_in_use(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_no_control_socket_is_opened(tmp_path: Path) -> None:
-    with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path)) as service:
-        assert service.send(method="GET", path="/livez", headers=[]).status == 200
-        assert list(tmp_path.iterdir()) == []
+    with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR="") as service:
+        assert service.stop() == 0
+    # Gunicorn opens the socket in a folder that it creates after the first worker, and never removes.
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_importing_plants_has_no_side_effect() -> None:
