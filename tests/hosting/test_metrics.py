@@ -349,7 +349,7 @@ def test_the_metrics_can_be_read_while_a_worker_creates_its_files(port: int, tmp
         wait_until(lambda: any("_2." in file.name and not file.stat().st_size for file in folder.iterdir()))
         assert value(port, "plants_created_total") == 1
         pipe.write_bytes(b"")
-        wait_until(lambda: (folder / "histogram_2.db").exists())
+        wait_until((folder / "histogram_2.db").exists)
 
 
 def test_the_metrics_files_have_their_disk_space_from_the_start(port: int) -> None:
