@@ -17,7 +17,7 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_root
-from tests.support.process import Process, children, free_port, wait_for_workers, wait_until
+from tests.support.process import END, Process, children, free_port, wait_for_workers, wait_until
 from tests.support.tls_client import make_certificate
 
 
@@ -101,11 +101,16 @@ def test_a_generated_token_is_logged_once_and_works() -> None:
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_logs_to_gunicorns_error_log(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
+    tokens, log = tmp_path / "tokens", tmp_path / "log"
     tokens.write_text("first\n")
-    with serving(PLANTS_TOKENS_FILE=str(tokens)) as service:
+    command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
+    with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
+        wait_until(lambda: log.exists() and "Booting worker" in log.read_text())
         tokens.write_text("not a token\n")
-        assert json.loads(service.wait_for(".*the token file cannot be used.*")[0])["level"] == "error"
+        wait_until(lambda: "the token file cannot be used" in log.read_text())
+    lines = [json.loads(line) for line in log.read_text().splitlines() if "the token file cannot be used" in line]
+    assert {line["level"] for line in lines} == {"error"}
+    assert service.lines == [END]
 
 
 def test_a_removed_token_stays_invalid_in_a_new_worker(tmp_path: Path) -> None:

@@ -28,28 +28,28 @@ def get(target: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server_with_1s_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_worker(tmp_path_factory.mktemp("server"), "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="1") as server:
+def server_with_1s_timeout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_worker(tmp_path_factory.mktemp("server"), PLANTS_REQUEST_TIMEOUT="1") as server:
         yield server
 
 
-def test_a_stalled_request_is_408_and_other_clients_are_served(server_with_1s_timeouts: Server) -> None:
-    stalled = [server_with_1s_timeouts.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
-    after_another = server_with_1s_timeouts.client().send(POST + POST[:20])
+def test_a_stalled_request_is_408_and_other_clients_are_served(server_with_1s_timeout: Server) -> None:
+    stalled = [server_with_1s_timeout.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
+    after_another = server_with_1s_timeout.client().send(POST + POST[:20])
     assert after_another.response().status == 200
-    assert server_with_1s_timeouts.get().status == 200
+    assert server_with_1s_timeout.get().status == 200
     for client in [*stalled, after_another]:
         (rejection,) = client.responses()
         assert rejection.error == 40800
 
 
-def test_a_request_timeout_is_408_for_each_of_many_clients(server_with_1s_timeouts: Server) -> None:
-    clients = [server_with_1s_timeouts.client().send(POST[:-1]) for _ in range(50)]
+def test_a_request_timeout_is_408_for_each_of_many_clients(server_with_1s_timeout: Server) -> None:
+    clients = [server_with_1s_timeout.client().send(POST[:-1]) for _ in range(50)]
     assert [client.response().error for client in clients] == [40800] * 50
 
 
-def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeouts: Server) -> None:
-    with server_with_1s_timeouts.client() as client:
+def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeout: Server) -> None:
+    with server_with_1s_timeout.client() as client:
         client.send(b"GET /")
         while not client.is_readable():
             client.send(b"a")
@@ -57,33 +57,35 @@ def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_t
         assert client.response().error == 40800
 
 
-def test_the_keepalive_timeout_closes_an_idle_connection(server_with_1s_timeouts: Server) -> None:
-    with server_with_1s_timeouts.client() as client:
+def test_the_keepalive_timeout_closes_an_idle_connection(tmp_path: Path) -> None:
+    # The request timeout is so long that only the keep-alive timeout can close the connection.
+    with running_worker(tmp_path, "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="600") as server:
+        client = server.client()
         assert client.send(GET).response().status == 200
         assert client.is_closed()
 
 
-def test_a_client_that_does_not_read_is_cut_off(server_with_1s_timeouts: Server) -> None:
+def test_a_client_that_does_not_read_is_cut_off(server_with_1s_timeout: Server) -> None:
     def is_cut_off() -> bool:
-        memory.append(resident_bytes(_worker_pid(server_with_1s_timeouts)))
-        return _connections(server_with_1s_timeouts) == 0
+        memory.append(resident_bytes(_worker_pid(server_with_1s_timeout)))
+        return _connections(server_with_1s_timeout) == 0
 
-    memory = [resident_bytes(_worker_pid(server_with_1s_timeouts))]
-    with server_with_1s_timeouts.client() as client:
+    memory = [resident_bytes(_worker_pid(server_with_1s_timeout))]
+    with server_with_1s_timeout.client() as client:
         client.send(get("/large") * 10)
         client.sock.recv(1)
         wait_until(is_cut_off)
     assert max(memory) - memory[0] < 40_000_000
 
 
-def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(server_with_1s_timeouts: Server) -> None:
-    with server_with_1s_timeouts.client() as client:
+def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(server_with_1s_timeout: Server) -> None:
+    with server_with_1s_timeout.client() as client:
         # If the server closes the connection while data is on its way, `send` fails. If the server reads and discards
         # all data before it closes the connection, `send` succeeds.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             client.send(GET * 4_000_000)
-        wait_until(lambda: _connections(server_with_1s_timeouts) == 0)
-    assert server_with_1s_timeouts.get().status == 200
+        wait_until(lambda: _connections(server_with_1s_timeout) == 0)
+    assert server_with_1s_timeout.get().status == 200
 
 
 def _worker_pid(server: Server) -> int:
