@@ -1,4 +1,4 @@
-"""Headers of the server's own: each response has a request id, and each log line about a request has the same id."""
+"""The headers that the server adds. A response has a request id, and the log line of the request has the same id."""
 
 import http.client
 import json

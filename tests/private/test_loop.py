@@ -51,7 +51,7 @@ class GatedApp:
 
 
 class Failing(Service):
-    """A service whose hooks raise: one for each response to /unlogged, the other for each error response."""
+    """A service that raises an exception before each response to /unlogged, and instead of each error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
         if request.path == "/unlogged":
@@ -180,9 +180,9 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 
 
 class ShortOfDescriptors(socket.socket):
-    """A listening socket that has no free descriptors while ``short`` is set.
+    """A listening socket whose process has no free descriptors while ``short`` is set.
 
-    Once ``short`` is False, the first client has already disconnected before its connection is accepted.
+    After that, the first connection that is accepted is one whose client has already disconnected.
     """
 
     short = True

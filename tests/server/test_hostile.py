@@ -9,7 +9,7 @@ from tests.audits import changes, hostile
 from tests.audits.clients import MIB, Bystander, Target, running_service
 from tests.audits.report import Verdict
 
-# The audit has a tight limit for the slowest response. This one allows for a busy machine.
+# The audit has a tight limit for the slowest response. This limit allows for a busy machine.
 PATIENT_SECONDS = 20
 LARGEST_BODY = 65536
 
