@@ -345,8 +345,11 @@ for _ in range(5):
     child = os.fork()
     if not child:
         signal.alarm(20)
-        store.add(Plant(2, "child"))
-        os._exit(0)
+        # The store's lock is reentrant, so only another thread would wait for it if the fork left it locked.
+        thread = threading.Thread(target=store.add, args=[Plant(2, "child")])
+        thread.start()
+        thread.join()
+        os._exit(store.get(2) is None)
     assert os.waitpid(child, 0)[1] == 0
 os._exit(0)
 """
