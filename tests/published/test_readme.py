@@ -45,7 +45,9 @@ def curl(command: str, service: Service) -> dict[str, str]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean copy of the checkout, in which the README's first command has made a virtual environment."""
     clone = tmp_path_factory.mktemp("clone") / "plants"
-    shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__"))
+    # Tests read .ci/run and .dockerignore, so leave out only those hidden files that no test needs.
+    hidden = (".git*", ".venv", ".*_cache", ".coverage*", ".hypothesis")
+    shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(*hidden, "build", "*.egg-info", "__pycache__"))
     (clone / "build/lib/plants").mkdir(parents=True)
     (clone / "build/lib/plants/deleted.py").touch()
     # Drop the last part, which starts the service; each test starts its own.
@@ -53,6 +55,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = setup.replace("python3", shlex.quote(sys.executable), 1)
     subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=600)
     return clone
+
+
+def files_of(clone: Path) -> set[Path]:
+    """Return the paths of the files in the clone, without its virtual environment and bytecode."""
+    paths = {path.relative_to(clone) for path in clone.rglob("*") if path.is_file()}
+    return {path for path in paths if path.parts[0] != ".venv" and "__pycache__" not in path.parts}
 
 
 def responses_of_a_start(folder: Path, environment: Path) -> list[dict[str, str]]:
@@ -85,10 +93,10 @@ def test_an_installation_has_no_module_from_an_earlier_build(clone: Path) -> Non
 
 
 @pytest.mark.network
-def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path) -> None:
-    build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", "wheels", "."]
+def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path, tmp_path: Path) -> None:
+    build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."]
     subprocess.run(build, cwd=clone, check=True, timeout=300)
-    (wheel,) = (clone / "wheels").iterdir()
+    (wheel,) = tmp_path.iterdir()
     assert wheel.name.endswith("-py3-none-any.whl")
     version = subprocess.run([clone / ".venv/bin/plants", "--version"], capture_output=True, text=True, check=True)
     assert "interpreted server" in version.stdout
@@ -98,12 +106,12 @@ def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path) -> No
 @needs("cc")
 def test_compiling_a_wheel_writes_nothing_into_the_checkout(clone: Path, tmp_path: Path) -> None:
     """A checkout may be read-only."""
-    before = set(clone.iterdir())
+    before = files_of(clone)
     build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."]
     subprocess.run(build, cwd=clone, env=os.environ | {"PLANTS_COMPILE": "1"}, check=True, timeout=600)
     (wheel,) = tmp_path.iterdir()
     assert not wheel.name.endswith("-any.whl")
-    assert set(clone.iterdir()) == before
+    assert files_of(clone) == before
 
 
 @pytest.mark.network
@@ -119,18 +127,14 @@ def test_the_wheel_alone_serves_from_an_empty_directory(clone: Path, tmp_path: P
 
 @pytest.mark.network
 def test_the_source_distribution_has_all_that_its_tests_need(clone: Path) -> None:
-    checkout = {
-        path
-        for path in clone.rglob("*")
-        if path.is_file() and not path.relative_to(clone).parts[0].endswith(("venv", "build", "egg-info"))
-    }
+    checkout = {path for path in files_of(clone) if not path.parts[0].endswith(("build", "egg-info"))}
     script = "python -m venv .builder && .builder/bin/pip install --quiet build && .builder/bin/python -m build --sdist"
     command = script.replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(["sh", "-c", command], cwd=clone, check=True, timeout=300)
     (archive,) = (clone / "dist").iterdir()
     with tarfile.open(archive) as files:
         packed = {name.partition("/")[2] for name in files.getnames()}
-    assert {str(path.relative_to(clone)) for path in checkout} - packed == set()
+    assert {str(path) for path in checkout} - packed == set()
 
 
 def test_the_description_for_a_package_index_has_no_dead_link() -> None:
