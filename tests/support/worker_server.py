@@ -130,7 +130,7 @@ class Server(Process):
 def running_worker(
     folder: Path, *options: str, workers: int = 1, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
 ) -> Iterator[Server]:
-    """Run Gunicorn with the worker, on a free port, with the application of these tests."""
+    """Run Gunicorn with the worker, on a free port, with an application of ``worker_app``."""
     notes = folder / "notes"
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
