@@ -453,7 +453,7 @@ def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFi
 
 
 def call_before_a_retry(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-    """Call a function each time that the store has found the file locked, before it tries again."""
+    """Call a function before each pause of the store; the store pauses, for example, if it finds the file locked."""
 
     def sleep(seconds: float) -> None:
         action()
@@ -943,6 +943,24 @@ def test_the_driver_distinguishes_an_id_in_use_from_a_constraint() -> None:
             with pytest.raises(sqlite3.IntegrityError) as caught:
                 connection.execute(_INSERT, (*plant, None))
             assert caught.value.sqlite_errorname == code
+
+
+def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During the pause, another process that also waits can acquire the lock."""
+
+    def release_the_lock() -> None:
+        found.append(store.get(1))
+        other.rollback()
+
+    found: list[Plant | None] = []
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        call_before_a_retry(monkeypatch, release_the_lock)
+        store.add(Plant(1, "oak"))
+    assert (found[0], found[-1]) == (None, Plant(1, "oak"))
 
 
 def test_a_busy_neighbor_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
