@@ -294,21 +294,22 @@ def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "error"),
+    ("number", "errors"),
     [
-        (signal.SIGUSR1, "the files of the log cannot be reopened, the old ones stay: .*No such file or directory"),
-        (signal.SIGHUP, "the new configuration cannot be used, the old one stays: Error: .* isn't writable "),
+        (signal.SIGUSR1, []),
+        (signal.SIGHUP, ["the new configuration cannot be used, the old one stays: Error: .* isn't writable "]),
     ],
     ids=["USR1", "HUP"],
 )
-def test_the_service_survives_the_loss_of_its_log_folder(number: int, error: str, tmp_path: Path) -> None:
+def test_the_service_survives_the_loss_of_its_log_folder(number: int, errors: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
     file = folder / "access"
     with serving(f"--access-logfile={file}") as service, file.open() as old:
         shutil.rmtree(folder)
         service.process.send_signal(number)
-        service.wait_for(error)
+        for error in [*errors, "the files of the log cannot be reopened, the old ones stay: .*No such file"]:
+            service.wait_for(error)
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         wait_until(lambda: '"GET /livez HTTP/1.1" 200' in old.read())
         folder.mkdir()
