@@ -3,9 +3,9 @@
     python -m tests.audits.changes
     python -m tests.audits.changes --creates 2000 --only hup --only usr2
 
-Clients create plants, and retry only if their connection was closed without a response. A change passes if each
-accepted request got its response in time and, with SQLite, every acknowledged plant is stored. Each change prints one
-line; the exit status is 0 if all pass.
+Clients create plants, and retry a create only if it got no complete response. A change passes if each accepted request
+got its response in time and, with SQLite, every acknowledged plant is stored. Each change prints one line; the exit
+status is 0 if all pass.
 """
 
 import contextlib
@@ -223,7 +223,7 @@ def errors_during_stop(service: Target) -> list[str]:
 
 @contextlib.contextmanager
 def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Return the URL of a database ("" for the memory store), and the environment of a service that uses it."""
+    """Yield the URL of a database ("" for the memory store), and the environment of a service that uses it."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/plants.db" if store == "sqlite" else ""
         yield database, {"PLANTS_STORE": database} if database else {}
@@ -341,7 +341,7 @@ def _resets(service: Target) -> Iterator[None]:
                 reset_on_close(sock)
                 sock.send(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 if random.random() < 0.9:
-                    sock.recv(1)  # The reset then arrives after the service has responded.
+                    sock.recv(1)  # The reset then arrives after the response has begun.
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -5,7 +5,7 @@
     python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
 
 Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that start a service
-of their own are left out. Without ``--master``, memory, files and processes are not measured.
+of their own are left out. With ``--address`` but without ``--master``, memory, files and processes are not measured.
 """
 
 import contextlib
@@ -629,7 +629,9 @@ OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
 def main() -> int:
     parser = audit_parser(__doc__)
     add_service_options(parser)
-    parser.add_argument("--limit", type=float, default=0.1, help="for the slowest response, in seconds (%(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=0.1, help="the limit for the slowest response, in seconds (%(default)s)"
+    )
     parser.add_argument("--flood-limit", type=float, default=1, help="the same limit during a flood (%(default)s)")
     parser.add_argument("--only", action="append", default=[], help="the name of a check; may be given several times")
     options = parser.parse_args()

@@ -114,7 +114,7 @@ def crowd(netloc: str, clients: int, pause: float, seconds: float) -> list[Outco
 
 
 def probe(urls: list[str], seconds: float) -> list[list[Outcome]]:
-    """Request /livez of each service, fifty times a second, each time on a new connection, as an orchestrator does."""
+    """Request /livez of each service at most 50 times a second, each on a new connection, as an orchestrator does."""
     clients = [Client(url, TOKEN) for url in urls]
     outcomes: list[list[Outcome]] = [[] for _ in urls]
     until = time.monotonic() + seconds
@@ -256,7 +256,7 @@ def main() -> int:
         "--pause",
         type=float,
         default=0.1,
-        help="of a client between a response and its next request, in seconds (%(default)s)",
+        help="the pause of a client between a response and its next request, in seconds (%(default)s)",
     )
     options = parser.parse_args()
     holds = []

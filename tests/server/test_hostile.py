@@ -1,4 +1,4 @@
-"""Short forms of the checks in tests/audits/hostile.py, and of two checks in tests/audits/changes.py."""
+"""Short forms of most checks in tests/audits/hostile.py, and of two checks in tests/audits/changes.py."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
