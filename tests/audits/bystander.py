@@ -76,7 +76,7 @@ def new_id() -> int:
     return random.getrandbits(62)
 
 
-class _Good:
+class _GoodClient:
     """The well-behaved client, the ids of the plants that it created, and its responses."""
 
     def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
@@ -149,7 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", help="HOST:PORT")
     parser.add_argument("token")
-    parser.add_argument("--pause", type=float, default=0.002, help="between two requests, in seconds (%(default)s)")
+    parser.add_argument(
+        "--pause", type=float, default=0.002, help="the pause between two requests, in seconds (%(default)s)"
+    )
     parser.add_argument(
         "--mixed", action="store_true", help="also repeat creates, send bad requests and request other paths"
     )
@@ -164,7 +166,7 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    good = _Good(options.address, options.token, options.scheme, fresh=options.fresh)
+    good = _GoodClient(options.address, options.token, options.scheme, fresh=options.fresh)
     good.create()
     print("begun", flush=True)
     longest_pause = 0.0

@@ -86,7 +86,12 @@ def main() -> int:
         "--url", action="append", required=True, help="the URL of a node; clients use all nodes at once"
     )
     parser.add_argument("--fault", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
-    parser.add_argument("--seconds", type=float, default=20, help="of load before, during and after each fault")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20,
+        help="the seconds of load before the first fault and after each command (%(default)s)",
+    )
     options = parser.parse_args()
     return run(options.url, options.fault, options.seconds)
 

@@ -99,7 +99,7 @@ class Target:
         return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
 
     def connections(self) -> int:
-        """Return the number of connections that the service has or is about to accept."""
+        """Return the number of the service's open connections, including those that it has not accepted yet."""
         if not self.master:
             return 0
         port = f":{self.port:04X}"
@@ -308,7 +308,7 @@ def running_service(
 
 @contextlib.contextmanager
 def service_of(options: argparse.Namespace) -> Iterator[Target]:
-    """Return the service that the options name, or start one."""
+    """Yield the service that the options name, or start one."""
     if options.address:
         host, _, port = options.address.rpartition(":")
         yield Target(host, int(port), options.token, options.master)

@@ -7,7 +7,7 @@ The others are Gunicorn's threaded worker, Node and Go. Node and Go must be inst
 request follows the odd one. If two servers disagree about the end of the odd request, their responses to the plain one
 differ, or one of them sends none. The exit status is 0 if all of this is true:
 
-- This server parses the same bytes alike in one packet and in several.
+- The result of this server does not depend on how the bytes are split into packets.
 - This server accepts nothing that another rejects.
 - In each request that it accepts, this server finds the same method and body as the others.
 
@@ -194,7 +194,9 @@ def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--cases", type=int, default=4000, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the random requests (%(default)s)")
-    parser.add_argument("--worker-class", default="plants.server.worker.Worker", help="of this server (%(default)s)")
+    parser.add_argument(
+        "--worker-class", default="plants.server.worker.Worker", help="the worker class of this server (%(default)s)"
+    )
     parser.add_argument(
         "--show", type=int, default=20, help="print at most this many cases per difference (%(default)s)"
     )

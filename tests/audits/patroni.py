@@ -160,7 +160,7 @@ def audit(nodes: list[Node], kills: int, clients: int) -> int:
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--ttl", type=int, default=30, help="of the leader's key, in seconds (%(default)s)")
+    parser.add_argument("--ttl", type=int, default=30, help="the TTL of the leader's key, in seconds (%(default)s)")
     parser.add_argument("--kills", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--clients", type=int, default=4, help="(%(default)s)")
     options = parser.parse_args()

@@ -209,7 +209,7 @@ def long_check_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def responding_with(response: bytes) -> Iterator[str]:
-    """Return the URL of a server that sends this response to every client, or sends nothing if it is empty."""
+    """Run a server that sends this response to every client, or nothing if the response is empty; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         clients = []
 
@@ -704,7 +704,7 @@ def test_workers_start_although_the_certificate_has_become_unusable(tmp_path: Pa
         assert service.stop() == 0
 
 
-def test_hup_without_the_folders_of_its_files_ends_no_service(tmp_path: Path) -> None:
+def test_hup_does_not_stop_a_service_whose_folder_is_missing(tmp_path: Path) -> None:
     files, pids = tmp_path / "files", tmp_path / "pids"
     files.mkdir()
     pids.mkdir()

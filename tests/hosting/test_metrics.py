@@ -152,7 +152,7 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_gauges_of_a_worker_without_a_slot_are_removed(port: int, tmp_path: Path) -> None:
     conf = tmp_path / "conf.py"
-    # This replaces the packaged pre_fork, so the worker has no slot, and its files have its process id.
+    # This replaces the packaged pre_fork, so the worker has no slot, and the names of its files have its process id.
     conf.write_text("def pre_fork(server, worker):\n    pass\n")
     with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         [worker] = children(service.process.pid)

@@ -454,7 +454,7 @@ def test_a_start_replaces_a_unix_socket_unless_it_is_in_use(tmp_path: Path) -> N
 def test_no_control_socket_is_opened(tmp_path: Path) -> None:
     with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR="") as service:
         assert service.stop() == 0
-    # Gunicorn opens the socket in a folder that it creates after the first worker, and never removes.
+    # Gunicorn creates the folder of a control socket after it has started its workers, and never removes this folder.
     assert list(tmp_path.iterdir()) == []
 
 

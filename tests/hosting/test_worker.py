@@ -14,7 +14,7 @@ from tests.support.process import wait_until
 from tests.support.worker_server import Client
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-NEW = r"[0-9a-f]{12}-[0-9a-f]+"
+GENERATED_ID = r"[0-9a-f]{12}-[0-9a-f]+"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_trace_id_is_used_without_a_valid_request_id(service: Service, field
 def test_an_id_is_generated_without_a_valid_request_or_trace_id(service: Service, fields: Headers) -> None:
     found = {service.send(method="GET", path="/livez", headers=fields).headers["x-request-id"] for _ in range(3)}
     assert len(found) == 3
-    assert all(re.fullmatch(NEW, request_id) for request_id in found)
+    assert all(re.fullmatch(GENERATED_ID, request_id) for request_id in found)
 
 
 def test_request_ids_differ_between_processes(service: Service) -> None:

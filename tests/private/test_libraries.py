@@ -74,7 +74,7 @@ def test_marshmallow_schema_sets_its_fields_in_one_method() -> None:
 
 
 def test_marshmallow_schema_knows_its_hooks() -> None:
-    """``_hooks``: the methods of a schema that a decorator has marked, by the kind of hook."""
+    """``_hooks``: maps each kind of hook, such as ``post_load``, to the methods that have this decorator."""
 
     class Hooked(Schema):
         @post_load

@@ -182,7 +182,7 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 class ShortOfDescriptors(socket.socket):
     """A listening socket whose process has no free descriptors while ``short`` is set.
 
-    After that, the first connection that is accepted is one whose client has already disconnected.
+    After that, the client of the first accepted connection has already disconnected.
     """
 
     short = True

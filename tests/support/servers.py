@@ -32,7 +32,7 @@ COMMANDS = {
 
 @contextmanager
 def running_server(command: str, env: dict[str, str]) -> Iterator[int]:
-    """Run a server on a free port, wait until the server is ready, and return the port."""
+    """Run a server on a free port, wait until the server is ready, and yield the port."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))
     words = [*NO_SUBPROCESS_COVERAGE, str(BIN / program), *options]

@@ -101,8 +101,8 @@ class Records13:
         return record
 
     def _derive_keys(self, secret: bytes) -> None:
-        # HMAC by hand, because `hmac` takes three times as long, and a flood of these records must be sent faster than
-        # the server decrypts them.
+        # Compute the HMAC with hashlib alone, because `hmac` takes three times as long. The test must send a flood of
+        # these records faster than the server decrypts them.
         pad = secret.ljust(128, b"\0")
         self._inner, self._outer = (hashlib.sha384(pad.translate(mask)) for mask in _HMAC_MASKS)
         self._aead = AESGCM(self._expand(b"key", 32))

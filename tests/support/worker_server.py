@@ -16,7 +16,7 @@ SUPPORT = Path(__file__).parent
 
 
 class Client:
-    """A connection."""
+    """A client with one connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(PATIENCE_SECONDS)
