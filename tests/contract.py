@@ -1,9 +1,10 @@
 """The suite for the application's contract, and the tables of inputs that the suite tries.
 
 The application runs in several hosts: in this process, on servers, and mounted in other frameworks. Each host has a
-subclass, which needs two fixtures: ``send``, which sends a request and returns the response, and ``store``. `Contract`
-runs every row of the tables. `HostContract` runs only the rows whose result may depend on the server or the framework:
-paths, methods, headers, framing and the bytes of a body. The tables mark these rows with ``host``.
+subclass of `Contract` or `HostContract`. The subclass needs two fixtures: ``send``, which sends a request and returns
+the response, and ``store``. `Contract` runs every row of the tables. `HostContract` runs only the rows whose result may
+depend on the server or the framework: paths, methods, headers, framing and the bytes of a body. The tables mark these
+rows with ``host``.
 """
 
 import hashlib

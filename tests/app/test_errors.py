@@ -55,7 +55,7 @@ def test_a_validation_error_raised_by_a_store_is_500(messages: Any, caplog: pyte
     assert caplog.messages == ["a request failed"]
 
 
-def test_a_fault_is_500_and_its_traceback_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_is_500_with_its_traceback_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     response = sender(plants.create_app(faulty(ZeroDivisionError("secret detail")), tokens=[TOKEN]))(
         new_plant(), headers=[AUTH, JSON_TYPE]
     )

@@ -199,7 +199,7 @@ def retag(_self: object, plant: Any, **_options: Any) -> Any:
 
 
 class Shouting:
-    """A stand-in for the ``json`` module, for ``render_module``. It dumps values in upper case."""
+    """A class for the option ``render_module``, in place of the ``json`` module. It dumps values in upper case."""
 
     loads = staticmethod(json.loads)
 
@@ -419,7 +419,7 @@ class Enveloped(Schema):
         return f"[{super().dumps(*args, **options)}]"
 
 
-def test_load_and_dumps_call_a_base_class_that_follows_ours() -> None:
+def test_load_and_dumps_call_the_next_class_of_the_mro() -> None:
     schema = type("Declared", (PlantSchema, Enveloped), {})()
     assert schema.load(NAMED) == {"plant": NAMED}
     assert json.loads(schema.dumps(PLANT)) == [SHADED]
@@ -556,7 +556,7 @@ def test_any_declaration_loads_and_dumps_as_in_marshmallow(
 
 
 def attempt(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what the function returns, or the exception of a validator or of a field."""
+    """Return what `outcome` returns, or any other exception that a validator or a field raises."""
     try:
         return outcome(function, *args, **kwargs)
     except (TypeError, ValueError, AttributeError) as error:
