@@ -101,7 +101,10 @@ def is_available(store: PlantStore) -> bool:
 
 
 class StoreContract(StoreSuite):
-    """Subclasses define ``store_url``, and set ``volatile`` if plants do not outlive the process."""
+    """The suite for stores, with further tests.
+
+    Subclasses define ``store_url``, and set ``volatile`` if plants do not outlive the process.
+    """
 
     volatile = False
 
@@ -345,7 +348,8 @@ for _ in range(5):
     child = os.fork()
     if not child:
         signal.alarm(20)
-        # The store's lock is reentrant, so only another thread would wait for it if the fork left it locked.
+        # If the fork left the store's lock locked, this thread would own the lock and could acquire it again. Only
+        # another thread would wait.
         thread = threading.Thread(target=store.add, args=[Plant(2, "child")])
         thread.start()
         thread.join()

@@ -141,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         A stored plant must be one that the client or this method submitted.
         """
-        # Add instead of reading, because the server may still commit a statement of the killed client.
+        # A server may still commit a statement of the killed client. An add waits for that commit, unlike a read.
         for plant_id in {plant.id for plant in unresolved} - set(self.model.plants):
             plant: Plant | None = Plant(plant_id, "settled")
             with contextlib.suppress(PlantIdInUse):
@@ -174,7 +174,7 @@ class LastingMachine(StoreMachine):
 
     @rule(batches=st.lists(st.lists(plants, max_size=4), max_size=5), reports=st.integers(0, 5))
     def kill_a_client(self, batches: list[list[Plant]], reports: int) -> None:
-        """Kill a client after it has reported at least ``reports`` batches. If it has fewer, it reports them all."""
+        """Wait until a client has reported ``reports`` batches, or all batches if there are fewer. Then kill it."""
         stdin, stdout = self.clients.stdin, self.clients.stdout
         assert stdin
         assert stdout

@@ -65,7 +65,7 @@ def test_closing_a_pool_fails_the_callers_that_wait() -> None:
         gate.set()
 
 
-def test_a_connection_is_reused_only_if_idle_without_input() -> None:
+def test_a_connection_is_reused_only_if_idle_with_nothing_unread() -> None:
     pool = ConnectionPool[Link](Link, max_connections=1)
     with pool.connection(in_a_minute()) as first:
         pass

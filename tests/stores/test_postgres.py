@@ -496,7 +496,7 @@ def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, defi
 
 @pytest.fixture
 def citus(server: PostgresServer) -> Iterator[None]:
-    """Make a plain server's catalog look like that of Citus; ``tests.audits.citus`` runs against a real cluster."""
+    """Make a plain server's catalog look like that of Citus. ``tests.audits.citus`` runs against a real cluster."""
     server.execute("INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL)")
     server.execute("""
         CREATE OR REPLACE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS

@@ -160,7 +160,7 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_missing_directory_is_not_created_but_used_later(path: Path) -> None:
+def test_a_store_is_unavailable_until_its_directory_exists(path: Path) -> None:
     with closing(SQLiteStore(f"{path.parent}/later/plants.db")) as store:
         with pytest.raises(StoreUnavailable, match="unable to open"):
             store.add(Plant(1, "oak"))
@@ -343,7 +343,7 @@ def test_prepare_waits_for_a_locked_file(store: SQLiteStore, path: Path, monkeyp
     store.add(Plant(1, "Fern"))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        call_before_a_retry(monkeypatch, other.rollback)
+        call_before_each_pause(monkeypatch, other.rollback)
         store.prepare()
         assert not other.in_transaction
     assert store.get(1) == Plant(1, "Fern")
@@ -394,7 +394,7 @@ def test_a_failure_before_any_success_begins_an_outage(
 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["within", "after"])
-def test_only_failures_within_the_quiet_period_are_one_outage(
+def test_failures_are_one_outage_only_within_the_quiet_period(
     store: SQLiteStore,
     path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -452,8 +452,8 @@ def test_a_long_reason_is_cut_in_the_log(path: Path, caplog: pytest.LogCaptureFi
     assert len(message) == len("the store is unavailable: ") + 500
 
 
-def call_before_a_retry(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-    """Call a function before each pause of the store; the store pauses, for example, if it finds the file locked."""
+def call_before_each_pause(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Call a function before each pause of the store. For example, the store pauses if it finds the file locked."""
 
     def sleep(seconds: float) -> None:
         action()
@@ -482,7 +482,7 @@ def test_closing_waits_for_a_checkpoint_of_another_connection(
         checkpoint = threads.submit(wait_until, lambda: not is_busy(checkpointer, "PRAGMA wal_checkpoint(FULL)"))
         with closing(sqlite3.connect(path)) as other:
             wait_until(lambda: is_busy(other, "PRAGMA wal_checkpoint"))
-        call_before_a_retry(monkeypatch, reader.rollback)
+        call_before_each_pause(monkeypatch, reader.rollback)
         store.close()
         copy = path.with_name("copy.db")
         copy.write_bytes(path.read_bytes())
@@ -515,7 +515,7 @@ def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
 
 def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> None:
     store.check()
-    huge = Plant(2, "x" * 20_000_000)  # more than SQLite buffers until the commit
+    huge = Plant(2, "x" * 20_000_000)  # SQLite buffers less than this until the commit.
     with disk_full(path):
         assert add_together(store, [Plant(1, "oak"), huge]) == ["unavailable"] * 2
     wait_until(lambda: is_available(store))  # If the write took long, the breaker is open.
@@ -958,7 +958,7 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        call_before_a_retry(monkeypatch, release_the_lock)
+        call_before_each_pause(monkeypatch, release_the_lock)
         store.add(Plant(1, "oak"))
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
 
