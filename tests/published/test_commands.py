@@ -127,8 +127,8 @@ def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Pa
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:
-    # Do not run the first line, because an installation takes long, and a test of the README already makes one, without
-    # the postgres extra. Replace systemctl, because it needs a running systemd.
+    # Do not run the first line, because an installation takes long. A test of the README already installs the package,
+    # but without the postgres extra. Replace systemctl, because it needs a running systemd.
     first, *script = INSTALL.splitlines()
     assert first == "python3 -m venv /opt/plants && /opt/plants/bin/pip install '.[postgres]'"
     units = tmp_path / "etc/systemd/system"
@@ -219,7 +219,7 @@ def test_nginx_drains_a_service_before_it_stops(run: Run, tmp_path: Path) -> Non
         drain, wait, stop = with_ports(DRAIN).splitlines()
         assert wait == "sleep 2"
         run(drain.replace("nginx -s", f"{shlex.join(nginx)} -s"))
-        balancer.wait_for("exited with code 0")  # the worker with the old configuration
+        balancer.wait_for("exited with code 0")  # This is the worker with the old configuration.
 
         def create_through_nginx(plant_id: int) -> None:
             headers = [AUTH, JSON_TYPE, ("X-Request-ID", f"request-{plant_id}")]

@@ -32,7 +32,7 @@ def page(name: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the fragments of the headings, as code forges derive them."""
+    """Return the URL fragments that code forges derive from the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

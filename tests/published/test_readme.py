@@ -93,7 +93,7 @@ def test_an_installation_has_no_module_from_an_earlier_build(clone: Path) -> Non
 
 
 @pytest.mark.network
-def test_the_default_wheel_is_pure_and_its_server_interpreted(clone: Path, tmp_path: Path) -> None:
+def test_a_build_does_not_compile_the_server_by_default(clone: Path, tmp_path: Path) -> None:
     build = [str(clone / ".venv/bin/pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."]
     subprocess.run(build, cwd=clone, check=True, timeout=300)
     (wheel,) = tmp_path.iterdir()

@@ -71,7 +71,7 @@ def test_an_unexpected_fault_is_500(plants_server: Server) -> None:
     assert post(plants_server).error == 50000
 
 
-def test_a_rotated_token_gets_401(plants_server: Server) -> None:
+def test_the_old_token_gets_401_after_a_rotation(plants_server: Server) -> None:
     old = plants_server.token
     assert plants_server.rotate_token() == plants_server.token != old
     assert post(plants_server, token=old).error == 40101
@@ -189,7 +189,7 @@ def test_the_app_fixture_fails_on_demand(plants_app: Client) -> None:
         plants_app.post_json("/plants", {"id": 1, "name": "Fern"})
 
 
-def test_a_server_has_a_body_limit_and_headers_for_a_create() -> None:
+def test_a_server_limits_bodies_and_has_request_headers() -> None:
     with serve(max_body_bytes=30, token="mine") as server:
         assert server.headers == {"Authorization": "Bearer mine", "Content-Type": "application/json"}
         assert repr(server) == f"<Server {server.url}>"
@@ -207,7 +207,7 @@ def test_a_fault_must_be_an_exception(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, "2", None], ids=repr)
-def test_invalid_times_are_rejected(wrong: Any) -> None:
+def test_an_invalid_number_of_times_is_rejected(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^times is a number from 0 to inf, not "):
         FaultyStore().fail(times=wrong)
     with pytest.raises(ValueError, match=r"^times is a number from 0 to inf, not "):
