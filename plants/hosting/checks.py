@@ -44,7 +44,6 @@ def check(cfg: Any) -> None:
         stop("--statsd-host has no effect without --logger-class gunicorn.instrument.statsd.Statsd")
     with _or_stop("cannot make a file for a worker", "folder with --worker-tmp-dir"):
         tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
-    _check_pid_folder(cfg)
     if "PLANTS_METRICS_BIND" in os.environ:
         # Importing this reads the environment, which ``plants check`` should not do.
         from plants.hosting.worker import Worker
@@ -60,16 +59,13 @@ def check(cfg: Any) -> None:
         stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups)")
 
 
-def _check_pid_folder(cfg: Any) -> None:
-    if cfg.pidfile:
-        with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
-            tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
-
-
-def check_pid_file(cfg: Any) -> None:
+def check_pid_file(cfg: Any, *, may_be_in_use: bool = False) -> None:
     """Stop with one line if the pid file cannot be made, or has the id of another process that is running."""
-    _check_pid_folder(cfg)
-    if cfg.pidfile and (pid := Pidfile(cfg.pidfile).validate()) not in {None, os.getpid()}:
+    if not cfg.pidfile:
+        return
+    with _or_stop(f"cannot make {cfg.pidfile}", "file with --pid"):
+        tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
+    if not may_be_in_use and (pid := Pidfile(cfg.pidfile).validate()) not in {None, os.getpid()}:
         stop(f"{cfg.pidfile} has the id of another process, {pid}; choose another file with --pid")
 
 

@@ -134,14 +134,14 @@ class Serve(UserConfiguration):
 
         Arbiter(self)
         check(self.cfg)
-        may_be_in_use = self.cfg.check_config  # The running service may listen there.
+        may_be_in_use = self.cfg.check_config  # A running service may have the addresses and the pid file.
         try_to_bind(*self.addresses, may_be_in_use=may_be_in_use, reuse_port=self.cfg.reuse_port)
         if settings.metrics_bind:
             if settings.metrics_bind in self.addresses:
                 stop("PLANTS_METRICS_BIND is an address of the service itself; choose another one")
             try_to_bind(settings.metrics_bind, may_be_in_use=may_be_in_use, setting="PLANTS_METRICS_BIND")
+        check_pid_file(self.cfg, may_be_in_use=may_be_in_use)
         if not self.cfg.check_config:
-            check_pid_file(self.cfg)
             announce_new_token()
             return
         try:

@@ -156,14 +156,11 @@ class Exposition:
         created = failures = 0.0
         for metric in MultiProcessCollector.merge(map(str, _folder().glob("*.db"))):
             yield metric
-            for sample in metric.samples if metric.name == _DURATION_METRIC else ():
-                labels = sample.labels
-                if sample.name == f"{_DURATION_METRIC}_count" and (labels["method"], labels["route"]) == (
-                    "POST",
-                    "/plants",
-                ):
-                    created += sample.value * (labels["status"] == "200")
-                    failures += sample.value * (labels["error"] == "50300")
+            for name, labels, value, *_ in metric.samples if metric.name == _DURATION_METRIC else ():
+                is_create = labels["method"] == "POST" and labels["route"] == "/plants"
+                if is_create and name == f"{_DURATION_METRIC}_count":
+                    created += value * (labels["status"] == "200")
+                    failures += value * (labels["error"] == "50300")
         yield CounterMetricFamily("plants_created", "Plants that were added.", created)
         yield CounterMetricFamily("plants_store_failures", "Create requests that failed with error 50300.", failures)
 

@@ -35,14 +35,11 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
-        if environ.get("PATH_INFO") != "/" or method not in {"GET", "HEAD"} or not _prefers_html(environ):
+        is_root = environ.get("PATH_INFO") == "/" and method in {"GET", "HEAD"}
+        if not is_root or falcon.Request(environ).client_prefers(("application/json", "text/html")) != "text/html":
             return app(environ, start_response)
         body = error_body(environ, 30200, "An interactive description is at the Location of this response.")
         start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
         return [body] if method == "GET" else []
 
     return hosted
-
-
-def _prefers_html(environ: dict[str, Any]) -> bool:
-    return falcon.Request(environ).client_prefers(("application/json", "text/html")) == "text/html"

@@ -152,9 +152,8 @@ class Loop:
             if self._buffered_bytes > self._max_buffered_bytes:
                 self._free_memory()
         if unfinished:
-            for connection in [
-                unfinished.popleft() for _ in range(min(len(unfinished), _MAX_UNFINISHED_PER_ITERATION))
-            ]:
+            for _ in range(min(len(unfinished), _MAX_UNFINISHED_PER_ITERATION)):
+                connection = unfinished.popleft()
                 self._step(connection, connection.parse_more)
             self._call_in_loop()
         if self._has_threads:

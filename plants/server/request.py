@@ -302,10 +302,8 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
     # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:
         raise HTTPError(400)
-    is_too_large = (
-        len(section) > limits.field_bytes and max(map(len, section[start:].split("\r\n"))) > limits.field_bytes
-    )
-    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or is_too_large:
+    longest = max(map(len, section[start:].split("\r\n"))) if len(section) > limits.field_bytes else 0
+    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or longest > limits.field_bytes:
         raise HTTPError(*_TOO_LARGE_FIELDS)
     if " \r\n" in section or "\t\r\n" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]
