@@ -8,7 +8,7 @@ from plants.testing import Deployment, FaultyStore
 
 
 class Client(TestApp):  # type: ignore[misc]  # WebTest has no types
-    """A WebTest client of a new in-process deployment. It sends its initial token, even after ``rotate_token()``."""
+    """A WebTest client of a new deployment. It sends that deployment's first token, even after ``rotate_token()``."""
 
     def __init__(self) -> None:
         self.deployment = Deployment()

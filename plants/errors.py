@@ -117,7 +117,7 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
 
 
 def _faults_in(messages: Any, member: str = "") -> Iterator[str]:
-    """Return the first fault of each member; a list or a nested object has nested messages."""
+    """Yield the first fault of each member; a list or a nested object has nested messages."""
     if isinstance(messages, dict):
         for key, nested in messages.items():
             yield from _faults_in(nested, f"{member}.{key}" if member else f"{key}")

@@ -29,7 +29,7 @@ _PLAIN_FIELDS: dict[Any, tuple[type, Callable[[Any], str]]] = {
 # These attributes do not prevent the fast path, because it handles them, or they do not affect a str or an int.
 _HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_messages", "metadata"}
 _HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
-# The fast path may call a validator a second time, so the validator must be free of side effects.
+# If the fast path fails, marshmallow calls the validators again, so they must be free of side effects.
 _PURE_VALIDATORS = {Length, Range, Regexp}
 # The fast path does not call these methods.
 _REPLACED_METHODS = ("dump", "get_attribute", "_deserialize", "_do_load", "_serialize")

@@ -86,10 +86,10 @@ def _protect_signals_from_forks() -> None:
 
 
 def pre_exec(server: Any) -> None:
-    """Pass the generated token to the next master, or end if Gunicorn cannot start it.
+    """Pass the generated token to the next master, or exit if Gunicorn cannot start that master (``USR2``).
 
-    This runs in a copy of the master. If an exception ended the copy, Gunicorn would stop the master's workers, and
-    remove its unix sockets and its pid file.
+    Gunicorn calls this in a fork of the master. If an exception ended the fork, Gunicorn would stop the master's
+    workers, and remove the master's unix sockets and pid file.
     """
     try:
         os.chdir(server.START_CTX["cwd"])

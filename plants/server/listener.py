@@ -11,7 +11,7 @@ WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 class Listener:
     """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    The socket accepts connections until the worker has ``reserved_connections`` more than its maximum.
+    For a connection to this socket, the worker's maximum is higher by ``reserved_connections``.
     """
 
     def __init__(self, sock: socket.socket, application: WSGIApplication, *, reserved_connections: int = 0) -> None:
