@@ -223,7 +223,7 @@ def errors_during_stop(service: Target) -> list[str]:
 
 @contextlib.contextmanager
 def _store_in_folder(store: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the URL of a database ("" for the memory store), and the environment of a service that uses it."""
+    """Yield the URL of a database ("" for the dictionary store), and the environment of a service that uses it."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/plants.db" if store == "sqlite" else ""
         yield database, {"PLANTS_STORE": database} if database else {}

@@ -502,7 +502,7 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
 def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, most: int = 256 * MIB) -> Verdict:
     """Create plants of the largest size at once, and read some of the responses slowly."""
 
-    # The memory store grows with each plant, so create only one plant in it.
+    # The dictionary store grows with each plant, so create only one plant in it.
     plant_id = 1 if store == "memory" else None
 
     def check(service: Target) -> Verdict:
