@@ -310,7 +310,7 @@ def serve(
     :param store: where plants are stored; a dictionary if None. It is not closed.
     :param max_body_bytes: the size of the largest request body.
     :raises OSError: the port is in use.
-    :raises TypeError, ValueError, OverflowError: an argument is not usable.
+    :raises TypeError, ValueError: an argument is not usable.
     """
     _number("port", port, 65535)
     server = Server(token=token, store=store, max_body_bytes=max_body_bytes)

@@ -651,6 +651,15 @@ def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
+def assert_hup_keeps_the_configuration(service: Service, problem: str) -> None:
+    """Send HUP; check that the log names the problem, and that new workers serve with the old configuration."""
+    before = len(service.lines)
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
+    service.wait_for("Worker exiting", after=before)
+    assert service.send(method="GET", path="/livez", headers=[]).status == 200
+
+
 def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     good = "bind = '127.0.0.1:0'\n"
@@ -679,11 +688,7 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             (f"bind = ['127.0.0.1:0', '0.0.0.0:{service.port}']\n", r"cannot listen on .* \(Address already in use\)"),
         ]:
             file.write_text(content)
-            before = len(service.lines)
-            service.process.send_signal(signal.SIGHUP)
-            service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
-            service.wait_for("Worker exiting", after=before)
-            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+            assert_hup_keeps_the_configuration(service, problem)
         assert service.stop() == 0
 
 
@@ -711,11 +716,7 @@ def test_hup_does_not_stop_a_service_whose_folder_is_missing(tmp_path: Path) -> 
     with serving(f"--worker-tmp-dir={files}", f"--pid={pids}/pid") as service:
         for folder, problem in ((files, "cannot make a file for a worker"), (pids, f"cannot make {pids}/pid")):
             shutil.rmtree(folder)
-            before = len(service.lines)
-            service.process.send_signal(signal.SIGHUP)
-            service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
-            service.wait_for("Worker exiting", after=before)
-            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+            assert_hup_keeps_the_configuration(service, problem)
         assert files.exists()
         pids.mkdir()
         service.process.send_signal(signal.SIGHUP)
