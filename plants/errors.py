@@ -95,7 +95,7 @@ def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[
         http = _as_http_error(error)
         # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
         return http, error_body(environ, http.code or http.status_code * 100, http.description)
-    except Exception as fault:  # For example, HTTPStatus lacks the status of an HTTPError.
+    except Exception as fault:  # For example, an HTTPError has a status that HTTPStatus lacks.
         return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)
 
 
@@ -117,7 +117,7 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
 
 
 def _faults_in(messages: Any, member: str = "") -> Iterator[str]:
-    """Yield the first fault of each member; a list or a nested object has nested messages."""
+    """Yield the first fault of each member. The messages of a List or Nested field may be a dictionary."""
     if isinstance(messages, dict):
         for key, nested in messages.items():
             yield from _faults_in(nested, f"{member}.{key}" if member else f"{key}")

@@ -145,7 +145,7 @@ class TokenFile(Tokens):
             if hashlib.sha256(digests).digest() == self._published[_SIZE_BYTES:_DIGESTS_AT]:
                 self._digests = [digests[at : at + _DIGEST_BYTES] for at in range(0, size, _DIGEST_BYTES)]
                 break
-            time.sleep(0.001)  # Another worker is publishing at this moment, or was killed while it did.
+            time.sleep(0.001)  # Another worker is publishing at this moment, or was killed while publishing.
 
 
 def _watch(reference: "weakref.ref[TokenFile]") -> None:

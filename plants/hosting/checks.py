@@ -19,7 +19,7 @@ from plants.server.worker import tls_context
 
 
 def check_raw_env(cfg: Any) -> None:
-    """Stop with one line if ``raw_env`` has a setting, because Gunicorn applies it after the settings are read."""
+    """Stop with one line if ``raw_env`` sets a ``PLANTS_`` variable, because Gunicorn applies ``raw_env`` too late."""
     for name in cfg.env:
         if name.startswith("PLANTS_"):
             stop(f"{name} has no effect in --env or raw_env; set it in the environment")
@@ -50,7 +50,7 @@ def check(cfg: Any) -> None:
 
         if not issubclass(cfg.worker_class, Worker):
             stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-    start_directory = cfg.settings["chdir"].default  # TokenFile resolved a relative path here, before ``--chdir``.
+    start_directory = cfg.settings["chdir"].default  # TokenFile resolved a relative path there, before ``--chdir``.
     tokens = Path(start_directory, os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
     master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with as_workers(cfg):

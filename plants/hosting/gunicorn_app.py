@@ -45,7 +45,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    # plants.hosting is used as an empty configuration. Without a module, Gunicorn would read ./gunicorn.conf.py.
+    # The module plants.hosting has no Gunicorn settings. Without it, Gunicorn would read ./gunicorn.conf.py.
     base = "python:plants.hosting"
 
     def load_default_config(self) -> None:
@@ -114,7 +114,7 @@ class Serve(UserConfiguration):
             if self.cfg.check_config or (self.cfg.daemon and "GUNICORN_PID" not in os.environ):
                 self._check()
             super().run()
-        except HaltServer as error:  # While Gunicorn stops after one worker failed to start, another one may fail.
+        except HaltServer as error:  # A second worker may fail to start while Gunicorn stops because of the first.
             stop(error.reason)
         except Exception as error:  # any error that Gunicorn does not catch at startup
             stop(error)
@@ -149,5 +149,5 @@ class Serve(UserConfiguration):
                 store.prepare(create=False)
         except StoreUnavailable as error:
             _log.warning("the store cannot be used now, which is normal before its first start: %s", error)
-        # Gunicorn loads the application next, which would log a generated token that never becomes valid.
+        # Gunicorn loads the application next. This would log a generated token, although it never becomes valid.
         logging.getLogger("plants").setLevel(logging.ERROR)

@@ -48,7 +48,7 @@ class Logger(glogging.Logger):
             return
         self._is_set_up = True
         for handler in (*self.error_log.handlers, *self.access_log.handlers):
-            # Leave the handlers of the user's --log-config, and those for syslog, whose lines have a prefix.
+            # Do not change the handlers of the user's --log-config, or those for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
                 if handler in self.error_log.handlers:
                     handler.setFormatter(_formatter())

@@ -120,7 +120,7 @@ class Worker(ServerWorker):
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master."""
         *_, cfg, _ = args
-        # Some systems remove an empty folder. Gunicorn would end the service without it.
+        # Some systems remove an empty folder. If this folder were missing, Gunicorn would end the service.
         Path(cfg.worker_tmp_dir or tempfile.gettempdir()).mkdir(exist_ok=True)
         super().__init__(*args)
 

@@ -107,7 +107,7 @@ class Connection:
         if self._output:
             self._flush()
         elif self.state == RESPONDING:
-            # Most clients send nothing before the response. Unwatching the socket only here saves two system calls.
+            # Stop watching only now. Few clients send anything before the response, so most requests save two calls.
             self.watch(0)
         elif not self._unfinished:
             self._receive()

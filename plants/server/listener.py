@@ -11,7 +11,7 @@ WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 class Listener:
     """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    For a connection to this socket, the worker's maximum is higher by ``reserved_connections``.
+    When a client connects to this socket, the worker allows ``reserved_connections`` connections above its maximum.
     """
 
     def __init__(self, sock: socket.socket, application: WSGIApplication, *, reserved_connections: int = 0) -> None:

@@ -74,7 +74,7 @@ class TLS:
 
     def close(self) -> None:
         """If the handshake is complete, send close_notify, and do not wait for the client's."""
-        # ``unwrap`` also reads, but ``receive`` has left at most one incomplete record.
+        # ``unwrap`` also reads, but not for long, because ``receive`` has left at most one incomplete record.
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()
 

@@ -157,7 +157,7 @@ class PostgresConnections(Connections):
             for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
                 with suppress(errors.LockNotAvailable):
                     return connection.insert(plants, lock_timeout)
-                # If the table itself is locked, wait for its lock; if this wait times out, the whole batch fails.
+                # The whole table may be locked. Wait for its lock; if this wait also times out, the whole batch fails.
                 self._insert_nothing(connection)
         except _REJECTIONS as error:
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
