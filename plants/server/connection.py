@@ -107,7 +107,7 @@ class Connection:
         if self._output:
             self._flush()
         elif self.state == RESPONDING:
-            # Stop watching only now. Few clients send anything before the response, so most requests save two calls.
+            # Unwatch the socket only now. Few clients send before the response, so most requests save two system calls.
             self.watch(0)
         elif not self._unfinished:
             self._receive()
