@@ -39,7 +39,7 @@ from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
-# A path that, logged verbatim, would end its line and forge a second one.
+# If this path were logged verbatim, it would end its line and forge a second one.
 FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%20200%20%C2%85"
 
 APP = """
@@ -228,10 +228,12 @@ def test_a_logging_failure_does_not_stop_the_worker(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(app + "    return [b'odd']\n")
     (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
     with serving(f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py") as service:
+        [worker] = children(service.process.pid)
         response = service.send(method="GET", path="/odd", headers=[("X-Request-ID", "first")])
         assert response.body == b"odd"
         line = service.wait_for('.*a response could not be logged.*"request_id":"first"')[0]
-        service.send(method="GET", path="/odd", headers=[])
+        assert service.send(method="GET", path="/odd", headers=[]).body == b"odd"
+        assert children(service.process.pid) == [worker]
         assert service.stop() == 0
     assert "Traceback" not in line.partition("stacktrace")[0]
 
