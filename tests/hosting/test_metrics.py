@@ -152,7 +152,8 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_gauges_of_a_worker_without_a_slot_are_removed(port: int, tmp_path: Path) -> None:
     conf = tmp_path / "conf.py"
-    # This replaces the packaged pre_fork, so the worker has no slot, and the names of its files have its process id.
+    # The packaged pre_fork reserves a slot for each worker. The slot's number is in the names of the worker's files.
+    # This hook replaces the packaged one and reserves no slot, so the worker's process id is in these names instead.
     conf.write_text("def pre_fork(server, worker):\n    pass\n")
     with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         [worker] = children(service.process.pid)
@@ -232,7 +233,7 @@ def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
             assert {client.response().status for _ in range(100)} == {401}
         found = request_counts(port)
         assert found["other", "other", "401", "40100"] == 2_000
-        assert len(found) <= 2  # The second label set counts the probe that waited for the start.
+        assert len(found) <= 2  # The other label set counts the request that `serving` makes.
         assert {key[0] for key in found} <= KNOWN_METHODS
 
 

@@ -60,7 +60,7 @@ def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest
     slow = Output(pipe.write_end, report)
 
     def write() -> None:
-        slow.write(LINE * 1000)  # more than the pipe holds
+        slow.write(LINE * 1000)  # This is more than the pipe holds.
         os.write(pipe.write_end, b"end")
 
     writer = threading.Thread(target=write)

@@ -315,7 +315,7 @@ class ThreadedServer(ThreadingMixIn, WSGIServer):
 
 @contextmanager
 def mounted(prefix: str) -> Iterator[str]:
-    """Serve the hosted application below a prefix, which a proxy would remove."""
+    """Serve the hosted application below a prefix, and remove the prefix from each path as a proxy does."""
     app = hosted()
 
     def proxied(environ: dict[str, Any], start_response: Any) -> Any:

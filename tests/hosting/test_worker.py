@@ -1,4 +1,4 @@
-"""The headers that the server adds. A response has a request id, and the log line of the request has the same id."""
+"""The headers of responses. Each response has a request id, which is also in the log line of its request."""
 
 import http.client
 import json

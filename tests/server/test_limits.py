@@ -77,7 +77,7 @@ def test_a_head_may_reach_each_limit_but_not_exceed_it(
 ) -> None:
     assert parse(make(limit), limits).head_parsed
     assert rejection(parse, make(limit + 1), limits) == status
-    # If the head is malformed, too, either error is right.
+    # If the head is malformed and too large, either status is right.
     assert rejection(parse, make(limit + 1).replace(b"Host", b"H st"), limits) in (400, status)
 
 
@@ -105,7 +105,7 @@ def test_an_incomplete_head_has_the_limits_of_a_complete_one(
         pytest.param(b"\r\n\n", 400, id="line-feed-alone"),
     ],
 )
-def test_an_incomplete_head_is_rejected_at_its_first_bad_byte(data: bytes, status: int) -> None:
+def test_a_bad_head_is_rejected_before_it_is_complete(data: bytes, status: int) -> None:
     assert rejection(check_growing_head, data[:-1], LIMITS) == 0
     assert rejection(check_growing_head, data, LIMITS) == status
 
@@ -264,7 +264,8 @@ def test_the_line_of_a_chunk_is_limited_to_4096_bytes() -> None:
     def line(size: int) -> bytes:
         return b"1;a=".ljust(size - 2, b"b") + b"\r\n"
 
-    large = b"1770\r\n" + b"x" * 6000 + b"\r\n"  # It raises the framing limit, so that only the line limit can reject.
+    # The content of this chunk raises the limit on framing, so only the limit on a line can reject.
+    large = b"1770\r\n" + b"x" * 6000 + b"\r\n"
     # The limit includes the CRLF that precedes the line.
     for size, status in ((4094, 0), (4095, 400)):
         for packets in ([large + line(size) + b"x"], [large, line(size), b"x"], [large, line(size)[:-1], b"\nx"]):

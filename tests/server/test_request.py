@@ -1,4 +1,4 @@
-"""Invalid requests: each gets an error or a closed connection."""
+"""Invalid and incomplete requests: the worker never passes them to the application."""
 
 import re
 import socket
@@ -90,7 +90,7 @@ HOSTILE = {
     "bare-cr-in-value": (with_fields(b"X-A: b\rContent-Length: 4", b"Content-Length: 0"), 40000),
     "nul-in-value": (with_fields(b"X-A: \0", b"Content-Length: 0"), 40000),
     "obs-fold": (with_fields(b"X-A: b", b" c", b"Content-Length: 0"), 40000),
-    "obs-fold-of-framing": (with_fields(b"Content-Length:", b" 4", body=b"body"), 40000),
+    "obs-fold-in-content-length": (with_fields(b"Content-Length:", b" 4", body=b"body"), 40000),
     "space-before-colon": (with_fields(b"Content-Length : 4", body=b"body"), 40000),
     "tab-before-colon": (with_fields(b"Transfer-Encoding\t: chunked", body=b"0\r\n\r\n"), 40000),
     "space-before-name": (b"POST /bad HTTP/1.1\r\n Host: a\r\n\r\n", 40000),
@@ -171,8 +171,8 @@ HOSTILE = {
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
     "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 9000), 43100),
     "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101), 43100),
-    "trailer-of-framing": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
-    "trailer-of-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
+    "trailer-content-length": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
+    "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""TLS in memory and in the event loop. Some clients use OpenSSL; the others encrypt arbitrary records themselves."""
+"""TLS in memory, in the event loop and in a worker. Some clients use OpenSSL; others encrypt records themselves."""
 
 import random
 import socket
@@ -214,7 +214,8 @@ def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path
 
 
 def test_an_endless_handshake_is_bounded(tls: TLS) -> None:
-    client_hello = b"\x16\x03\x01\x00\x04\x01\x01\x00\x00"  # It announces 64 KiB, which follow in records of one byte.
+    # The client hello announces 64 KiB. 60,000 of these bytes follow, each in a record of its own.
+    client_hello = b"\x16\x03\x01\x00\x04\x01\x01\x00\x00"
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, client_hello + 60_000 * b"\x16\x03\x01\x00\x01x")
 
@@ -276,7 +277,7 @@ def test_close_after_a_flood_sends_only_close_notify(tls: TLS, tmp_path: Path) -
     tls.receive(b"".join(records.key_update() for _ in range(100)))
     tls.data_to_send()
     tls.close()
-    assert len(tls.data_to_send()) == 24  # one record: the close_notify, and no KeyUpdate
+    assert len(tls.data_to_send()) == 24  # The close_notify is the only record.
 
 
 def test_close_before_the_handshake_sends_nothing(tls: TLS) -> None:
@@ -405,7 +406,7 @@ def test_a_client_that_waits_for_100_continue_gets_it(peers: Peers) -> None:
     assert peer.request(b"nine byte").endswith(b"nine byte")
 
 
-def test_http_without_tls_is_closed(driver: Driver) -> None:
+def test_a_connection_without_tls_is_closed(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
         client.sendall(GET)
@@ -577,8 +578,8 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
         known = trusting(TLS13)
         known.load_cert_chain(certificate)
         assert send(GET, known).startswith(b"HTTP/1.1 200")
-        # Send no request, because the server would close the connection without reading it, and the reset could
-        # overtake the alert.
+        # Send no request. The server would close the connection without reading the request. This would cause a TCP
+        # reset, which could destroy the alert before the client reads it.
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
             send(b"", trusting(TLS13))
         with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
