@@ -160,7 +160,7 @@ def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
         assert plants_config(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
 
 
-def test_the_configuration_counts_tokens_and_shows_none(tmp_path: Path) -> None:
+def test_the_configuration_shows_only_the_number_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("seven\n")
     assert plants_config(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")
     assert plants_config(PLANTS_TOKENS="five")["PLANTS_TOKENS"] == ("1 token", "environment")
@@ -235,7 +235,7 @@ def responding_with(response: bytes) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_finds_a_ready_service_where_serve_listens() -> None:
+def test_plants_check_finds_a_service_by_settings_or_by_url() -> None:
     with serving() as service:
         ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
         assert call("check", PORT=str(service.port)).stdout == ready
@@ -315,7 +315,7 @@ NOT_AN_ADDRESS = "this is not an http or https address."
     ],
     ids=repr,
 )
-def test_plants_check_accepts_only_http_addresses(url: str, reason: str) -> None:
+def test_plants_check_rejects_an_invalid_address(url: str, reason: str) -> None:
     assert error_line(call("check", url)) == f"{url.rstrip('/')}/readyz: {reason}"
 
 
@@ -693,7 +693,7 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("long_check_timeout", "no_subprocess_coverage")
-def test_workers_start_although_the_certificate_has_become_unusable(tmp_path: Path) -> None:
+def test_workers_start_after_the_certificate_becomes_unusable(tmp_path: Path) -> None:
     pem = make_certificate(tmp_path)
     address = {"PORT": str(free_port()), "GUNICORN_CMD_ARGS": f"--log-level=info --certfile={pem}"}
     with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN} | address) as service:

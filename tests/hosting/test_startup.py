@@ -42,7 +42,7 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
     ],
     ids=["memory", "sqlite"],
 )
-def test_on_a_terminal_a_start_prints_its_address(store: str, bind: str, line: str, tmp_path: Path) -> None:
+def test_a_start_on_a_terminal_prints_the_services_address(store: str, bind: str, line: str, tmp_path: Path) -> None:
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=store.format(tmp_path))
     terminal, end = pty.openpty()
     process = subprocess.Popen([*SERVE, f"--bind={bind.format(tmp_path)}"], cwd=CHECKOUT, env=env, stderr=end)

@@ -55,7 +55,7 @@ def test_the_date_of_a_response_is_the_current_second(sock: socket.socket, monke
 
 
 @pytest.mark.parametrize("name", ["Date", "date", "DATE"])
-def test_a_date_of_the_application_replaces_that_of_the_server(sock: socket.socket, name: str) -> None:
+def test_the_applications_date_replaces_the_servers_date(sock: socket.socket, name: str) -> None:
     date = "Thu, 01 Jan 1970 00:00:00 GMT"
     response = make_response("200 OK", [(name, date)], b"", is_head=False)
     sent = to_bytes(response, Request(Listener(sock, keep_input), {}, 0.0), close=False)

@@ -225,7 +225,7 @@ def test_write_and_a_returned_list_are_one_response(client: Client) -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-def test_blocks_are_joined_into_one_response_and_closed(server: Server, client: Client, version: bytes) -> None:
+def test_blocks_are_joined_and_their_iterable_is_closed(server: Server, client: Client, version: bytes) -> None:
     before = len(server.notes())
     response = client.send(request(b"Connection: keep-alive\r\n", b"/blocks", version=version)).response()
     assert (response.headers["content-length"], response.body) == ("13", b"one two three")
@@ -336,7 +336,7 @@ def test_the_servers_own_worker_class_rejects_in_plain_text(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
-def test_a_client_that_leaves_before_its_response_is_ignored(server: Server, client: Client, tmp_path: Path) -> None:
+def test_the_application_finishes_after_its_client_disconnects(server: Server, client: Client, tmp_path: Path) -> None:
     before = len(server.notes())
     with server.client() as gone:
         gone.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
