@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: load with wrk, medians, and a line with the date, the code and the machine.
+"""Shared parts of the benchmarks: load with wrk, medians, and a line with the date, the commit and the machine.
 
 Needs wrk (https://github.com/wg/wrk) on the PATH.
 """

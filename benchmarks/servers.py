@@ -4,8 +4,8 @@
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Granian, 1 thread" --compiled OTHER_VENV/bin
 
-Each round starts every server afresh. The output is the medians of all rounds. A ratio compares a server with the first
-one; it is the median of the rounds' ratios.
+Each round starts every server afresh. The output has the medians of all rounds, and the sum of the failures. A ratio
+compares a server with the first one; it is the median of the rounds' ratios.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="SERVER")
     parser.add_argument("--equal-heads", action="store_true", help="make all requests equal except for the plant's id")
     parser.add_argument(
-        "--compiled", metavar="BIN", help="also measure the compiled server whose command plants is in BIN"
+        "--compiled", metavar="BIN", help="also measure a compiled server; BIN is the folder of its command plants"
     )
     args = parser.parse_args()
     servers = {name: COMMANDS[name] for name in args.only}

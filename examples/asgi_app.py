@@ -20,7 +20,7 @@ plant_store = plants.create_app(tokens=["secret"])
 
 
 def store(environ: dict[str, Any], start_response: Any) -> Any:
-    """Call the plant store with a key that a2wsgi omits."""
+    """Call the plant store with an environ key that a2wsgi does not set."""
     # The key declares that wsgi.input ends where the body ends, even if the body is chunked.
     return plant_store(environ | {"wsgi.input_terminated": True}, start_response)
 

@@ -12,7 +12,7 @@ def store(_global_config: dict[str, str], tokens: str) -> Any:
 
 
 def garden(_global_config: dict[str, str]) -> Callable[..., Iterable[bytes]]:
-    """Return the host's own page."""
+    """Return the application of the host's own page."""
 
     def app(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
