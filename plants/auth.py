@@ -30,7 +30,7 @@ class BearerAuth:
         """
         if req.path in self._public_paths:
             return
-        authorization = req.env.get("HTTP_AUTHORIZATION", "")
+        authorization = str(req.env.get("HTTP_AUTHORIZATION") or "")
         bearer = _BEARER.fullmatch(authorization)
         if bearer:
             accepted = self._check.accepts(bearer[1])

@@ -83,11 +83,11 @@ def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _para
     resp.set_headers(http.headers or {})
 
 
-def error_response(environ: dict[str, Any], error: Exception) -> tuple[str, list[tuple[str, str]], list[bytes]]:
-    """Return status, headers and body for an error that was raised after Falcon had responded."""
+def error_response(environ: dict[str, Any], error: Exception) -> tuple[tuple[str, list[tuple[str, str]]], list[bytes]]:
+    """Return (status, headers) and body for an error that was raised after Falcon had responded."""
     http, body = _as_http_error_and_body(environ, error)
     headers = HEADERS | dict(http.headers or {}) | {"Content-Length": str(len(body))}
-    return falcon.code_to_http_status(http.status), [(name.lower(), value) for name, value in headers.items()], [body]
+    return (falcon.code_to_http_status(http.status), [(key.lower(), value) for key, value in headers.items()]), [body]
 
 
 def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[falcon.HTTPError, bytes]:

@@ -35,18 +35,19 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
     :raises falcon.HTTPError: the media type or the content coding is not supported; the body is larger than
         ``max_bytes``, is cut short, or is not JSON.
     """
-    media_type = req.env.get("CONTENT_TYPE", "")
+    # A host may set a variable to None or to a number, although PEP 3333 requires strings.
+    media_type = str(req.env.get("CONTENT_TYPE") or "")
     if media_type != "application/json" and not _MEDIA_TYPE.fullmatch(media_type):
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
-    if req.env.get("HTTP_CONTENT_ENCODING", "").lower() not in {"", "identity"}:
+    if str(req.env.get("HTTP_CONTENT_ENCODING") or "").lower() not in {"", "identity"}:
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
     return parse_json(_read_body(req, max_bytes))
 
 
 def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     length = None
-    if text := req.env.get("CONTENT_LENGTH"):
-        digits = text.strip(" \t")
+    if (value := req.env.get("CONTENT_LENGTH")) not in (None, ""):
+        digits = str(value).strip(" \t")
         # RFC 9110, section 8.6. int() also accepts other forms, such as 1_0.
         if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MAX_LENGTH_DIGITS:
             raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")

@@ -83,6 +83,33 @@ def test_a_query_string_that_is_not_latin_1_is_ignored(app: Any, query: str | No
     assert call(app, io.BytesIO(new_plant()), QUERY_STRING=query, wsgi_input_terminated=True).status == 200
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("PATH_INFO", None, 40400),
+        ("PATH_INFO", 1, 40400),
+        ("CONTENT_TYPE", None, 41500),
+        ("CONTENT_TYPE", 1, 41500),
+        ("CONTENT_TYPE", ["application/json"], 41500),
+        ("CONTENT_LENGTH", None, 40001),
+        ("CONTENT_LENGTH", 0, 40001),
+        ("CONTENT_LENGTH", -1, 40000),
+        ("CONTENT_LENGTH", [], 40000),
+        ("HTTP_AUTHORIZATION", None, 40100),
+        ("HTTP_AUTHORIZATION", 1, 40100),
+        ("HTTP_CONTENT_ENCODING", 1, 41500),
+    ],
+)
+def test_an_environ_value_that_is_not_a_string_is_no_500(app: Any, key: str, value: Any, error: int) -> None:
+    """PEP 3333 requires strings, but some test clients and middleware set None or a number."""
+    assert call(app, Stream(), **{key: value}).error == error
+
+
+@pytest.mark.parametrize("environ", [{"QUERY_STRING": 1}, {"HTTP_CONTENT_ENCODING": None}], ids=repr)
+def test_an_environ_may_have_none_and_numbers(app: Any, environ: dict[str, Any]) -> None:
+    assert call(app, io.BytesIO(new_plant()), CONTENT_LENGTH=len(new_plant()), **environ).plant == {"name": "Fern"}
+
+
 class Hello:
     def on_get_hello(self, _req: Any, resp: Any) -> None:
         resp.text = '"hello"'
