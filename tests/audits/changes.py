@@ -346,10 +346,12 @@ def _resets(service: Target) -> Iterator[None]:
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def usr2(store: str, workers: int, creates: int) -> Verdict:
@@ -470,7 +472,14 @@ def main() -> int:
     parser.add_argument("--store", default="sqlite", choices=["memory", "sqlite"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--creates", type=int, default=20_000, help="acknowledged plants for each change (%(default)s)")
-    parser.add_argument("--only", action="append", default=[], help="the name of a change; may be given several times")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[change.__name__ for change in CHANGES],
+        metavar="NAME",
+        help="the name of a change; may be given several times",
+    )
     options = parser.parse_args()
     holds = [
         report(change.__name__, change(options.store, options.workers, options.creates))

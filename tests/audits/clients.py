@@ -273,9 +273,11 @@ def sampled(measure: Callable[[], int], seconds: float) -> Iterator[list[int]]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    yield samples
-    over.set()
-    thread.join()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

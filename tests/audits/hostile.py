@@ -633,7 +633,14 @@ def main() -> int:
         "--limit", type=float, default=0.1, help="the limit for the slowest response, in seconds (%(default)s)"
     )
     parser.add_argument("--flood-limit", type=float, default=1, help="the same limit during a flood (%(default)s)")
-    parser.add_argument("--only", action="append", default=[], help="the name of a check; may be given several times")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[check.__name__ for check in (*CHECKS, *OWN_CHECKS)],
+        metavar="NAME",
+        help="the name of a check; may be given several times",
+    )
     options = parser.parse_args()
     holds = []
     for check, limit in CHECKS.items():

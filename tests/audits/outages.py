@@ -50,8 +50,10 @@ def polled(service: Deployment, path: str) -> Iterator[list[Response]]:
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(poll)
-        yield responses
-        over.set()
+        try:
+            yield responses
+        finally:
+            over.set()
 
 
 def failures_in(responses: list[Response]) -> list[Response]:

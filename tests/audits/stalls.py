@@ -233,8 +233,10 @@ def disk_full(place: Place) -> Iterator[None]:
 @contextmanager
 def small_disk(directory: Path) -> Iterator[None]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "tmpfs", directory], check=True)
-    yield
-    subprocess.run(["umount", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
 
 
 Stall = Callable[[Place], AbstractContextManager[None]]
