@@ -50,13 +50,13 @@ print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
 
 
 def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
-    """OpenTelemetry replaces ``falcon.App`` by a class that is not generic, and requires a list of middleware."""
+    """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
 
 
 def test_marshmallow_schema_sets_its_fields_in_one_method() -> None:
-    """``_init_fields``: called by the constructor, and for a copy that ``Nested`` restricts."""
+    """``_init_fields``: called by the constructor, and by ``Nested`` for its copy, which may have fewer fields."""
 
     class Recording(Schema):
         name = fields.String()

@@ -182,7 +182,7 @@ def test_the_service_identifies_each_request_once(data: bytes, status: bytes) ->
 class ShortOfDescriptors(socket.socket):
     """A listening socket whose process has no free descriptors while ``short`` is set.
 
-    After that, the client of the first accepted connection has already disconnected.
+    Once ``short`` is cleared, the first accepted connection fails, as if its client had already disconnected.
     """
 
     short = True
@@ -621,7 +621,7 @@ class DeferredResponse:
 def events_of_a_batch(paths: list[str], *, one_per_iteration: bool = False) -> tuple[list[str], list[bytes]]:
     """Return the events of requests that one thread handles, and the start of each response.
 
-    All requests arrive in one iteration, or each in an iteration of its own.
+    With ``one_per_iteration``, each request arrives in an iteration of its own; otherwise, all arrive in one iteration.
     """
     deferred = DeferredApp()
     driver = Driver(app=deferred, threads=1)
@@ -768,7 +768,8 @@ def test_a_late_response_is_dropped_after_a_503() -> None:
         assert response.startswith(b"HTTP/1.1 503")
         assert b"could not be answered in time" in response
         assert client.recv(1000) == b""
-    # The 503 has closed the sending side, so the client could not receive a second response.
+    # A second response could not reach the client, because the server closed its sending side after the 503. So check
+    # which responses the service has seen.
     assert service.responses == [("/late", "503 Service Unavailable")]
     driver.end()
 

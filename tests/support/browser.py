@@ -76,7 +76,7 @@ class Browser:
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def console_errors(self) -> list[str]:
-        """Return the errors and the violations of the content policy since the last call."""
+        """Return the errors, and the violations of the Content-Security-Policy, since the last call."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
     def requested_hosts(self) -> set[str]:

@@ -12,7 +12,10 @@ from tests.contract import TOKEN, Headers, Response, Send
 
 
 def sender(app: Any, prefix: str = "") -> Send:
-    """Return a function that makes a request through WebTest, with its lint on, below a prefix."""
+    """Return a function that makes a request through WebTest, which also checks the application against PEP 3333.
+
+    ``prefix`` is prepended to each path.
+    """
     webtest = WebTestApp(app, lint=True)
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
@@ -29,7 +32,7 @@ def sender(app: Any, prefix: str = "") -> Send:
 
 
 def asgi_sender(app: Any, prefix: str = "") -> Send:
-    """Return a function that makes a request to an ASGI application below a prefix."""
+    """Return a function that makes a request to an ASGI application; ``prefix`` is prepended to each path."""
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         raw_path, _, query = f"{prefix}{path}".partition("?")
@@ -68,7 +71,7 @@ def asgi_sender(app: Any, prefix: str = "") -> Send:
 
 
 class Stream(io.RawIOBase):
-    """A ``wsgi.input`` that returns one chunk per read, and raises those that are exceptions."""
+    """A ``wsgi.input``. Each read returns the next chunk; if the chunk is an exception, the read raises it."""
 
     def __init__(self, *chunks: bytes | Exception) -> None:
         self.chunks = list(chunks)

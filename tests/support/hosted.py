@@ -1,4 +1,4 @@
-"""A hosted service in a process of its own, and a plain HTTP client for it."""
+"""A hosted service in a process of its own, a plain HTTP client for it, and the command ``plants``."""
 
 import http.client
 import json
@@ -41,8 +41,8 @@ class Service(Process):
 
     def wait_until_it_serves(self) -> None:
         self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
-        # Wait until the worker responds. Before it has installed its signal handlers, it misses the signal to stop, and
-        # the stop takes the whole graceful timeout.
+        # Wait until the worker responds. Before it has installed its signal handlers, a signal to stop ends it at once,
+        # without a graceful stop.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
     def line_of(self, request_id: str) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
 
 def environment(**env: str) -> dict[str, str]:
     """Return the environment of a service: that of this process, but with ``env`` as the only settings."""
-    ours = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | env
+    prefixes = ("PLANTS_", "GUNICORN_", "WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | env
 
 
 def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:

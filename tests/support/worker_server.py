@@ -91,7 +91,10 @@ class Client:
 
 
 class Server(Process):
-    """A running Gunicorn. At the end, no worker may have crashed: the next worker would hide that from a test."""
+    """A running Gunicorn. At the end, check that no worker has crashed.
+
+    A test might not notice a crash, because Gunicorn replaces a crashed worker.
+    """
 
     def __init__(self, command: list[str], notes: Path, env: dict[str, str]) -> None:
         super().__init__(command, cwd=notes.parent, env=env)
@@ -130,7 +133,7 @@ class Server(Process):
 def running_worker(
     folder: Path, *options: str, workers: int = 1, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
 ) -> Iterator[Server]:
-    """Run Gunicorn with the worker, on a free port, with an application of ``worker_app``."""
+    """Run Gunicorn with the worker and an application of ``worker_app``, by default on a free port."""
     notes = folder / "notes"
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
