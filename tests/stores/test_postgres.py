@@ -131,7 +131,7 @@ def test_an_add_whose_connection_is_lost_is_not_retried(
         add = thread.submit(store.add, Plant(1, "oak"))
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
-        # A retry would wait for the table's lock, and fail because of the lock.
+        # A second attempt would wait for the lock, and fail with LockNotAvailable instead.
         with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
             add.result()
     assert store.get(1) is None
@@ -211,7 +211,6 @@ def test_the_pool_closes_its_connections_to_a_read_only_server(store: PostgresSt
     store.check()
     before = set(rows(admin, f"SELECT pid {OURS}"))
     assert before
-    admin.execute("SET default_transaction_read_only = off")
     with setting(admin, "default_transaction_read_only", "on"):
         wait_until(lambda: not is_available(store))
     wait_until(lambda: is_available(store))
@@ -310,7 +309,7 @@ def test_a_database_that_forbids_ddl_is_unavailable(server: PostgresServer, admi
         admin.execute("DROP FUNCTION forbid")
 
 
-def test_a_new_trigger_does_not_make_a_free_id_look_used(store: PostgresStore, server: PostgresServer) -> None:
+def test_a_new_trigger_does_not_make_a_free_id_look_in_use(store: PostgresStore, server: PostgresServer) -> None:
     store.add(Plant(1, "oak"))
     server.execute("CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     server.execute("CREATE TRIGGER skip BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION skip()")
@@ -377,7 +376,7 @@ def partitioned(method: str, *partitions: str) -> str:
     return f"{PLANTS} PARTITION BY {method} (id){''.join(parts)}"
 
 
-SHAPES = {
+WRONG_TABLES = {
     "int4 id": ("TABLE plants (id int PRIMARY KEY, name text, tag text)", "lacks one of"),
     "short name": ("TABLE plants (id bigint PRIMARY KEY, name varchar(9), tag text)", "lacks one of"),
     "no tag": ("TABLE plants (id bigint PRIMARY KEY, name text)", "lacks one of"),
@@ -455,7 +454,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("definition", "reason"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("definition", "reason"), WRONG_TABLES.values(), ids=WRONG_TABLES)
 def test_a_table_with_the_wrong_schema_is_rejected_with_a_reason(
     server: PostgresServer, definition: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -546,7 +545,7 @@ def test_the_documented_table_for_citus_is_used(server: PostgresServer) -> None:
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_the_next_check_rejects_a_table_whose_shape_changed(store: PostgresStore, server: PostgresServer) -> None:
+def test_the_next_check_rejects_a_table_that_became_unlogged(store: PostgresStore, server: PostgresServer) -> None:
     store.add(Plant(1, "oak"))
     server.execute("ALTER TABLE plants SET UNLOGGED")
     wait_until(lambda: not is_available(store))
@@ -682,7 +681,7 @@ def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
         pass
 
     def interrupt(*_: object) -> None:
-        # The waiting caller is assigned this connection, and is then interrupted.
+        # The pool assigns the connection to the waiting caller. Then the exception interrupts the caller.
         pool.release(connection)
         raise Interrupted
 
@@ -727,7 +726,7 @@ def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
 
 
-def test_the_pool_tries_the_most_recently_working_host_first(server: PostgresServer) -> None:
+def test_the_pool_first_tries_the_host_that_last_accepted_writes(server: PostgresServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
         store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", timeout=5)

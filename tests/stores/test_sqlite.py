@@ -79,6 +79,7 @@ def replaced(path: Path) -> Iterator[None]:
         source.backup(target)
     backup.replace(path)
     yield
+    # Move the log of the old file away, as the message of the store asks the operator to do.
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).rename(path.with_name(suffix))
 
@@ -91,6 +92,7 @@ def wal_removed(path: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_full(path: Path) -> Iterator[None]:
+    """Limit the size of files to one byte, so that writes fail as on a full disk."""
     assert path.exists()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
@@ -372,7 +374,7 @@ def test_in_an_outage_one_caller_retries_and_others_fail_fast(store: SQLiteStore
         assert isinstance(trial.exception(), StoreUnavailable)
 
 
-def test_a_failure_soon_after_a_success_is_not_yet_an_outage(
+def test_a_failure_soon_after_a_success_does_not_open_the_breaker(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
@@ -382,7 +384,7 @@ def test_a_failure_soon_after_a_success_is_not_yet_an_outage(
     assert not store._breaker.is_open()
 
 
-def test_a_failure_before_any_success_begins_an_outage(
+def test_a_failure_before_any_success_opens_the_breaker(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
@@ -394,7 +396,7 @@ def test_a_failure_before_any_success_begins_an_outage(
 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["within", "after"])
-def test_failures_are_one_outage_only_within_the_quiet_period(
+def test_failures_in_the_quiet_period_belong_to_one_outage(
     store: SQLiteStore,
     path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -513,9 +515,9 @@ def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
     assert store.get(15) == Plant(15, "plant 15")
 
 
-def test_a_fault_of_the_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> None:
+def test_a_full_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> None:
     store.check()
-    huge = Plant(2, "x" * 20_000_000)  # SQLite buffers less than this until the commit.
+    huge = Plant(2, "x" * 20_000_000)  # SQLite cannot buffer all of this, so it writes before the commit.
     with disk_full(path):
         assert add_together(store, [Plant(1, "oak"), huge]) == ["unavailable"] * 2
     wait_until(lambda: is_available(store))  # If the write took long, the breaker is open.
@@ -637,7 +639,7 @@ def test_an_oversized_wal_logs_a_warning(
     assert message.startswith(f"{path}-wal has ")
 
 
-FORKED = """
+FORK_WHILE_OPEN = """
 import os, sys
 from contextlib import closing
 from plants.stores import Plant, StoreUnavailable, open_store
@@ -650,9 +652,9 @@ def in_a_child(use):
     assert os.waitpid(child, 0)[1] == 0
 
 def assert_unavailable():
-    for inherited in (store, open_store(sys.argv[1])):
-        add, get = (lambda: inherited.add(Plant(2, "child"))), (lambda: inherited.get(1))
-        for use in (inherited.check, inherited.prepare, add, get):
+    for store_in_child in (store, open_store(sys.argv[1])):
+        add, get = (lambda: store_in_child.add(Plant(2, "child"))), (lambda: store_in_child.get(1))
+        for use in (store_in_child.check, store_in_child.prepare, add, get):
             try:
                 use()
             except StoreUnavailable as error:
@@ -677,10 +679,10 @@ in_a_child(add_in_a_new_store)
 
 
 def test_a_forked_child_cannot_use_a_file_its_parent_has_open(path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", FORKED, f"sqlite:///{path}"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK_WHILE_OPEN, f"sqlite:///{path}"], check=True, timeout=60)
 
 
-INHERITING = """
+FORK_AFTER_REMOVAL = """
 import os, sys
 from plants.stores import Plant, StoreUnavailable, open_store
 
@@ -700,7 +702,7 @@ if child:
 
 
 def test_a_forked_process_does_not_recreate_the_file(path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", INHERITING, str(path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK_AFTER_REMOVAL, str(path)], check=True, timeout=60)
     assert not path.exists()
 
 
@@ -797,7 +799,7 @@ def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore,
     assert all(added[plant_id] for plant_id in range(100, 140))
 
 
-SHAPES = {
+WRONG_TABLES = {
     "no key": "CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)",
     "unique names": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tag TEXT)",
     "a tag required": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT NOT NULL)",
@@ -817,7 +819,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("definition", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("definition", WRONG_TABLES.values(), ids=WRONG_TABLES)
 def test_a_table_with_the_wrong_schema_is_rejected(
     path: Path, definition: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -879,7 +881,7 @@ def test_an_index_with_an_unknown_collation_fails_the_check(store: SQLiteStore, 
             use()
 
 
-def test_a_plant_that_fails_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
+def test_a_plant_rejected_by_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "{}"))
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE INDEX colors ON plants (json_extract(name, '$.color'))")
@@ -935,7 +937,7 @@ def test_the_wal_shrinks_after_a_long_reader_ends(store: SQLiteStore, path: Path
     assert log.stat().st_size <= 16_777_216
 
 
-def test_the_driver_distinguishes_an_id_in_use_from_a_constraint() -> None:
+def test_sqlite_distinguishes_an_id_in_use_from_other_constraints() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT UNIQUE, tag TEXT)")
         connection.execute(_INSERT, (1, "oak", None))
