@@ -13,8 +13,8 @@ from plants.stores.pool import ConnectionPool, PoolConnection
 from tests.support.process import wait_until
 
 
-class Link:
-    """A fake connection."""
+class FakeConnection:
+    """A connection whose state a test sets."""
 
     def __init__(self) -> None:
         self.idle = True
@@ -66,7 +66,7 @@ def test_closing_a_pool_fails_the_callers_that_wait() -> None:
 
 
 def test_a_connection_is_reused_only_if_idle_with_nothing_unread() -> None:
-    pool = ConnectionPool[Link](Link, max_connections=1)
+    pool = ConnectionPool[FakeConnection](FakeConnection, max_connections=1)
     with pool.connection(in_a_minute()) as first:
         pass
     with pool.connection(in_a_minute()) as again:
@@ -81,7 +81,7 @@ def test_a_connection_is_reused_only_if_idle_with_nothing_unread() -> None:
 
 
 def test_a_closed_pool_closes_connections_when_released() -> None:
-    pool = ConnectionPool[Link](Link, max_connections=2)
+    pool = ConnectionPool[FakeConnection](FakeConnection, max_connections=2)
     idle, used = pool.acquire(in_a_minute()), pool.acquire(in_a_minute())
     pool.release(idle)
     pool.close()
@@ -93,30 +93,30 @@ def test_a_closed_pool_closes_connections_when_released() -> None:
 
 
 def test_a_pool_opens_at_most_max_connections() -> None:
-    opened: list[Link] = []
+    opened: list[FakeConnection] = []
 
-    def connect() -> Link:
-        opened.append(Link())
+    def connect() -> FakeConnection:
+        opened.append(FakeConnection())
         return opened[-1]
 
-    pool = ConnectionPool[Link](connect, max_connections=2)
-    links = [pool.acquire(in_a_minute()) for _ in range(2)]
+    pool = ConnectionPool[FakeConnection](connect, max_connections=2)
+    connections = [pool.acquire(in_a_minute()) for _ in range(2)]
     with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
         pool.acquire(time.monotonic())
     wait_until(lambda: not pool._connecting)
-    assert opened == links
+    assert opened == connections
 
 
 def test_a_connection_opened_too_late_serves_the_next_caller() -> None:
     attempts: list[threading.Thread] = []
     gate = threading.Event()
 
-    def connect() -> Link:
+    def connect() -> FakeConnection:
         attempts.append(threading.current_thread())
         gate.wait(60)
-        return Link()
+        return FakeConnection()
 
-    pool = ConnectionPool[Link](connect, max_connections=2)
+    pool = ConnectionPool[FakeConnection](connect, max_connections=2)
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match=r"^no connection could be made in time$"):
             pool.acquire(time.monotonic())
@@ -127,24 +127,24 @@ def test_a_connection_opened_too_late_serves_the_next_caller() -> None:
 
 def test_reconnecting_backs_off_only_while_a_connection_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.pool._RECONNECT_SECONDS", 60.0)
-    links = [Link()]
+    connections = [FakeConnection()]
     failures: list[Exception] = []
 
-    def connect() -> Link:
-        if links:
-            return links.pop()
+    def connect() -> FakeConnection:
+        if connections:
+            return connections.pop()
         failures.append(ConnectionRefusedError())
         raise failures[-1]
 
-    pool = ConnectionPool[Link](connect, max_connections=3)
-    link = pool.acquire(in_a_minute())
+    pool = ConnectionPool[FakeConnection](connect, max_connections=3)
+    connection = pool.acquire(in_a_minute())
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
             pool.acquire(time.monotonic())
         wait_until(lambda: not pool._connecting)
     assert len(failures) == 1
-    link.idle = False
-    pool.release(link)
+    connection.idle = False
+    pool.release(connection)
     for number in (2, 3):
         with pytest.raises(StoreUnavailable, match=r"^ConnectionRefusedError$"):
             pool.acquire(in_a_minute())
