@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -137,27 +137,28 @@ class StoreMachine(RuleBasedStateMachine):
             assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
 
     def settle(self, unresolved: list[Plant]) -> None:
-        """Find out which plants of a killed client are stored, and add them to the model.
+        """Find out which plants of a killed client are stored, and add the stored plants to the model.
 
-        A stored plant must be one that the client or this method submitted.
+        ``unresolved`` has the plants for which the client printed no result.
         """
-        # A server may still commit a statement of the killed client. An add waits for that commit, unlike a read.
         for plant_id in {plant.id for plant in unresolved} - set(self.model.plants):
-            plant: Plant | None = Plant(plant_id, "settled")
+            # First add a plant with this id. If the server is still committing a statement of the killed client, an add
+            # waits for the commit, unlike a read.
+            settled = Plant(plant_id, "settled")
             with contextlib.suppress(PlantIdInUse):
-                self.stores[0].add(cast("Plant", plant))
-                unresolved.append(cast("Plant", plant))
-            plant = self.stores[0].get(plant_id)
-            assert plant in unresolved
-            self.model.add(plant)
+                self.stores[0].add(settled)
+                unresolved.append(settled)
+            stored = self.stores[0].get(plant_id)
+            assert stored in unresolved
+            self.model.add(stored)
 
     @invariant()
-    def every_store_has_what_the_model_has(self) -> None:
+    def every_store_has_the_plants_of_the_model(self) -> None:
         for store in self.stores:
             assert [store.get(plant_id) for plant_id in IDS] == [self.model.get(plant_id) for plant_id in IDS]
 
 
-class LastingMachine(StoreMachine):
+class PersistentMachine(StoreMachine):
     """A store that outlives its processes."""
 
     number_of_stores = 2
@@ -189,7 +190,7 @@ class LastingMachine(StoreMachine):
         self.settle([plant for batch in batches[len(lines) :] for plant in batch])
 
 
-class PostgresMachine(LastingMachine):
+class PostgresMachine(PersistentMachine):
     def __init__(self, server: PostgresServer, clients: "subprocess.Popen[str]") -> None:
         server.execute("DROP TABLE IF EXISTS plants")
         super().__init__(server.url, clients)
@@ -226,7 +227,7 @@ def test_memory_is_like_a_dictionary() -> None:
 
 def test_sqlite_is_like_a_dictionary(tmp_path: Path, clients: "subprocess.Popen[str]") -> None:
     numbers = itertools.count()
-    run(lambda: LastingMachine(f"sqlite:///{tmp_path}/{next(numbers)}.db", clients))
+    run(lambda: PersistentMachine(f"sqlite:///{tmp_path}/{next(numbers)}.db", clients))
 
 
 def test_postgresql_is_like_a_dictionary(server: PostgresServer, clients: "subprocess.Popen[str]") -> None:
