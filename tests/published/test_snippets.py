@@ -55,11 +55,11 @@ TESTS = {
     "scaling.md": ["test_the_documented_table_for_citus_is_used", *[NOT_RUN] * 2, *[BENCHMARK] * 6],
     "stores.md": [
         "test_the_read_command_prints_every_plant",
-        "test_all_plants_are_moved_from_sqlite_to_postgresql_once",
+        "test_plants_move_to_postgresql_and_a_second_move_fails",
         "test_a_file_is_copied_under_load",
         "test_a_file_is_copied_under_load",
         "test_a_dump_restores_a_dropped_table_for_a_running_service",
-        "test_all_plants_are_moved_from_sqlite_to_postgresql_once",
+        "test_plants_move_to_postgresql_and_a_second_move_fails",
         "test_a_dump_restores_a_dropped_table_for_a_running_service",
     ],
     "testing.md": [

@@ -92,8 +92,8 @@ def test_a_file_is_copied_under_load(file: Path) -> None:
         assert len(PLANTS) < int(number) <= whole.execute("SELECT count(*) FROM plants").fetchone()[0]
 
 
-def test_all_plants_are_moved_from_sqlite_to_postgresql_once(file: Path, server: PostgresServer) -> None:
-    # The numbers of plants, tags, empty tags, characters in names, and characters in tags.
+def test_plants_move_to_postgresql_and_a_second_move_fails(file: Path, server: PostgresServer) -> None:
+    # The command prints the numbers of plants, tags, empty tags, characters in names, and characters in tags.
     assert run(MOVE, file, server) == "moved 3 2 1 7 4\n"
     with closing(open_store(server.url)) as store:
         assert [store.get(plant.id) for plant in PLANTS] == PLANTS

@@ -120,7 +120,7 @@ class StoreContract(StoreSuite):
         return store
 
     @pytest.fixture
-    def lasting_url(self, store_url: str) -> str:
+    def persistent_url(self, store_url: str) -> str:
         if self.volatile:
             pytest.skip("the store ends with its process")
         return store_url
@@ -146,7 +146,7 @@ class StoreContract(StoreSuite):
             None,
         ]
 
-    def test_an_equal_plant_in_a_batch_is_added_once(self, store: PlantStore) -> None:
+    def test_equal_plants_in_a_batch_are_added_once(self, store: PlantStore) -> None:
         assert add_together(store, [Plant(1, "fern")] * 3) == ["added", "in use", "in use"]
 
     def test_large_plants_that_fill_several_batches_are_added(self, store: PlantStore) -> None:
@@ -186,12 +186,12 @@ class StoreContract(StoreSuite):
         batch_store.add(Plant(2, "fern"))
         assert batch_store.get(1) is None
 
-    def test_closing_a_store_commits_the_submitted_plants(self, batch_store: BatchStore, lasting_url: str) -> None:
+    def test_closing_a_store_commits_the_submitted_plants(self, batch_store: BatchStore, persistent_url: str) -> None:
         full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         batch_store.close()
         full.result()
         last.result()
-        with contextlib.closing(open_store(lasting_url)) as reopened:
+        with contextlib.closing(open_store(persistent_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
     def test_competing_batches_add_each_id_exactly_once(self, store: PlantStore, peer: PlantStore) -> None:
@@ -210,36 +210,36 @@ class StoreContract(StoreSuite):
             [winner] = (name for name, result in zip("abcd", results, strict=True) if result == "added")
             assert store.get(plant_id) == Plant(plant_id, winner)
 
-    def test_forked_processes_use_a_prepared_store(self, lasting_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, lasting_url], check=True, timeout=60)
+    def test_forked_processes_use_a_prepared_store(self, persistent_url: str) -> None:
+        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, persistent_url], check=True, timeout=60)
 
-    def test_prepare_without_create_does_not_create_the_store(self, lasting_url: str) -> None:
-        with contextlib.closing(open_store(lasting_url)) as store:
+    def test_prepare_without_create_does_not_create_the_store(self, persistent_url: str) -> None:
+        with contextlib.closing(open_store(persistent_url)) as store:
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 store.prepare(create=False)
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 store.check()
-            with contextlib.closing(open_store(lasting_url)) as creator:
+            with contextlib.closing(open_store(persistent_url)) as creator:
                 creator.prepare()
                 creator.check()
                 # The store must recover while another one is open.
                 wait_until(lambda: is_available(store))
 
-    def test_an_outage_logs_its_start_and_its_end(self, lasting_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_outage_logs_its_start_and_its_end(self, persistent_url: str, caplog: pytest.LogCaptureFixture) -> None:
         def is_over() -> bool:
             is_available(store)
             results.append(outcome(partial(store.add, Plant(100 + len(results), "fern"))))
             return results[-1] == "added" and len(caplog.messages) == 2
 
         results: list[str] = []
-        with contextlib.closing(open_store(lasting_url)) as store:
+        with contextlib.closing(open_store(persistent_url)) as store:
             with pytest.raises(StoreUnavailable):
                 store.prepare(create=False)
             assert not is_available(store)  # A probe does not count as a rejected request.
             for first_id in range(0, 20, 5):
                 plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
                 assert add_together(store, plants) == ["unavailable"] * 5
-            with contextlib.closing(open_store(lasting_url)) as creator:
+            with contextlib.closing(open_store(persistent_url)) as creator:
                 creator.prepare()
             wait_until(is_over)
         began, ended = caplog.messages
@@ -248,13 +248,13 @@ class StoreContract(StoreSuite):
         assert ended == f"the store is available again; requests rejected meanwhile: {rejected}"
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
-    def test_a_plant_outlives_its_store(self, store: PlantStore, lasting_url: str) -> None:
+    def test_a_plant_outlives_its_store(self, store: PlantStore, persistent_url: str) -> None:
         store.add(Plant(1, "oak", "tree"))
         store.close()
-        with contextlib.closing(open_store(lasting_url)) as reopened:
+        with contextlib.closing(open_store(persistent_url)) as reopened:
             assert reopened.get(1) == Plant(1, "oak", "tree")
 
-    @pytest.mark.usefixtures("lasting_url")
+    @pytest.mark.usefixtures("persistent_url")
     def test_a_closed_store_is_unavailable(self, store: PlantStore) -> None:
         store.add(Plant(1, "oak"))
         store.close()
@@ -262,8 +262,10 @@ class StoreContract(StoreSuite):
             store.add(Plant(2, "oak"))
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
-    def test_an_acknowledged_plant_survives_the_kill_of_its_process(self, store: PlantStore, lasting_url: str) -> None:
-        with start_client(lasting_url, "oak", 10**9) as client:
+    def test_an_acknowledged_plant_survives_the_kill_of_its_process(
+        self, store: PlantStore, persistent_url: str
+    ) -> None:
+        with start_client(persistent_url, "oak", 10**9) as client:
             assert client.stdin is not None
             assert client.stdout is not None
             client.stdin.write("go\n")
@@ -275,9 +277,9 @@ class StoreContract(StoreSuite):
         assert all(store.get(plant_id) == Plant(plant_id, "oak") for plant_id in acknowledged)
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
-    def test_processes_that_start_at_once_share_a_store(self, store: PlantStore, lasting_url: str) -> None:
+    def test_processes_that_start_together_share_a_store(self, store: PlantStore, persistent_url: str) -> None:
         with contextlib.ExitStack() as stack:
-            clients = {name: stack.enter_context(start_client(lasting_url, name, 200)) for name in "abc"}
+            clients = {name: stack.enter_context(start_client(persistent_url, name, 200)) for name in "abc"}
             for client in clients.values():
                 assert client.stdout is not None
                 assert client.stdout.readline() == "ready\n"
@@ -292,8 +294,8 @@ class StoreContract(StoreSuite):
         assert sum(lines.count("\n") for lines in won.values()) == len(winners) == 200
         assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners.items())
 
-    def test_a_process_may_fork_before_it_uses_its_store(self, lasting_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", FORKING, lasting_url], check=True, timeout=60)
+    def test_a_process_may_fork_before_it_uses_its_store(self, persistent_url: str) -> None:
+        subprocess.run([sys.executable, "-W", "error", "-c", FORKING, persistent_url], check=True, timeout=60)
 
 
 class TestMemoryStore(StoreContract):
@@ -419,7 +421,7 @@ def test_a_bad_store_url_is_rejected_with_the_valid_form(url: str, hint: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
     with pytest.raises(ValueError, match=r"^a PostgreSQL store needs its driver: pip install 'plants\[postgres\]'$"):
         open_store("postgresql://host/plants")

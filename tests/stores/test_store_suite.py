@@ -1,4 +1,7 @@
-"""The suite for stores of other projects. The example in docs/embedding.md runs without this checkout's conftest.py."""
+"""The store suite, run as in another project.
+
+The tests run the example of docs/embedding.md in a folder of its own, without this checkout's conftest.py.
+"""
 
 import re
 import subprocess
@@ -29,6 +32,7 @@ class OwnStore(PlantStore):
     def close(self):
         pass
 """
+# This continues the class of ``OWN_STORE``. ``add=add`` refers to the method that this one replaces.
 ROUNDING = """
     def add(self, plant, add=add):
         add(self, plant._replace(id=float(plant.id)))
