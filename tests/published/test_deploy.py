@@ -73,8 +73,8 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None
     assert (state / "plants.db").stat().st_size > 0
 
 
-def bubblewrap(*options: str) -> list[str]:
-    """Return a command whose process has a read-only root directory without /tmp."""
+def bubblewrap() -> list[str]:
+    """Return a command that runs another one in a read-only root directory without /tmp."""
     places = [
         argument
         for place in Path("/").iterdir()
@@ -90,7 +90,8 @@ def bubblewrap(*options: str) -> list[str]:
     # Bind the checkout and Python, too. If they are below /tmp, the process has a read-only /tmp with only these two.
     for place in {str(CHECKOUT), sys.prefix, sys.base_prefix}:
         places += ["--ro-bind", place, place]
-    return ["bwrap", *places, *links, "--tmpfs", "/var/tmp", "--remount-ro", "/var/tmp", *options]
+    mounts = ["--tmpfs", "/var/tmp", "--remount-ro", "/var/tmp", "--proc", "/proc", "--dev", "/dev"]
+    return ["bwrap", *places, *links, *mounts, "--tmpfs", "/dev/shm", "--remount-ro", "/"]
 
 
 def can_unshare() -> bool:
@@ -101,8 +102,7 @@ def can_unshare() -> bool:
 
 @pytest.mark.skipif(not can_unshare(), reason="bwrap is not installed or may not create a user namespace")
 def test_a_service_starts_on_a_read_only_root_as_any_user() -> None:
-    box = bubblewrap("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--remount-ro", "/")
-    box += ["--unshare-user", "--uid", "54321", "--gid", "54321", "--unshare-pid", "--die-with-parent"]
+    box = [*bubblewrap(), "--unshare-user", "--uid", "54321", "--gid", "54321", "--unshare-pid", "--die-with-parent"]
     box += ["--unsetenv", "HOME", "--chdir", "/", "--unsetenv", "COVERAGE_PROCESS_CONFIG"]
     with Service([*box, *SERVE, "--bind", "127.0.0.1:0"], CHECKOUT, {"PLANTS_TOKENS": "secret"}) as service:
         service.wait_until_it_serves()
