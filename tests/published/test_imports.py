@@ -27,7 +27,7 @@ def imports_of(module: str) -> set[str]:
     return found & MODULES.keys() - {module}
 
 
-LAYERS = {
+TOP_LEVEL_MODULES = {
     "hosting": {"plants.wsgi", "plants.__main__"},
     "testing": {"plants.testing", "plants.store_suite", "plants.pytest_plugin", "plants._webtest"},
 }
@@ -37,7 +37,7 @@ def layer_of(module: str) -> str:
     for layer in ("hosting", "server", "stores"):
         if module.startswith(f"plants.{layer}"):
             return layer
-    return next((layer for layer, modules in LAYERS.items() if module in modules), "application")
+    return next((layer for layer, modules in TOP_LEVEL_MODULES.items() if module in modules), "application")
 
 
 ALLOWED = {
@@ -50,8 +50,8 @@ ALLOWED = {
 
 
 def test_no_import_is_circular() -> None:
-    # Ignore the imports of a package from its own modules. For example, open_store() in plants.stores imports a module,
-    # such as plants.stores.sqlite, that imports plants.stores.
+    # Ignore what a package imports from its own modules, because these modules import the package. For example,
+    # open_store() in plants.stores imports plants.stores.sqlite, which imports plants.stores.
     graph = {module: {name for name in imports_of(module) if not name.startswith(f"{module}.")} for module in MODULES}
     TopologicalSorter(graph).prepare()
 
@@ -67,7 +67,9 @@ def test_a_layer_imports_only_the_layers_below_it() -> None:
 
 
 def test_only_the_tests_of_postgresql_import_psycopg_at_the_top() -> None:
-    need = r"^((import|from) psycopg\b|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
+    pattern = (
+        r"^((import|from) psycopg\b|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
+    )
     files = (CHECKOUT / "tests").rglob("*.py")
-    found = {file.name for file in files if re.search(need, file.read_text(), re.MULTILINE)}
+    found = {file.name for file in files if re.search(pattern, file.read_text(), re.MULTILINE)}
     assert found == {"test_postgres.py", "citus.py", "patroni.py"}
