@@ -89,6 +89,7 @@ def started(command: str, folder: Path, env: dict[str, str]) -> Iterator[int]:
 
 
 def address_of(service: Service) -> dict[str, str]:
+    """Return the environment variable with which a command finds the service."""
     return {"GUNICORN_CMD_ARGS": f"--bind=127.0.0.1:{service.port}"}
 
 

@@ -1,4 +1,4 @@
-"""The examples: the application inside the applications of other frameworks."""
+"""The examples. Most of them mount the application in another framework."""
 
 import re
 import runpy
@@ -56,6 +56,7 @@ class Mounted(HostContract):
     @pytest.fixture(autouse=True)
     def store(self, mounted: tuple[Any, MemoryStore]) -> PlantStore:
         _, store = mounted
+        # Empty the store, because the cached application cannot be given another one.
         MemoryStore.__init__(store)
         return store
 
@@ -150,14 +151,16 @@ def test_the_example_of_a_client_test_passes(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess(*options, EXAMPLES / "test_client.py").assert_outcomes(passed=2)
 
 
-# An example, the path at which it mounts the plant store, and its token.
-RUN = {mounted.example: ("/store", "secret") for mounted in Mounted.__subclasses__()} | {
+# For each example that can be served, the prefix of its paths and its token.
+SERVED_EXAMPLES = {mounted.example: ("/store", "secret") for mounted in Mounted.__subclasses__()} | {
     "two_apps.py": ("/north", "north-secret"),
     "own_check.py": ("", "secret"),
 }
 
 
-@pytest.mark.parametrize(("example", "prefix", "token"), [(name, *row) for name, row in RUN.items()], ids=RUN)
+@pytest.mark.parametrize(
+    ("example", "prefix", "token"), [(name, *row) for name, row in SERVED_EXAMPLES.items()], ids=SERVED_EXAMPLES
+)
 def test_the_command_of_an_example_serves_it_without_warnings(
     tmp_path: Path, example: str, prefix: str, token: str
 ) -> None:
@@ -175,7 +178,7 @@ def test_the_command_of_an_example_serves_it_without_warnings(
 
 
 def test_every_example_is_tested() -> None:
-    tested = {*RUN, "test_client.py", "paste_app.py"}
+    tested = {*SERVED_EXAMPLES, "test_client.py", "paste_app.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 

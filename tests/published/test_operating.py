@@ -21,7 +21,7 @@ from tests.support.postgres_server import PostgresServer
 
 SCALING, OPERATING = ((CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("scaling", "operating"))
 PLANTS = 20_000
-SECONDS_A_YEAR = 31_536_000
+SECONDS_PER_YEAR = 31_536_000
 
 
 def words(page: str) -> str:
@@ -86,7 +86,7 @@ def test_the_table_of_sizes_is_calculated_correctly() -> None:
     )
     assert len(rows) == 3
     for rate, number, unit, sqlite_tb, postgresql_tb in rows:
-        plants = int(rate.replace(",", "")) * SECONDS_A_YEAR
+        plants = int(rate.replace(",", "")) * SECONDS_PER_YEAR
         assert float(number) * {"b": 1e9, "tr": 1e12}[unit] == pytest.approx(plants, rel=0.01)
         in_sqlite = plants * documented.in_sqlite / 1e12
         assert float(sqlite_tb or in_sqlite) == pytest.approx(in_sqlite, rel=0.03)

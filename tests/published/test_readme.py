@@ -48,6 +48,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Tests read .ci/run and .dockerignore, so leave out only those hidden files that no test needs.
     hidden = (".git*", ".venv", ".*_cache", ".coverage*", ".hypothesis")
     shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(*hidden, "build", "*.egg-info", "__pycache__"))
+    # Pretend that an earlier build left a module that has been deleted since.
     (clone / "build/lib/plants").mkdir(parents=True)
     (clone / "build/lib/plants/deleted.py").touch()
     # Drop the last part, which starts the service; each test starts its own.
@@ -64,7 +65,7 @@ def files_of(clone: Path) -> set[Path]:
 
 
 def responses_of_a_start(folder: Path, environment: Path) -> list[dict[str, str]]:
-    """Start the service with the README's command, send its requests, stop it, and return the responses."""
+    """Start the service with the README's command, send the README's requests, and return the responses."""
     command = START.rpartition(" && ")[2].replace(".venv", shlex.quote(str(environment)))
     with Service(["sh", "-c", f"exec env {command}"], folder, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
         service.wait_until_it_serves()

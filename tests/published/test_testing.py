@@ -404,7 +404,7 @@ def test_the_app_fixture_gets_401_after_token_rotation(plants_app: Client) -> No
 def threads_and_files() -> Counter[object]:
     found: Counter[object] = Counter(threading.enumerate())
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # This descriptor was that of the listing itself.
+        with suppress(FileNotFoundError):  # The listing itself used this descriptor.
             found[descriptor.readlink()] += 1
     return found
 
@@ -540,7 +540,7 @@ def test_an_unused_plugin_imports_nothing_heavy(pytester: pytest.Pytester) -> No
     pytester.runpytest_subprocess(*FEW_PLUGINS).assert_outcomes(passed=1)
 
 
-def command(*options: str) -> "subprocess.Popen[str]":
+def start_command(*options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "plants.testing", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -548,7 +548,7 @@ def command(*options: str) -> "subprocess.Popen[str]":
 
 def test_the_documented_command_serves() -> None:
     (options,) = re.findall(r"^python -m plants\.testing (--.*) secret$", TESTING, re.MULTILINE)
-    with command(*options.split(), "secret") as process:
+    with start_command(*options.split(), "secret") as process:
         assert process.stdout
         started = json.loads(process.stdout.readline())
         assert post(Address(started["url"], "secret")).status == 200
@@ -575,7 +575,7 @@ def send_command(process: "subprocess.Popen[str]", line: str) -> Any:
 
 
 def test_the_command_serves_a_test_in_any_language() -> None:
-    with command("--token", "mine") as process:
+    with start_command("--token", "mine") as process:
         assert process.stdout
         first = json.loads(process.stdout.readline())
         assert first["token"] == "mine"
@@ -682,7 +682,7 @@ def is_free(port: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_the_command_ends_at_a_signal(number: signal.Signals) -> None:
     port = str(free_port())
-    with command("--port", port) as process:
+    with start_command("--port", port) as process:
         assert process.stdout
         assert json.loads(process.stdout.readline())["url"] == f"http://127.0.0.1:{port}"
         process.send_signal(number)

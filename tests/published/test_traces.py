@@ -24,7 +24,7 @@ def collector() -> Iterator[tuple[str, "Queue[bytes]"]]:
     exports: Queue[bytes] = Queue()
 
     class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # the name that http.server looks for
+        def do_POST(self) -> None:  # http.server calls the method of this name.
             exports.put(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.send_header("Content-Length", "0")
