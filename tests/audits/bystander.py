@@ -169,11 +169,11 @@ def main() -> None:
     good = _GoodClient(options.address, options.token, options.scheme, fresh=options.fresh)
     good.create()
     print("begun", flush=True)
-    longest_pause = 0.0
+    longest_delay = 0.0
     while not over.is_set():
         began = time.monotonic()
         over.wait(options.pause)
-        longest_pause = max(longest_pause, time.monotonic() - began - options.pause)
+        longest_delay = max(longest_delay, time.monotonic() - began - options.pause)
         if not options.mixed or not good.created or random.random() < 0.3:
             good.create()
         elif random.random() < 0.3:
@@ -183,7 +183,7 @@ def main() -> None:
     slowest = good.slowest
     for plant_id in good.created if options.again else ():
         good.create_again(plant_id)
-    summary = {"slowest": slowest, "longest_pause": longest_pause, "responses": good.responses, "faults": good.faults}
+    summary = {"slowest": slowest, "longest_delay": longest_delay, "responses": good.responses, "faults": good.faults}
     print(json.dumps(summary))
 
 

@@ -250,7 +250,7 @@ def hup(store: str, workers: int, creates: int) -> Verdict:
             # worker that has not installed its signal handlers yet.
             number = _repeat(load, lambda _: os.kill(service.master, signal.SIGHUP), 1)
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
-    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+    return Verdict(verdict.holds, f"{number} times: {verdict.summary}")
 
 
 def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
@@ -274,11 +274,11 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
                 acknowledged += len(load.acknowledged)
             if not ended:
                 break
-    faults = [verdict.seen for verdict in verdicts if not verdict.holds]
+    faults = [verdict.summary for verdict in verdicts if not verdict.holds]
     if slowest_stop > 2 * RESPONSE_SECONDS:
         faults.append("a stop took too long")
-    seen = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
-    return Verdict(not faults, f"{seen}, {len(faults)} with faults: {faults[:2]}" if faults else seen)
+    summary = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
+    return Verdict(not faults, f"{summary}, {len(faults)} with faults: {faults[:2]}" if faults else summary)
 
 
 def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
@@ -303,8 +303,8 @@ def term_in_the_middle(store: str, workers: int, _creates: int) -> Verdict:
             statuses = late.statuses() + waiting.statuses()
         ended = _ends_in_time(service.master)
         errors = service.new_log_errors()
-    seen = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {errors[-1:]}"
-    return Verdict(statuses["200"] == 16 and ended and not errors, seen)
+    summary = f"of 16 {dict(statuses)}, ended: {ended}, in the log: {errors[-1:]}"
+    return Verdict(statuses["200"] == 16 and ended and not errors, summary)
 
 
 def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
@@ -323,7 +323,7 @@ def term_of_one_of_two(store: str, workers: int, creates: int) -> Verdict:
             errors = errors_during_stop(first)
         verdict = load.verdict(*errors, *second.new_log_errors()[:1], database=database)
     cut_off = load.seen["closed as the request arrived"]
-    return Verdict(verdict.holds and not cut_off, verdict.seen)
+    return Verdict(verdict.holds and not cut_off, verdict.summary)
 
 
 @contextlib.contextmanager
@@ -388,7 +388,7 @@ def usr2(store: str, workers: int, creates: int) -> Verdict:
                     os.kill(master, signal.SIGTERM)
             _ends_in_time(masters[-1])
             verdict = load.verdict(*faults, *service.new_log_errors()[:1], database=database)
-    return Verdict(verdict.holds, f"{len(masters) - 1} new masters: {verdict.seen}")
+    return Verdict(verdict.holds, f"{len(masters) - 1} new masters: {verdict.summary}")
 
 
 def usr2_keeps_the_token(store: str, workers: int, _creates: int) -> Verdict:
@@ -423,7 +423,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
         with Load(service, creates, pause=0.02, lasts=True) as load:
             number = _repeat(load, lambda number: os.kill(service.master, changes[number % 4]), 0.7, len(changes))
         verdict = load.verdict(*service.new_log_errors()[:1], database=database)
-    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+    return Verdict(verdict.holds, f"{number} times: {verdict.summary}")
 
 
 def token_rotation(store: str, workers: int, creates: int) -> Verdict:
@@ -452,7 +452,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             with Load(service, creates, pause=0.02, lasts=True) as load:
                 number = _repeat(load, change, 0.1)
             verdict = load.verdict(*faults[:1], *service.new_log_errors()[:1], database=database)
-    return Verdict(verdict.holds, f"{number} times: {verdict.seen}")
+    return Verdict(verdict.holds, f"{number} times: {verdict.summary}")
 
 
 CHANGES: tuple[Callable[[str, int, int], Verdict], ...] = (

@@ -245,16 +245,16 @@ class Bystander:
         kill(self._process)
         summary = json.loads(output)
         self.slowest: float = summary["slowest"]
-        self.longest_pause: float = summary["longest_pause"]
+        self.longest_delay: float = summary["longest_delay"]
         self.responses: dict[str, int] = summary["responses"]
         self.faults: list[str] = summary["faults"]
 
     def verdict(self, limit: float) -> Verdict:
         """Return whether each request got the right response within ``limit`` seconds."""
-        seen = f"slowest of {sum(self.responses.values()):,} responses {self.slowest * 1000:.0f} ms"
-        if self.longest_pause > 0.02:
-            seen += f" (this machine delayed the client itself by up to {self.longest_pause * 1000:.0f} ms)"
-        return Verdict(not self.faults and self.slowest < limit, ", ".join([seen, *self.faults[:3]]))
+        summary = f"slowest of {sum(self.responses.values()):,} responses {self.slowest * 1000:.0f} ms"
+        if self.longest_delay > 0.02:
+            summary += f" (this machine delayed the client itself by up to {self.longest_delay * 1000:.0f} ms)"
+        return Verdict(not self.faults and self.slowest < limit, ", ".join([summary, *self.faults[:3]]))
 
 
 def reset_on_close(sock: socket.socket) -> None:

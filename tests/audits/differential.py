@@ -237,8 +237,8 @@ def main() -> int:
     for reason, number in explained.most_common():
         print(f"      {number} x {reason}")
     total = sum(map(len, found.values()))
-    seen = f"{options.cases:,} requests, {accepted:,} accepted, {total:,} differences not explained"
-    return int(not report("all servers", Verdict(not total, seen)))
+    summary = f"{options.cases:,} requests, {accepted:,} accepted, {total:,} differences not explained"
+    return int(not report("all servers", Verdict(not total, summary)))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def unharmed(service: Target, check: Callable[[Target], Verdict]) -> Verdict:
         faults.append(f"the workers {workers} are now {service.workers()}")
     if errors := service.new_log_errors():
         faults.append(f"{len(errors)} log lines such as {errors[0]!r}")
-    return Verdict(verdict.holds and not faults, ", ".join([verdict.seen, *faults]))
+    return Verdict(verdict.holds and not faults, ", ".join([verdict.summary, *faults]))
 
 
 # Checks that run against any service
@@ -116,7 +116,7 @@ def resets_beside_creates(service: Target, seconds: float = 5, limit: float = 0.
                     sock.recv(1)  # The reset arrives while the service finishes the response.
             number += 1
     verdict = bystander.verdict(limit)
-    return Verdict(verdict.holds, f"{number:,} resets, {verdict.seen}")
+    return Verdict(verdict.holds, f"{number:,} resets, {verdict.summary}")
 
 
 def tiny_chunks(service: Target, clients: int = 500, size: int = 64 * 1024, limit: float = 1) -> Verdict:
@@ -184,8 +184,8 @@ def byte_after_upload(service: Target, uploads: int = 600, size: int = MIB, slac
                     statuses[sock.recv(65536)[9:12].decode() or "closed"] += 1
                     sock.send(b"P")
         grown = service.memory() - before
-    seen = f"{grown // MIB} MiB more resident after {dict(statuses)}"
-    return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, seen)
+    summary = f"{grown // MIB} MiB more resident after {dict(statuses)}"
+    return Verdict(statuses["401"] == uploads and grown < HELD_BODIES * size + slack, summary)
 
 
 def aborted_uploads(service: Target, uploads: int = 600, size: int = MIB, slack: int = SLACK_BYTES) -> Verdict:
@@ -219,8 +219,8 @@ def large_incomplete_parts(
         grown = service.memory() - before
     # A buffered byte costs more than a byte, because of the objects around it.
     is_bounded = grown < 1.5 * HELD_BODIES * largest + SLACK_BYTES
-    seen = f"{grown // MIB} MiB more resident for {sent // MIB} MiB sent, {dict(crowd.statuses())}"
-    return _together(bystander.verdict(limit), Verdict(is_bounded, seen))
+    summary = f"{grown // MIB} MiB more resident for {sent // MIB} MiB sent, {dict(crowd.statuses())}"
+    return _together(bystander.verdict(limit), Verdict(is_bounded, summary))
 
 
 def connect(service: Target) -> Verdict:
@@ -254,8 +254,8 @@ def malformed_trailers(service: Target) -> Verdict:
             accepted.append(f"{name} ({responses[9:12].decode()})")
     good = talk(service, chunked_create(service, new_id(), trailers=b"X-A: a\r\nX-B:\r\n"))[9:12]
     rejected = len(MALFORMED_TRAILERS) - len(accepted)
-    seen = f"a good trailer gets {good.decode()}, {rejected} malformed ones are rejected, accepted: {accepted}"
-    return Verdict(good == b"200" and not accepted, seen)
+    summary = f"a good trailer gets {good.decode()}, {rejected} malformed ones are rejected, accepted: {accepted}"
+    return Verdict(good == b"200" and not accepted, summary)
 
 
 def large_framing(service: Target, size: int = 8500) -> Verdict:
@@ -302,9 +302,9 @@ def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: flo
         verdicts.append(Verdict(is_back, f"{closed} connections closed by the service, {left}"))
         memories.append(service.memory())
     grown = memories[2] - memories[1]
-    seen = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB, {peak // MIB} at most"
+    summary = f"resident {' -> '.join(str(memory // MIB) for memory in memories)} MiB, {peak // MIB} at most"
     is_flat = grown < 8 * MIB and peak - memories[0] < HELD_BODIES * MIB + SLACK_BYTES
-    return _together(*verdicts, Verdict(is_flat, seen))
+    return _together(*verdicts, Verdict(is_flat, summary))
 
 
 # Checks that start a service of their own, most of them with special settings
@@ -362,7 +362,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
         with Crowd(service, 1):
             time.sleep(0.3)
             errors = changes.errors_during_stop(service)
-    return Verdict(verdict.holds and not errors, f"{verdict.seen}, errors of the stop: {errors[-1:]}")
+    return Verdict(verdict.holds and not errors, f"{verdict.summary}, errors of the stop: {errors[-1:]}")
 
 
 def stalled_handshakes(store: str, workers: int, clients: int = 200, allowed: int = 20, timeout: int = 5) -> Verdict:
@@ -417,7 +417,7 @@ def _tls_flood(store: str, workers: int, flood: Callable[[Target], int], seconds
                 sent += flood(service)
                 connections += 1
         verdict = bystander.verdict(limit)
-        return Verdict(verdict.holds, f"{sent // 1024:,} KiB on {connections} connections, {verdict.seen}")
+        return Verdict(verdict.holds, f"{sent // 1024:,} KiB on {connections} connections, {verdict.summary}")
 
     with serving_tls(store, workers) as service:
         return unharmed(service, check)
@@ -493,7 +493,9 @@ def silent_clients(store: str, workers: int, clients: int = 4000, seconds: float
                         renewed += 1
         responded = bystander.responses.get("200", 0) / sum(bystander.responses.values())
         verdict = bystander.verdict(PATIENCE_SECONDS)
-        return Verdict(responded >= 0.95, f"{responded:.1%} got 200, {renewed:,} connections renewed, {verdict.seen}")
+        return Verdict(
+            responded >= 0.95, f"{responded:.1%} got 200, {renewed:,} connections renewed, {verdict.summary}"
+        )
 
     with running_service(store, workers, f"--worker-connections={clients}", descriptors=clients + 200) as service:
         return unharmed(service, check)
@@ -530,8 +532,8 @@ def large_creates(store: str, workers: int, clients: int = 60, rounds: int = 4, 
                 statuses += good.statuses() + slow.statuses()
             peaks.append(max(samples))
             comes_true(lambda: not service.connections())
-        seen = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in total at most, {dict(statuses)}"
-        return Verdict(max(peaks) <= most and not statuses["nothing"], seen)
+        summary = f"{' '.join(str(peak // MIB) for peak in peaks)} MiB in total at most, {dict(statuses)}"
+        return Verdict(max(peaks) <= most and not statuses["nothing"], summary)
 
     with running_service(store, workers) as service:
         return unharmed(service, check)
@@ -587,7 +589,7 @@ def chunked_create(service: Target, plant_id: int, *, extension: bytes = b"", tr
 
 
 def _together(*verdicts: Verdict) -> Verdict:
-    return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.seen for verdict in verdicts))
+    return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.summary for verdict in verdicts))
 
 
 def _all_rejected(crowd: Crowd) -> Verdict:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """The result of a check."""
+    """Whether a check holds, and what it has measured."""
 
     holds: bool
-    seen: str
+    summary: str
 
 
 def audit_parser(description: str | None) -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 
 def report(name: str, verdict: Verdict) -> bool:
     """Print the result of a check, and return whether it holds."""
-    print(f"{'ok  ' if verdict.holds else 'FAIL'}  {name}: {verdict.seen}", flush=True)
+    print(f"{'ok  ' if verdict.holds else 'FAIL'}  {name}: {verdict.summary}", flush=True)
     return verdict.holds
 
 

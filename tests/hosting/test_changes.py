@@ -27,4 +27,4 @@ def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_no_request_is_lost_during_a_change(change: Callable[[str, int, int], Verdict]) -> None:
     verdict = change("sqlite", 2, 400)
-    assert verdict.holds, verdict.seen
+    assert verdict.holds, verdict.summary

@@ -63,13 +63,13 @@ def slow_bystanders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_hostile_clients_end_only_their_own_connections(service: Target, check: Callable[[Target], Verdict]) -> None:
     verdict = hostile.unharmed(service, check)
-    assert verdict.holds, verdict.seen
+    assert verdict.holds, verdict.summary
 
 
 @pytest.mark.parametrize("check", CONNECTION_CHECKS.values(), ids=CONNECTION_CHECKS)
 def test_a_specially_configured_service_survives_hostile_clients(check: Callable[[str, int], Verdict]) -> None:
     verdict = check("sqlite", 2)
-    assert verdict.holds, verdict.seen
+    assert verdict.holds, verdict.summary
 
 
 @pytest.mark.parametrize("check", DEPLOYMENT_CHECKS.values(), ids=DEPLOYMENT_CHECKS)
@@ -78,4 +78,4 @@ def test_each_deployment_survives_hostile_creates_and_restarts(
     deployment: tuple[str, int], check: Callable[[str, int], Verdict]
 ) -> None:
     verdict = check(*deployment)
-    assert verdict.holds, verdict.seen
+    assert verdict.holds, verdict.summary
