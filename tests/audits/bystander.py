@@ -93,18 +93,18 @@ class _GoodClient:
 
     def create(self) -> None:
         plant_id = new_id()
-        response = self._ask("POST", "/plants", self._token, plant(plant_id))
+        response = self._request("POST", "/plants", self._token, plant(plant_id))
         if (response.status, response.body) == (200, {"name": f"plant {plant_id}"}):
             self.created.append(plant_id)
         else:
             self._fault("creating a plant: expected 200", response)
 
     def create_again(self, plant_id: int = 0) -> None:
-        response = self._ask("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
+        response = self._request("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
         if response.error != 40003:
             self._fault("creating an existing plant again: expected 40003", response)
 
-    def make_another_request(self) -> None:
+    def make_other_request(self) -> None:
         method, path, token, body, error = random.choice(
             [
                 ("POST", "/plants", "", plant(1), 40100),
@@ -118,7 +118,7 @@ class _GoodClient:
                 ("GET", "/openapi.json", "", None, None),
             ]
         )
-        response = self._ask(method, path, token, body)
+        response = self._request(method, path, token, body)
         if response.error != error or not response.status:
             self._fault(f"{method} {path}: expected {error or 200}", response)
 
@@ -128,7 +128,7 @@ class _GoodClient:
         when = time.strftime("%H:%M:%S", time.gmtime())
         self.faults.append(f"{when} {what}, got {found} after {took:.3f} s on {self._connection}")
 
-    def _ask(self, method: str, path: str, token: str, body: bytes | None) -> Response:
+    def _request(self, method: str, path: str, token: str, body: bytes | None) -> Response:
         client = self._persistent if random.random() < self._persistent_share else self._fresh
         self._connection = "a new connection"
         if client.sock:
@@ -179,7 +179,7 @@ def main() -> None:
         elif random.random() < 0.3:
             good.create_again()
         else:
-            good.make_another_request()
+            good.make_other_request()
     slowest = good.slowest
     for plant_id in good.created if options.again else ():
         good.create_again(plant_id)

@@ -41,9 +41,10 @@ CLOSE_SECONDS = 0.5
 
 
 class Load:
-    """Clients that create plants one after the other, until ``creates`` are acknowledged or the service has stopped.
+    """Clients that create plants one after the other, until ``creates`` are acknowledged.
 
-    With ``lasts``, they go on until the ``with`` block ends, so that there are requests during each change.
+    With ``lasts``, they go on until the ``with`` block ends, so that there are requests during each change. A refused
+    connection is a fault; with ``service_may_stop``, the load ends instead.
 
     ``seen`` counts the 200s, and the connections that the service closed as a request arrived. ``faults`` counts each
     other result.
@@ -126,7 +127,7 @@ class Load:
                     sock.close()
                     sock = None
                     continue
-                status, error, stays_open = self._ask(sock, number)
+                status, error, stays_open = self._request(sock, number)
                 self.slowest = max(self.slowest, time.monotonic() - began)
                 if not (stays_open and self._reuses_connections):
                     sock.close()
@@ -161,7 +162,7 @@ class Load:
                 time.sleep(0.05)
             return None
 
-    def _ask(self, sock: socket.socket, number: int) -> tuple[int, int, bool]:
+    def _request(self, sock: socket.socket, number: int) -> tuple[int, int, bool]:
         """Return the status (0 without a response), the code of the error, and whether the connection stays open."""
         body = plant(number)
         began = time.monotonic()
@@ -174,7 +175,7 @@ class Load:
                     break
                 received += data
         except TimeoutError:
-            self.faults["no response at all"] += 1
+            self.faults["timed out without a complete response"] += 1
             return 0, 0, False
         except OSError:
             pass
@@ -183,7 +184,7 @@ class Load:
             if received:
                 self.faults["a part of a response"] += 1
             elif elapsed > CLOSE_SECONDS:
-                self.faults["waited, then closed without a response"] += 1
+                self.faults[f"closed without a response, more than {CLOSE_SECONDS} s after the request"] += 1
             else:
                 self.seen["closed as the request arrived"] += 1
             return 0, 0, False
@@ -277,7 +278,7 @@ def term(store: str, workers: int, creates: int, each: int = 1000) -> Verdict:
     faults = [verdict.summary for verdict in verdicts if not verdict.holds]
     if slowest_stop > 2 * RESPONSE_SECONDS:
         faults.append("a stop took too long")
-    summary = f"{acknowledged:,} x 200 in {starts} services, the slowest stop {slowest_stop:.1f} s"
+    summary = f"{acknowledged:,} x 200 with {starts} starts, the slowest stop {slowest_stop:.1f} s"
     return Verdict(not faults, f"{summary}, {len(faults)} with faults: {faults[:2]}" if faults else summary)
 
 
@@ -427,7 +428,7 @@ def workers_more_and_fewer(store: str, workers: int, creates: int) -> Verdict:
 
 
 def token_rotation(store: str, workers: int, creates: int) -> Verdict:
-    """Add a token to the file, switch the clients to it, and remove the old one, repeatedly."""
+    """Add a new token to the file, switch the clients to the new token, and remove the old one, repeatedly."""
     with _store_in_folder(store) as (database, environ), tempfile.TemporaryDirectory() as folder:
         file, new = Path(folder, "tokens"), Path(folder, "new")
         file.write_text(f"{TOKEN}\n")
@@ -442,7 +443,7 @@ def token_rotation(store: str, workers: int, creates: int) -> Verdict:
             old, token = service.token, f"token-{number}"
             write(old, token)
             service.token = token
-            load.over.wait(0.3)  # Requests with the old token get their responses.
+            load.over.wait(0.3)  # Wait for the responses to requests with the old token.
             write(token)
             removed = Target(service.host, service.port, old)
             if any(removed.create(new_id()).error != 40101 for _ in range(4)):

@@ -35,7 +35,7 @@ from tests.support.process import (
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# A line of the service's log that matches reports an error. No client may cause one.
+# A log line with one of these texts reports an error of the service. No client may cause such a line.
 _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
 
@@ -83,7 +83,7 @@ class Target:
         return children(self.master) if self.master else []
 
     def memory(self) -> int:
-        """Return the resident memory in bytes of the largest worker."""
+        """Return the resident memory of the largest worker, in bytes."""
         return max((resident_bytes(worker) for worker in self.workers()), default=0)
 
     def total_memory(self) -> int:
@@ -214,7 +214,10 @@ class Crowd:
 
 
 class Bystander:
-    """A good client in a process of its own, so that the attackers in this process do not slow it down."""
+    """A good client in a process of its own, so that the attackers in this process do not slow it down.
+
+    ``pause``, ``mixed``, ``again`` and ``fresh`` are options of the command tests.audits.bystander.
+    """
 
     pause: ClassVar[float] = 0.002  # between two requests, in seconds, by default
 

@@ -20,7 +20,7 @@ ID_IN_USE = 40003
 
 
 def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
-    """Return the plant with an id, or None; retry while the machine is too busy for the store's timeout."""
+    """Return the plant with this id, or None; retry while the machine is too busy for the store's timeout."""
     results = []
 
     def is_read() -> bool:

@@ -47,7 +47,7 @@ SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
 class Parsed(NamedTuple):
-    """The result of parsing the bytes of a connection: an echo for each accepted request, then the end."""
+    """How a server parsed the bytes of a connection: echoes of the accepted requests, and what followed the echoes."""
 
     echoes: tuple[tuple[str, str, str], ...]
     end: str  # "closed", "waits", or the status of a rejection or of an incomplete response
@@ -180,8 +180,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
 
 
 def explanation(peer: str, what: str, data: bytes) -> str:
-    # This server must accept no request after a CONNECT. So ``EXPLAINED`` may explain why it accepts the CONNECT, but
-    # no later difference.
+    # This server must accept no request behind a CONNECT. So ``EXPLAINED`` may excuse only the CONNECT itself.
     if data.lstrip().startswith(b"CONNECT") and not what.startswith("accepts request 1,"):
         return ""
     for name, pattern, reason in EXPLAINED:

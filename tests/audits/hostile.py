@@ -48,7 +48,7 @@ TINY_CHUNK = b"1\r\nx\r\n"
 # A worker may hold HELD_BODIES bodies of the largest size, and SLACK_BYTES of memory for everything else.
 HELD_BODIES = 64
 SLACK_BYTES = 32 * MIB
-# A store may open files when it is first used: a few for each worker, and none for each client.
+# A store may open this many files when it is first used. Their number must not depend on the number of clients.
 STORE_FILES = 16
 MALFORMED_TRAILERS = {
     "no colon": b"no colon",
@@ -63,7 +63,7 @@ MALFORMED_TRAILERS = {
 
 
 def unharmed(service: Target, check: Callable[[Target], Verdict]) -> Verdict:
-    """Run a check; the service must retain its workers and log no errors."""
+    """Run a check. The service must retain its workers, log no errors, and still create plants."""
     workers = service.workers()
     service.new_log_errors()
     verdict = check(service)
@@ -139,7 +139,7 @@ def tiny_chunks_in_tiny_packets(service: Target, clients: int = 200, rounds: int
 
 
 def large_heads(service: Target, clients: int = 400, size: int = 800_000, limit: float = 1) -> Verdict:
-    """Send heads from many clients, each as large as a hundred headers of 8,000 bytes."""
+    """From each of many clients, send a head with about a hundred headers of 8,000 bytes."""
     fields = b"".join(b"X-%d: %b\r\n" % (number, b"a" * 7990) for number in range(99))
     with Bystander(service) as bystander, Crowd(service, clients) as crowd:
         crowd.send((HEAD + fields)[: size - 4] + b"\r\n\r\n")
@@ -311,7 +311,11 @@ def stalled(service: Target, clients: int = 1000, seconds: float = 8, limit: flo
 
 
 def few_descriptors(store: str, workers: int, files: int = 256, clients: int = 600, seconds: float = 3) -> Verdict:
-    """Open more connections than descriptors: the service must serve each, send it 503, or close it."""
+    """Open more connections than the workers have descriptors.
+
+    The service must reject or close the excess connections. It must respond to each later request, or close its
+    connection.
+    """
 
     def check(service: Target) -> Verdict:
         with Crowd(service, clients) as silent:

@@ -8,8 +8,13 @@ To audit your own deployment, pass its commands, which must run in the foregroun
     python -m tests.audits.kills --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
         --url http://127.0.0.1:8000 --token "$TOKEN" --database "postgres -D /var/lib/plants"
 
-The exit status is 0 if every acknowledged plant (200) is stored with its name and tag, no id is used by two plants, and
-every other plant is stored whole or not at all.
+The exit status is 0 if all of this is true:
+
+- Every acknowledged plant (200) is stored with its name and tag.
+- Every other plant is stored whole or not at all.
+- No id is acknowledged twice.
+- Every id that was reported as in use (40003) is stored.
+- Every response is a 200, a 503 or an Error 40003.
 """
 
 import argparse

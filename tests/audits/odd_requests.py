@@ -1,4 +1,4 @@
-"""Requests that are valid, and requests that differ from valid ones in one thing or a few."""
+"""Valid requests, and requests that differ from a valid one in a few details."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -258,4 +258,4 @@ def cases(number: int, seed: int) -> Iterator[Case]:
             data, name = data[:position] + piece + data[position + 1 :], f"{name} byte {position}".strip()
         if data not in seen:
             seen.add(data)
-            yield Case(name or "as it is", data)
+            yield Case(name or "unchanged", data)

@@ -3,8 +3,8 @@
     python -m tests.audits.patroni
 
 This runs three nodes in strict synchronous mode and one etcd, on loopback, and the packaged service with a URL that
-names all nodes. It needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is as for
-tests.audits.kills.
+names all nodes. It needs Debian's packages patroni, python3-etcd, etcd-server and postgresql. The exit status is 0 if
+all conditions of tests.audits.kills hold and no id is used by two plants.
 """
 
 import contextlib

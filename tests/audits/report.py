@@ -20,7 +20,7 @@ def audit_parser(description: str | None) -> argparse.ArgumentParser:
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a service, or configure the service that the audit starts."""
     parser.add_argument(
-        "--address", default="", help="HOST:PORT of a service; by default the audit starts one for each check"
+        "--address", default="", help="HOST:PORT of a running service; by default, the audit starts its own"
     )
     parser.add_argument("--token", default="", help="a valid token, with --address")
     parser.add_argument("--master", type=int, default=0, help="the master's process id, to measure memory and files")

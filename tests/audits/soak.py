@@ -86,7 +86,7 @@ def _drip(service: Target, sock: socket.socket) -> None:
     _read_for(sock, 1)
 
 
-def _ask_and_reset(service: Target, sock: socket.socket) -> None:
+def _request_and_reset(service: Target, sock: socket.socket) -> None:
     body = plant(new_id())
     sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)) + body)
     if random.random() < 0.5:
@@ -184,7 +184,7 @@ BROKEN: tuple[Broken, ...] = (
     _sending(GET % b"/livez" * 100, b"X"),
     *[_sending(HEAD, CHUNKED, b"\r\n0\r\n", trailer, b"\r\n\r\n") for trailer in MALFORMED_TRAILERS.values()],
     _drip,
-    _ask_and_reset,
+    _request_and_reset,
     _pipeline_and_go,
     _pipeline_and_never_read,
     _read_slowly,
@@ -198,7 +198,7 @@ BROKEN: tuple[Broken, ...] = (
 
 
 class BrokenClients:
-    """Broken clients of random kinds, started at a fixed rate, which disconnect in random ways."""
+    """Broken clients of random kinds, started at a fixed rate. Each disconnects in a random way."""
 
     def __init__(self, service: Target, per_second: float) -> None:
         self.number = 0
@@ -211,14 +211,14 @@ class BrokenClients:
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             threads = [thread for thread in threads if thread.is_alive()]
-            threads.append(threading.Thread(target=self._break))
+            threads.append(threading.Thread(target=self._run_one))
             threads[-1].start()
             self.number += 1
             time.sleep(max(0, began + self.number * self._pause - time.monotonic()))
         for thread in threads:
             thread.join()
 
-    def _break(self) -> None:
+    def _run_one(self) -> None:
         try:
             sock = self._service.connect(random.choice([0, 0, 0, 4096]))
         except OSError:

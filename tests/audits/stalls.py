@@ -3,9 +3,9 @@
     python -m tests.audits.stalls
     python -m tests.audits.stalls --only sqlite:file_held --seconds 30
 
-A stall locks the table, fills the disk, holds the file in another process, or stops the server's processes. A second,
-idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. To fill a
-disk, the audit mounts a small one, which needs root. A stall passes if all of this is true:
+A stall locks the table in PostgreSQL, locks the SQLite file, suspends PostgreSQL's processes, or fills the disk. A
+second, idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay. To
+fill a disk, the audit mounts a small one, which needs root. A stall passes if all of this is true:
 
 - Each request during the stall gets a 200 or 503, and no request takes 5 s.
 - Some client gets a 200 within 5 s after the stall.
