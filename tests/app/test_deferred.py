@@ -129,6 +129,15 @@ def test_a_store_with_its_own_add_is_not_deferred(tmp_path: Path) -> None:
         assert store.get(100)
 
 
+def test_a_function_that_replaces_add_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[Plant] = []
+    with closing(SQLiteStore(f"{tmp_path}/replaced.db")) as store:
+        monkeypatch.setattr(store, "add", added.append)
+        app = plants.create_app(store, tokens=[TOKEN])
+        assert Request(app, new_plant()).status() == "200 OK"
+        assert added == [Plant(1, "Fern")]
+
+
 def test_a_response_without_a_plant_is_not_deferred(app: Any) -> None:
     request = Request(app, b"{}")
     assert len(request.started) == 1

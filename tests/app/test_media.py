@@ -192,6 +192,10 @@ MESSAGES = [
     (with_id("NaN"), "The body is missing or is not JSON: NaN is not a JSON value."),
     (b'{"a": 1, "a": 1}', "The body is missing or is not JSON: a name is used twice in one object."),
     (b"[" * 101, "The body is missing or is not JSON: more than 100 arrays and objects are nested."),
+    (
+        b'["ends in a backslash: \\\\", ' + b"[" * 100,
+        "The body is missing or is not JSON: more than 100 arrays and objects are nested.",
+    ),
     (new_plant() + b" x", "The body has more text after its JSON (char 25)."),
     (b"\r\n" + new_plant() + b" x", "The body has more text after its JSON (char 27)."),
     (b"[]", "The body is not a NewPlant. _schema: Not a JSON object."),

@@ -4,6 +4,7 @@ import json
 import re
 from collections import OrderedDict
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -340,6 +341,11 @@ def test_dump_follows_the_declaration(declared: Any, options: dict[str, Any], pl
 
 def test_dumps_uses_the_render_module_of_the_schema() -> None:
     assert meta(render_module=Shouting)().dumps(PLANT) == json.dumps({"name": "FERN", "tag": "SHADE"})
+
+
+def test_dumps_passes_positional_arguments_to_the_render_module() -> None:
+    render_module = SimpleNamespace(dumps=lambda _document, *arguments: arguments)
+    assert meta(render_module=render_module)().dumps(PLANT, 1, 2) == (1, 2)
 
 
 def test_the_many_argument_of_dump_overrides_the_schema() -> None:
