@@ -15,7 +15,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-_MAX_LENGTH_DIGITS = 4000  # int() accepts no more than 4,300.
+_MAX_LENGTH_DIGITS = 640  # int() accepts this many, even with the lowest PYTHONINTMAXSTRDIGITS.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100

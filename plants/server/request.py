@@ -28,7 +28,7 @@ _REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) (
 _AUTHORITY: Final = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST: Final = re.compile(_AUTHORITY)
 _ABSOLUTE_FORM: Final = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IGNORECASE)
-_MAX_LENGTH_DIGITS: Final = 4000  # int() accepts no more than 4,300.
+_MAX_LENGTH_DIGITS: Final = 640  # int() accepts this many, even with the lowest PYTHONINTMAXSTRDIGITS.
 _CODINGS: Final = {"chunked", "compress", "deflate", "gzip", "identity", "x-compress", "x-gzip"}  # RFC 9112, section 7
 # RFC 9112, sections 7.1 and 7.1.1, with the preceding CRLF, which ends the head or the previous chunk.
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'

@@ -100,7 +100,7 @@ def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception
         "1.5",
         "0x10",
         "\xb2",
-        pytest.param("9" * 5000, id="5,000 digits"),
+        pytest.param("9" * 641, id="641 digits"),
         "+25",
         "2_5",
         "\u0662\u0665",
@@ -113,7 +113,8 @@ def test_a_malformed_content_length_is_400(app: Any, length: str) -> None:
     assert (response.error, response.message) == (40000, "The Content-Length is not a number.")
 
 
-@pytest.mark.parametrize("length", ["25", " 25\t", pytest.param(f"{25:04000}", id="4,000 digits, most of them zeros")])
+@pytest.mark.usefixtures("lowest_digit_limit")
+@pytest.mark.parametrize("length", ["25", " 25\t", pytest.param(f"{25:0640}", id="640 digits, most of them zeros")])
 def test_a_content_length_may_have_white_space_or_leading_zeros(app: Any, length: str) -> None:
     assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).plant == {"name": "Fern"}
 
