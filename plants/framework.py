@@ -29,9 +29,10 @@ class _App(falcon.App):  # type: ignore[type-arg]  # falcon.App is not generic b
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
         # PEP 3333 lets a server omit an empty path. Falcon raises for text that was decoded as UTF-8, not Latin-1.
-        for name in ("PATH_INFO", "QUERY_STRING"):
-            text = str(env.get(name) or "")
-            env[name] = text if text.isascii() else text.encode("latin-1", "replace").decode("latin-1")
+        path, query = env.get("PATH_INFO"), env.get("QUERY_STRING")
+        if not (type(path) is type(query) is str and path.isascii() and query.isascii()):
+            for name in ("PATH_INFO", "QUERY_STRING"):
+                env[name] = str(env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
         # If SCRIPT_NAME is set, do not defer: the outer application may read the status before the body. Bottle does.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
             return super().__call__(env, start_response)

@@ -39,7 +39,8 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
     media_type = str(req.env.get("CONTENT_TYPE") or "")
     if media_type != "application/json" and not _MEDIA_TYPE.fullmatch(media_type):
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
-    if str(req.env.get("HTTP_CONTENT_ENCODING") or "").lower() not in {"", "identity"}:
+    coding = req.env.get("HTTP_CONTENT_ENCODING")
+    if coding and str(coding).lower() != "identity":
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
     return parse_json(_read_body(req, max_bytes))
 
