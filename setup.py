@@ -13,7 +13,7 @@ here = Path(__file__).parent
 # not compiled: service.py, because plants.hosting has a subclass of Service, and worker.py, because the base class of
 # Worker is Gunicorn's.
 SERVER = ("calls", "connection", "listener", "loop", "request", "response", "tls")
-COMPILED = ["plants/media.py", *(f"plants/server/{name}.py" for name in SERVER)]
+COMPILED = ["plants/media.py", "plants/plans.py", *(f"plants/server/{name}.py" for name in SERVER)]
 
 
 def compiled_modules(scratch: str) -> list[Extension]:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 from marshmallow.validate import Length, Range, Regexp
 
+from plants.plans import dumps_by_plan, load_by_plan
 from plants.stores import Plant
 
 INT64_MIN = -(2**63)
@@ -72,7 +73,7 @@ class FastSchema(Schema):
         ):
             return self._plans
         load_plan = [
-            (name, _PLAIN_FIELDS[type(field)][0], field.required, *_split(field.validators))
+            (name, _PLAIN_FIELDS[type(field)][0], bool(field.required), *_split(field.validators))
             for name, field in self.load_fields.items()
         ]
         dump_plan = [
@@ -88,21 +89,9 @@ class FastSchema(Schema):
         """
         plans = self._make_plans() if self._plans is None else self._plans
         if plans and not options and type(data) is dict and not self.many and self.unknown == EXCLUDE:
-            loaded = {}
             try:
-                for name, kind, required, patterns, validators in plans[0]:
-                    if name in data:
-                        value = loaded[name] = data[name]
-                        if type(value) is not kind:
-                            break
-                        for match in patterns:
-                            if not match(value):
-                                raise ValidationError(name)
-                        for validate in validators:
-                            validate(value)
-                    elif required:
-                        break
-                else:
+                loaded = load_by_plan(plans[0], data)
+                if loaded is not None:
                     return loaded
             except ValidationError:
                 pass  # marshmallow's load collects the errors of all members.
@@ -118,15 +107,9 @@ class FastSchema(Schema):
         """Return the members that the plant has, as JSON."""
         plans = self._make_plans() if self._plans is None else self._plans
         if plans and type(obj) is Plant and not (args or options or self.many):
-            members = []
-            for name, start, kind, encode in plans[1]:
-                value = getattr(obj, name, None)
-                if type(value) is kind:
-                    members.append(start + encode(value))
-                elif value is not None:
-                    break
-            else:
-                return "{" + ", ".join(members) + "}"
+            dumped = dumps_by_plan(plans[1], obj)
+            if dumped is not None:
+                return dumped
         return super().dumps(obj, *args, **options)
 
     def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
