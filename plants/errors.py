@@ -62,7 +62,7 @@ def error_body(environ: dict[str, Any], code: int, message: str | None = None) -
 
     Also set ``environ["plants.error"]``, which the log and the metrics of a hosted service read.
     """
-    if message is None:
+    if not message:
         message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
     message = message[:_MAX_MESSAGE]
     environ["plants.error"] = code, message

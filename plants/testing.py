@@ -189,10 +189,9 @@ class Deployment(_Strict):
     ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # This raises if no client could send the token.
-        self._store = FaultyStore(store)
+        self._store = store = FaultyStore(store)
         self.reset()
-        public = probes(self.store)
-        self._app = create_app_with_resources(public, self.store, tokens=self, max_body_bytes=max_body_bytes)
+        self._app = create_app_with_resources(probes(store), store, tokens=self, max_body_bytes=max_body_bytes)
 
     @property
     def store(self) -> FaultyStore:

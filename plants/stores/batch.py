@@ -1,6 +1,7 @@
 """A base class for stores that commit plants in batches (group commit)."""
 
 import mmap
+import operator
 import os
 import threading
 import time
@@ -102,15 +103,15 @@ class BatchStore(GroupCommitStore):
 
     def submit(self, plant: Plant) -> _PendingAdd:
         deadline = time.monotonic() + self._timeout
-        # Compute this before the plant joins a batch, because len() raises if the name is None or a number.
-        characters = len(plant.name) + len(plant.tag or "")
+        # If a member has the wrong type, these raise a TypeError before the plant joins a batch, which would fail.
+        operator.index(plant.id)
+        characters = str.__len__(plant.name) + str.__len__(plant.tag or "")
         with self._lock:
             batch = self._batch
-            index = len(batch.plants)
-            if index >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
+            if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
                 self._full_batches.add(batch)
                 batch = self._batch = self._new_batch()
-                index = 0
+            index = len(batch.plants)
             batch.plants.append(plant)
             batch.characters += characters
         return _PendingAdd(batch, index, deadline)

@@ -29,8 +29,8 @@ class MemoryStore(PlantStore):
         plant_id, name, tag = plant
         # A plant is one string, which takes half the memory of a tuple. Also, the garbage collector never visits a
         # dictionary of strings.
-        text = name if tag is None else f"{name}\0{tag}"
-        if text.count("\0") != (tag is not None):
+        text = name if tag is None else name + "\0" + tag
+        if str.count(text, "\0") != (tag is not None):
             raise ValueError("the name or the tag contains U+0000")
         shard = self._shard_of(plant_id)
         with fork_safe_lock:

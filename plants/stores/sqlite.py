@@ -7,7 +7,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -42,14 +42,14 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
-# The number of this process's open connections to each file, and the files that its parent had open when it forked.
-_open_connections: Counter[str] = Counter()
+# The files that this process has open, and the paths of those that its parent had open when it forked.
+_open_files: "weakref.WeakSet[_OpenFile]" = weakref.WeakSet()
 _inherited_files: set[str] = set()
 
 
 def _after_fork() -> None:
-    _inherited_files.update(path for path, number in _open_connections.items() if number)
-    _open_connections.clear()
+    _inherited_files.update(file.real_path for file in _open_files)
+    _open_files.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -242,28 +242,28 @@ class _OpenFile:
 
     def __init__(self, path: str, timeout: float = 0, *, may_create: bool = False) -> None:
         # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
-        self._real_path = os.path.realpath(path)
-        if self._real_path in _inherited_files:
+        self.real_path = os.path.realpath(path)
+        if self.real_path in _inherited_files:
             raise StoreUnusable(
                 "this process was forked while its parent had the file open, and SQLite would lose plants; "
                 "fork before the first use"
             )
-        self.wal_path = f"{self._real_path}-wal"
+        self.wal_path = f"{self.real_path}-wal"
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_wal = Path(self.wal_path).exists()
-        if not Path(self._real_path).exists() and (has_wal or not may_create):
+        if not Path(self.real_path).exists() and (has_wal or not may_create):
             lost = "the file is gone, but not its log (-wal); restore the file, or move the log away to begin empty"
             raise StoreUnusable(lost if may_create else f"the file is gone; {HOW_TO_RECOVER}")
-        uri = f"file:{quote(os.fsencode(self._real_path))}?mode={'rwc' if may_create else 'rw'}"
+        uri = f"file:{quote(os.fsencode(self.real_path))}?mode={'rwc' if may_create else 'rw'}"
+        _open_files.add(self)  # Add it before it is open, because another thread may fork meanwhile.
         connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
         self.connection = connect(uri, uri=True, timeout=timeout)
-        _open_connections[self._real_path] += 1
         self._schema_version = -1
-        self._paths = path, self.wal_path, f"{self._real_path}-shm"
+        self._paths = path, self.wal_path, f"{self.real_path}-shm"
 
     def close(self) -> None:
         self.connection.close()
-        _open_connections[self._real_path] -= 1
+        _open_files.discard(self)
 
     def check_wal(self, earlier: "_OpenFile | None") -> None:
         """Raise StoreUnusable if the log belongs to an earlier file, because SQLite would mix both files' pages."""

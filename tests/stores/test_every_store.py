@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -179,8 +179,16 @@ class StoreContract(StoreSuite):
         assert batch_store.get(1) == Plant(1, "fern")
         pending.result()
 
-    @pytest.mark.parametrize("wrong", [Plant(1, cast(str, 5)), cast(Plant, (1, "oak", None))], ids=repr)
-    def test_a_plant_is_not_stored_if_its_add_raises(self, batch_store: BatchStore, wrong: Plant) -> None:
+    @pytest.mark.parametrize("fields", [(1, 5), (1, None, "x"), (1, b"oak"), (1, ["oak"]), (1, "oak", 5)], ids=repr)
+    def test_text_that_is_not_a_string_is_not_stored(self, store: PlantStore, fields: Any) -> None:
+        with pytest.raises(TypeError):
+            store.add(Plant(*fields))
+        store.check()  # It is no outage.
+        store.add(Plant(2, "fern"))
+        assert store.get(1) is None
+
+    @pytest.mark.parametrize("wrong", [(1, "oak", None), Plant(cast(int, None), "oak"), Plant(cast(int, 1.5), "oak")])
+    def test_a_plant_is_not_stored_if_its_add_raises(self, batch_store: BatchStore, wrong: Any) -> None:
         with pytest.raises((TypeError, AttributeError)):
             batch_store.add(wrong)
         batch_store.add(Plant(2, "fern"))

@@ -640,7 +640,7 @@ def test_an_oversized_wal_logs_a_warning(
 
 
 FORK_WHILE_OPEN = """
-import os, sys
+import gc, os, sys
 from contextlib import closing
 from plants.stores import Plant, StoreUnavailable, open_store
 
@@ -675,6 +675,12 @@ def add_in_a_new_store():
         store.add(Plant(2, "child"))
 
 in_a_child(add_in_a_new_store)
+
+store = open_store(sys.argv[1])
+store.add(Plant(4, "parent"))
+del store  # without close()
+gc.collect()
+in_a_child(lambda: open_store(sys.argv[1]).add(Plant(5, "child")))
 """
 
 
