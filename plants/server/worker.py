@@ -5,10 +5,10 @@ import ctypes
 import os
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from ssl import SSLContext
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gunicorn import SERVER_SOFTWARE
 from gunicorn.http.message import MAX_HEADERS
@@ -30,14 +30,18 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 262_144
 
 
-@lru_cache(maxsize=2)
+_tls_contexts: WeakKeyDictionary[Any, SSLContext] = WeakKeyDictionary()
+
+
 def tls_context(cfg: Any) -> SSLContext:
     """Return the TLS context of a configuration.
 
     If the master calls this before it forks, its workers use the same context, and start even if the certificate files
-    have changed. The cache holds two contexts, so one unusable configuration (``HUP``) does not evict the old context.
+    have changed.
     """
-    return restricted(ssl_context(cfg))
+    if cfg not in _tls_contexts:
+        _tls_contexts[cfg] = restricted(ssl_context(cfg))
+    return _tls_contexts[cfg]
 
 
 class Worker(base.Worker):

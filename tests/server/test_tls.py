@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gunicorn.config import Config
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
 from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restricted
+from plants.server.worker import tls_context
 from tests.support.loop_driver import Driver
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
@@ -584,3 +586,13 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
             send(b"", trusting(TLS13))
         with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
             send(b"", trusting(TLS12))
+
+
+def test_a_configuration_keeps_its_context_when_the_files_change(tmp_path: Path) -> None:
+    pem = make_certificate(tmp_path)
+    configurations = [Config() for _ in range(3)]
+    for cfg in configurations:
+        cfg.set("certfile", str(pem))
+    contexts = [tls_context(cfg) for cfg in configurations]
+    pem.write_text("")
+    assert [tls_context(cfg) for cfg in configurations] == contexts
