@@ -123,7 +123,7 @@ class TokenFile(Tokens):
     def _apply(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
         if isinstance(found, str):
             if found != self._problem:
-                _log.error("the token file cannot be used, the old tokens stay valid: %s", found)
+                _log.error("the token file cannot be used, so the old tokens stay valid: %s", found)
             self._problem = found
             return
         self._problem = ""

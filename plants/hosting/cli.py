@@ -148,7 +148,7 @@ def _connection_to(address: str, *, verify: bool) -> HTTPConnection:
         return _UnixConnection(address.removeprefix("unix:"))
     parts = urlsplit(address)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("this is not an http or https address")
+        raise ValueError("this is not an http, https or unix address")
     if parts.scheme == "http":
         return HTTPConnection(parts.hostname, parts.port or 80)
     context = ssl.create_default_context()

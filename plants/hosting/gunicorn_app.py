@@ -104,7 +104,7 @@ class Serve(UserConfiguration):
             except SystemExit:
                 self.cfg.set("pidfile", None)  # Gunicorn makes the file again, and would end the service if it cannot.
             problem = printed.getvalue().strip() or str(error).removeprefix("plants: ")
-            _log.error("the new configuration cannot be used, the old one stays: %s", problem)
+            _log.error("the new configuration cannot be used, so the old one stays: %s", problem)
 
     def run(self) -> None:
         """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""

@@ -44,7 +44,7 @@ class Logger(glogging.Logger):
                 handlers[:] = old
             if not self._is_set_up:
                 raise
-            self.error("the log cannot be set up again, the old one stays: %s", error)
+            self.error("the log cannot be set up again, so the old one stays: %s", error)
             return
         self._is_set_up = True
         for handler in (*self.error_log.handlers, *self.access_log.handlers):
@@ -67,7 +67,7 @@ class Logger(glogging.Logger):
                         os.chown(file, self.cfg.uid, self.cfg.gid)
             super().reopen_files()
         except OSError as error:
-            self.error("the files of the log cannot be reopened, the old ones stay: %s", error)
+            self.error("the files of the log cannot be reopened, so the old ones stay: %s", error)
 
 
 def _formatter() -> logging.Formatter:

@@ -169,7 +169,7 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert tokens.accepts("first")
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
-    assert message.startswith("the token file cannot be used, the old tokens stay valid: ")
+    assert message.startswith("the token file cannot be used, so the old tokens stay valid: ")
     assert reason in message
     assert "not a token" not in caplog.text
     new = path.with_name("new")
@@ -190,7 +190,7 @@ def test_a_memory_error_while_reading_leaves_the_tokens_valid(
         patch.setattr(Path, "open", fail)
         poll_twice(tokens, clock)
     assert tokens.accepts("first")
-    assert caplog.messages == ["the token file cannot be used, the old tokens stay valid: MemoryError()"]
+    assert caplog.messages == ["the token file cannot be used, so the old tokens stay valid: MemoryError()"]
 
 
 def test_a_file_that_turns_bad_again_is_logged_again(

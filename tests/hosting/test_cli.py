@@ -300,7 +300,7 @@ def test_plants_check_uses_tls_for_an_https_address() -> None:
         assert "SSL" in error_line(call("check", url.replace("http", "https")))
 
 
-NOT_AN_ADDRESS = "this is not an http or https address."
+NOT_AN_ADDRESS = "this is not an http, https or unix address."
 
 
 @pytest.mark.parametrize(
@@ -645,7 +645,7 @@ def test_hup_reloads_the_configuration_unless_it_is_bad(tmp_path: Path) -> None:
             file.write_text(content)
             before = len(service.lines)
             service.process.send_signal(signal.SIGHUP)
-            service.wait_for(rf"the new configuration cannot be used, the old one stays: {problem}", after=before)
+            service.wait_for(rf"the new configuration cannot be used, so the old one stays: {problem}", after=before)
             service.wait_for("worker another is here", after=before)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.stop() == 0
@@ -655,7 +655,7 @@ def assert_hup_keeps_the_configuration(service: Service, problem: str) -> None:
     """Send HUP; check that the log names the problem, and that new workers serve with the old configuration."""
     before = len(service.lines)
     service.process.send_signal(signal.SIGHUP)
-    service.wait_for(f"the new configuration cannot be used, the old one stays: {problem}", after=before)
+    service.wait_for(f"the new configuration cannot be used, so the old one stays: {problem}", after=before)
     service.wait_for("Worker exiting", after=before)
     assert service.send(method="GET", path="/livez", headers=[]).status == 200
 
@@ -701,7 +701,7 @@ def test_workers_start_after_the_certificate_becomes_unusable(tmp_path: Path) ->
         wait_for_workers(service.process.pid, 1)
         pem.write_text("")
         service.process.send_signal(signal.SIGHUP)
-        service.wait_for("the new configuration cannot be used, the old one stays: cannot use the certificate")
+        service.wait_for("the new configuration cannot be used, so the old one stays: cannot use the certificate")
         worker = service.wait_for(r"Booting worker with pid: (\d+)", times=2)[1]
         os.kill(int(worker), signal.SIGKILL)
         service.wait_for("Booting worker", times=3)

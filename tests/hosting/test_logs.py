@@ -299,7 +299,7 @@ def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
     ("number", "errors"),
     [
         (signal.SIGUSR1, []),
-        (signal.SIGHUP, ["the new configuration cannot be used, the old one stays: Error: .* isn't writable "]),
+        (signal.SIGHUP, ["the new configuration cannot be used, so the old one stays: Error: .* isn't writable "]),
     ],
     ids=["USR1", "HUP"],
 )
@@ -310,7 +310,7 @@ def test_the_service_survives_the_loss_of_its_log_folder(number: int, errors: li
     with serving(f"--access-logfile={file}") as service, file.open() as old:
         shutil.rmtree(folder)
         service.process.send_signal(number)
-        for error in [*errors, "the files of the log cannot be reopened, the old ones stay: .*No such file"]:
+        for error in [*errors, "the files of the log cannot be reopened, so the old ones stay: .*No such file"]:
             service.wait_for(error)
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         wait_until(lambda: '"GET /livez HTTP/1.1" 200' in old.read())
