@@ -32,8 +32,8 @@ _HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_me
 _HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
 # If the fast path fails, marshmallow calls the validators again, so they must be free of side effects.
 _PURE_VALIDATORS = {Length, Range, Regexp}
-# The fast path does not call these methods.
-_REPLACED_METHODS = ("dump", "get_attribute", "_deserialize", "_do_load", "_serialize")
+# The fast path calls few of these methods and classes, so a subclass that overrides one does not use it.
+_OVERRIDABLE = [name for name, value in vars(Schema).items() if callable(value)]
 
 
 class NotAPlant(ValidationError):
@@ -68,7 +68,7 @@ class FastSchema(Schema):
             or self.dict_class is not dict
             or self.opts.render_module is not json
             or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # super() may be a mixin.
-            or any(getattr(type(self), name) is not getattr(FastSchema, name) for name in _REPLACED_METHODS)
+            or any(getattr(type(self), name) is not getattr(FastSchema, name) for name in _OVERRIDABLE)
             or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
         ):
             return self._plans

@@ -439,6 +439,11 @@ def test_an_overridden_method_of_marshmallow_is_called(method: str) -> None:
     assert schema.dumps(PLANT) == Schema.dumps(schema, PLANT)
 
 
+def test_an_overridden_field_validation_is_called() -> None:
+    with pytest.raises(ValidationError, match="no"):
+        declare(_invoke_field_validators=fail)().load(NAMED)
+
+
 @pytest.mark.parametrize("options", [{"many": True}, {"partial": True}, {"unknown": INCLUDE}], ids=repr)
 @pytest.mark.parametrize("document", [{"tag": "shade", "x": 1}, FERN, [NAMED]], ids=repr)
 def test_load_follows_its_options(options: dict[str, Any], document: Any) -> None:
