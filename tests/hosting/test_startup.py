@@ -280,13 +280,16 @@ def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_a_listening_socket_may_be_inherited() -> None:
+def test_an_inherited_socket_is_served_but_not_passed_on_by_usr2() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         activate = 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0'
         command = ["sh", "-c", activate, "sh", *SERVE, "--bind", f"127.0.0.1:{listener.getsockname()[1]}"]
         with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}, stdin=listener.fileno()) as service:
             service.wait_until_it_serves()
             assert service.port == listener.getsockname()[1]
+            service.signal(signal.SIGUSR2)
+            service.wait_for("plants: .*Bad file descriptor")
+            assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
