@@ -1,7 +1,6 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 from wsgiref.types import StartResponse
 
@@ -55,7 +54,7 @@ class _DeferredResponse:
 
     def __init__(self, env: dict[str, Any], start_response: StartResponse) -> None:
         self._env = env
-        self._start_response = start_response
+        self._start_response: StartResponse | None = start_response
         self.pending_adds: list[PendingAdd] = []
 
     def capture(self, status: str, headers: list[tuple[str, str]], _exc_info: object = None) -> Any:
@@ -63,19 +62,19 @@ class _DeferredResponse:
         self.head = status, headers
 
     def __iter__(self) -> Iterator[bytes]:
+        self.close()
+        if self._start_response:  # A second iteration must not start the response again.
+            self._start_response(*self.head)
+            self._start_response = None
+        return iter(self.body)
+
+    def close(self) -> None:
+        # If the server discards the response without iterating it, still store the plant, as an undeferred call does.
         try:
             while self.pending_adds:
                 self.pending_adds.pop().result()
         except Exception as error:
             self.head, self.body = error_response(self._env, error)
-        self._start_response(*self.head)
-        return iter(self.body)
-
-    def close(self) -> None:
-        # If the server discards the response without iterating it, still store the plant, as an undeferred call does.
-        while self.pending_adds:
-            with suppress(Exception):
-                self.pending_adds.pop().result()
 
 
 class _JSONResponse(falcon.Response):

@@ -152,6 +152,19 @@ def test_a_discarded_response_still_stores_its_plant(app: Any, store: PlantStore
     assert [request.started for request in requests] == [[], []]
 
 
+def test_a_response_that_is_closed_too_early_is_correct(app: Any) -> None:
+    requests = [Request(app, new_plant(id=1, name=name)) for name in ("Fern", "Moss")]
+    for request in requests:
+        request.iterable.close()  # type: ignore[attr-defined]
+    assert [request.status() for request in requests] == ["200 OK", "400 Bad Request"]
+
+
+def test_a_second_iteration_does_not_start_the_response_again(app: Any) -> None:
+    request = Request(app, new_plant())
+    first = request.finish()
+    assert request.finish() == first
+
+
 def test_pep_3333_middleware_sees_each_request_once(app: Any) -> None:
     calls: list[str] = []
 
