@@ -666,6 +666,34 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
     assert responses == [b"HTTP/1.1 200"] * 2
 
 
+@pytest.mark.parametrize(
+    ("size", "paths"), [(1, ["/1", "/2", "/3"]), (900, ["/1", "/3", "/2"])], ids=["small", "large"]
+)
+def test_small_requests_overtake_large_calls_left_over(
+    monkeypatch: pytest.MonkeyPatch, size: int, paths: list[str]
+) -> None:
+    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)
+    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1)
+    clients = [driver.connect() for _ in range(3)]
+    for path, (client, connection) in enumerate(clients, start=1):
+        length = size if path < 3 else 1
+        client.sendall(b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path, length) + b"x" * length)
+        driver.step(connection, connection.ready)
+        if path == 2:
+            driver.run_once()
+            driver.run_once()  # No other request has arrived, so the thread gets the first two.
+            assert gated.calls.acquire(timeout=60)
+    driver.run_once()
+    gated.gate.set()
+    driver.run_until(lambda: all(connection.state == IDLE for _, connection in clients))
+    assert gated.paths == paths
+    for client, _ in clients:
+        client.close()
+    driver.end()
+
+
 def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
     gated = GatedApp()
@@ -705,22 +733,31 @@ def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
         driver.end()
 
 
-def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
+def batch_sizes(data: bytes, **options: Any) -> list[int]:
+    """Return how many requests each batch of one thread has, if five clients send ``data`` in one iteration."""
     deferred = DeferredApp()
-    driver = Driver(app=deferred, threads=1)
+    driver = Driver(app=deferred, threads=1, **options)
     clients = [driver.connect() for _ in range(5)]
     for client, connection in clients:
-        client.sendall(POST + b"x" * 900)
+        client.sendall(data)
         driver.step(connection, connection.ready)
     for client, connection in clients:
         with client:
             while connection.state == RESPONDING:
                 driver.run_once()
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    calls = groupby(event.startswith("call") for event in deferred.events)
-    assert [len(list(batch)) for is_call, batch in calls if is_call] == [2, 2, 1]
     driver.end()
+    calls = groupby(event.startswith("call") for event in deferred.events)
+    return [len(list(batch)) for is_call, batch in calls if is_call]
+
+
+def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
+    assert batch_sizes(POST + b"x" * 900) == [2, 2, 1]
+
+
+def test_a_batch_ends_at_the_maximum_number_of_requests() -> None:
+    assert batch_sizes(GET, max_batch=2) == [2, 2, 1]
 
 
 def test_a_request_does_not_wait_for_an_endless_batch() -> None:
@@ -738,6 +775,44 @@ def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
     for client in (first, *later):
         client.close()
+    driver.end()
+
+
+def test_the_loop_is_idle_while_requests_wait_for_a_busy_thread() -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1)
+    calls = driver.loop._calls
+    for _ in range(2):
+        gated.gate.clear()
+        (running, _), (waiting, _) = driver.connect(), driver.connect()
+        assert not calls.can_start()
+        running.sendall(GET)
+        driver.run_once()
+        assert calls.can_start()
+        driver.run_once()
+        waiting.sendall(GET)
+        driver.run_once()
+        driver.run_once()
+        assert len(calls.queued_jobs) == 1
+        assert not calls.can_start()
+        gated.gate.set()
+        driver.run_until(lambda clients=(running, waiting): all(is_readable(client) for client in clients))
+        for client in (running, waiting):
+            client.close()
+    driver.end()
+
+
+def test_each_completed_batch_wakes_the_loop() -> None:
+    driver = Driver(threads=1)
+    client, connection = driver.connect()
+    with client:
+        for _ in range(2):
+            client.sendall(GET)
+            driver.run_once()
+            driver.run_once()
+            assert select.select([driver.pipe[0]], [], [], 60)[0]
+            driver.run_until(lambda: connection.state == IDLE)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
     driver.end()
 
 
