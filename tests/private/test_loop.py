@@ -796,8 +796,9 @@ def test_the_loop_is_idle_while_requests_wait_for_a_busy_thread() -> None:
         assert len(calls.queued_jobs) == 1
         assert not calls.can_start()
         gated.gate.set()
-        driver.run_until(lambda clients=(running, waiting): all(is_readable(client) for client in clients))
         for client in (running, waiting):
+            while not is_readable(client):
+                driver.run_once()
             client.close()
     driver.end()
 
@@ -813,7 +814,33 @@ def test_each_completed_batch_wakes_the_loop() -> None:
             assert select.select([driver.pipe[0]], [], [], 60)[0]
             driver.run_until(lambda: connection.state == IDLE)
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            assert not select.select([driver.pipe[0]], [], [], 0)[0]
     driver.end()
+
+
+def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = driver.loop
+    timeouts: list[float] = []
+
+    def select_nothing(timeout: float) -> list[Any]:
+        timeouts.append(timeout)
+        return []
+
+    monkeypatch.setattr(loop._selector, "select", select_nothing)
+    client, connection = driver.connect()
+    dropped = connection, Request(driver.listener, {}, 0.0)
+    with client:
+        loop._sweep_at = time.monotonic() + 60
+        work: list[tuple[Any, object]] = [
+            (loop.shared.unfinished_connections, connection),
+            (loop._loop_jobs, dropped),
+            (loop._large_loop_jobs, dropped),
+        ]
+        for queue, item in work:
+            queue.append(item)
+            loop.run_once()
+            loop.run_once()
+    assert [timeout > 0 for timeout in timeouts] == [False, True] * 3
 
 
 class Recording(Service):
