@@ -204,12 +204,10 @@ def _token(_options: Namespace) -> None:
 
 
 def _version(_options: Namespace) -> None:
-    import platform
     from importlib.metadata import version
+    from platform import python_version
 
     from plants import server
 
     used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    _print(
-        f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {platform.python_version()})"
-    )
+    _print(f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {python_version()})")

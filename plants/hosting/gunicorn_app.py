@@ -36,7 +36,8 @@ _log = logging.getLogger("gunicorn.error")
 class _Config(Config):
     def parser(self) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = super().parser()
-        parser.epilog = f"{SETTINGS_HELP}\n{_PACKAGED_HELP}"
+        # With parse_args, MODULE:APP could not follow an option.
+        vars(parser).update(parse_args=parser.parse_intermixed_args, epilog=f"{SETTINGS_HELP}\n{_PACKAGED_HELP}")
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         return parser
 

@@ -86,11 +86,11 @@ class PlantService(Service):
             self._access_log.flush()
 
     def _write_gunicorn_log(self, request: Request, response: Response, seconds: float) -> None:
-        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL"), "-") | request.environ
+        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL", "HTTP_REFERER"), "-") | request.environ
         # No format may show a query, a token, or a decoded path, which may have line feeds.
         environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
-        environ["QUERY_STRING"] = ""
-        environ.pop("HTTP_AUTHORIZATION", None)
+        environ["HTTP_REFERER"] = environ["HTTP_REFERER"].partition("?")[0]
+        environ |= {"QUERY_STRING": "", "HTTP_AUTHORIZATION": "-"}
         fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
         headers = [*response.headers, ("X-Request-ID", environ["plants.request_id"])]
         sent = SimpleNamespace(status=response.status, headers=headers, sent=len(response.body))

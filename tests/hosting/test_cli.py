@@ -524,7 +524,7 @@ def test_serve_accepts_the_name_of_another_application(tmp_path: Path) -> None:
         "def app(environ, start_response):\n"
         "    return wrapped(environ | {'PATH_INFO': '/livez'}, start_response)\n"
     )
-    with serving(command=[*SERVE, "wrapped:app"], cwd=tmp_path) as service:
+    with serving("wrapped:app", "--chdir=.", cwd=tmp_path) as service:  # between two options
         assert service.send(method="GET", path="/anything", headers=[]).body == b'{"status": "live"}'
 
 

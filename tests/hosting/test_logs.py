@@ -244,17 +244,19 @@ def test_a_logging_failure_does_not_stop_the_worker(tmp_path: Path) -> None:
 def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
     log = tmp_path / "access"
     form = (
-        "--access-logformat=%(r)s|%(U)s|%(q)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|%({x-request-id}o)s"
+        "--access-logformat=%(r)s|%(U)s|%(q)s|%(f)s|%({referer}i)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|"
+        "%({x-request-id}o)s"
     )
     with serving(f"--access-logfile={log}", form) as service:
         basic = ("Authorization", "Basic Y29ycmVjdC1ob3JzZTo=")  # The user name is the token.
         for headers in ([AUTH, JSON_TYPE], [basic]):
-            service.send(new_plant(), path="/plants?a=1", headers=[*headers, ("X-Request-ID", "first")])
+            headers += [("Referer", f"http://localhost/docs?access_token={TOKEN}"), ("X-Request-ID", "first")]
+            service.send(new_plant(), path="/plants?a=1", headers=headers)
         service.send(method="GET", path=FORGED, headers=[("X-Request-ID", "second")])
         wait_until(lambda: log.read_text().endswith("second\n"))
         assert log.read_text().splitlines()[-3:] == [
-            *["POST /plants HTTP/1.1|/plants||-|-|-|first"] * 2,
-            f"GET {FORGED} HTTP/1.1|{FORGED}||-|-|-|second",
+            *["POST /plants HTTP/1.1|/plants||http://localhost/docs|http://localhost/docs|-|-|-|first"] * 2,
+            f"GET {FORGED} HTTP/1.1|{FORGED}||-|-|-|-|-|second",
         ]
     assert service.access == [END]
 
