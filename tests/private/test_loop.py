@@ -305,6 +305,14 @@ def test_a_full_loop_closes_the_longest_idle_connection(full: FullDriver) -> Non
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+def test_a_full_loop_logs_no_connection_that_it_closes(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
+    closed = full.accept()
+    for _ in range(3):
+        full.accept()
+    assert closed.recv(1) == b""
+    assert caplog.messages == []
+
+
 def test_a_full_loop_closes_a_stalled_upload_not_an_active_one(full: FullDriver) -> None:
     stalled, upload, _ = full.accept(POST + b"x"), full.accept(POST + b"x"), full.accept()
     for _ in range(3):
@@ -830,6 +838,9 @@ def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver, monkeypatch: pyt
     client, connection = driver.connect()
     dropped = connection, Request(driver.listener, {}, 0.0)
     with client:
+        loop.run_once()
+        assert loop._sweep_at > loop.shared.now
+        timeouts.clear()
         loop._sweep_at = time.monotonic() + 60
         work: list[tuple[Any, object]] = [
             (loop.shared.unfinished_connections, connection),
