@@ -351,6 +351,20 @@ def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
     full.end()
 
 
+def test_a_client_that_gets_503_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    gated = GatedApp()
+    full = FullDriver(app=gated, threads=1)
+    full.run_once()
+    for _ in range(3):
+        full.accept(GET)
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    assert caplog.messages == []
+    gated.gate.set()
+    while full.loop.pending_request_count():
+        full.run_once()
+    full.end()
+
+
 def test_input_after_a_last_response_extends_the_linger_deadline(driver: Driver) -> None:
     client, connection = driver.connect()
     with client:
