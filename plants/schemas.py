@@ -32,7 +32,7 @@ _HANDLED_ATTRIBUTES = {"required", "validate", "validators", "strict", "error_me
 _HANDLED_ATTRIBUTES |= {"name", "parent", "root"}  # set when a field is bound to its schema
 # If the fast path fails, marshmallow calls the validators again, so they must be free of side effects.
 _PURE_VALIDATORS = {Length, Range, Regexp}
-# The fast path calls few of these methods and classes, so a subclass that overrides one does not use it.
+# If a subclass overrides any of these, it does not use the fast path, which skips most of marshmallow's methods.
 _OVERRIDABLE = [name for name, value in vars(Schema).items() if callable(value)]
 
 
