@@ -229,7 +229,7 @@ class _FileConnections(Connections):
         return file
 
     def _check_wal_size(self, writer: "_OpenFile") -> None:
-        size = writer.wal_size()
+        size = os.stat(writer.wal_path).st_size  # noqa: PTH116  # as in _identity
         too_long = size > _WAL_WARNING_BYTES
         if too_long and not self._wal_too_long:
             fault = "a long-running reader or a disk error keeps SQLite from emptying it"
@@ -297,9 +297,6 @@ class _OpenFile:
             _check_table(self.connection)
             self._schema_version = version
 
-    def wal_size(self) -> int:
-        return os.stat(self.wal_path).st_size  # noqa: PTH116  # as in _identity
-
 
 def _identity(file: str) -> tuple[int, ...] | None:
     with suppress(OSError):
@@ -339,6 +336,9 @@ def _rewrite_page(connection: sqlite3.Connection) -> None:
 
 
 def _check_table(connection: sqlite3.Connection) -> None:
+    (encoding,) = connection.execute("PRAGMA encoding").fetchone()
+    if encoding != "UTF-8":
+        raise StoreUnusable(f"the encoding of the file is {encoding}, not UTF-8")
     definitions = connection.execute(_SCHEMA).fetchall()
     if not definitions:
         raise StoreUnusable(f"the table plants is gone; {HOW_TO_RECOVER}")

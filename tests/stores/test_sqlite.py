@@ -712,6 +712,14 @@ def test_a_forked_process_does_not_recreate_the_file(path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_file_that_is_not_in_utf_8_is_rejected(store: SQLiteStore, path: Path) -> None:
+    """In UTF-16, SQLite replaces U+FFFE and U+FFFF by U+FFFD."""
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript("PRAGMA encoding = 'UTF-16le'; CREATE TABLE other (id)")
+    with pytest.raises(StoreUnavailable, match="the encoding of the file is UTF-16le, not UTF-8"):
+        store.add(Plant(1, "\uffff"))
+
+
 @pytest.mark.parametrize("statement", ["DROP TABLE plants", "ALTER TABLE plants RENAME TO elsewhere"])
 def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, statement: str) -> None:
     store.add(Plant(1, "oak"))
