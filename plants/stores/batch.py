@@ -117,7 +117,8 @@ class BatchStore(GroupCommitStore):
         return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        return self._connections.find(plant_id, time.monotonic() + self._timeout)
+        deadline = time.monotonic() + self._timeout
+        return self._connections.find(plant_id, deadline) if -(2**63) <= plant_id < 2**63 else None
 
     def check(self) -> None:
         self._breaker.probe(time.monotonic() + self._timeout)

@@ -179,6 +179,10 @@ class StoreContract(StoreSuite):
         assert batch_store.get(1) == Plant(1, "fern")
         pending.result()
 
+    @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
+    def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
+        assert store.get(plant_id) is None
+
     @pytest.mark.parametrize("fields", [(1, 5), (1, None, "x"), (1, b"oak"), (1, ["oak"]), (1, "oak", 5)], ids=repr)
     def test_text_that_is_not_a_string_is_not_stored(self, store: PlantStore, fields: Any) -> None:
         with pytest.raises(TypeError):
