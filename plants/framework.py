@@ -21,7 +21,7 @@ def json_app(*middleware: Any) -> "_App":
     return app
 
 
-class _App(falcon.App):  # type: ignore[type-arg]  # falcon.App is not generic before 4.2 or if a tool replaced it.
+class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
     # By default the set has WEBSOCKET. Falcon rejects a method in the set with 400 before any middleware runs.
     _META_METHODS = frozenset()
 

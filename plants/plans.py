@@ -1,4 +1,4 @@
-"""Load a document and dump a plant by the plan that their schema made. The compiled wheel compiles this module."""
+"""Load documents and dump plants with the plans that a schema makes of its fields. A compiled wheel compiles this."""
 
 from collections.abc import Callable
 from typing import Any

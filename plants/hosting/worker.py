@@ -137,7 +137,7 @@ class Worker(ServerWorker):
         gc.freeze()
 
     def make_service(self) -> PlantService:
-        """Return the hooks of this service."""
+        """Return the object whose methods the event loop calls."""
         cfg = self.cfg
         # Log requests with Gunicorn's logger if its own access log is set up, or if its class is not the packaged one.
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog

@@ -69,7 +69,7 @@ class Worker(base.Worker):
     _stopping_at_once = False
 
     def make_service(self) -> Service:
-        """Return the hooks of the service."""
+        """Return the object whose methods the event loop calls."""
         return Service()
 
     def make_listeners(self) -> Sequence[Listener]:

@@ -122,11 +122,11 @@ class NoId(PlantIdInUse):
     ],
     ids=["no id", "no message", "unknown status", "code", "description"],
 )
-def test_an_exception_without_a_valid_error_body_is_500(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_that_fits_no_error_body_is_500(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     assert response_to(error).error == 50000
     assert caplog.messages == ["a request failed"]
 
 
-def test_the_log_says_why_an_exception_has_no_error_body(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_why_an_exception_fits_no_error_body(caplog: pytest.LogCaptureFixture) -> None:
     response_to(falcon.HTTPError(799))
     assert "799 is not a valid HTTPStatus" in caplog.text

@@ -261,8 +261,14 @@ def soak(service: Target, seconds: float, broken: float, good: int) -> list[tupl
                 not broken_clients.refused, f"{broken_clients.number:,}, {broken_clients.refused} could not connect"
             ),
         ),
-        ("good clients", Verdict(not faults, f"{dict(responses)}, slowest {slowest:.0f} ms")),
-        ("faults", Verdict(not faults, f"{faults}, and {len(paused)} on connections that had been idle: {paused[:5]}")),
+        (
+            "good clients",
+            Verdict(
+                not faults,
+                f"{dict(responses)}, slowest {slowest:.0f} ms; faults: {faults}, "
+                f"and {len(paused)} on connections that had been idle: {paused[:5]}",
+            ),
+        ),
         ("memory", Verdict(grown < 8 * MIB, f"{middle / MIB:.1f} MiB in the middle, {last / MIB:.1f} at the end")),
         ("connections and files", Verdict(is_back, left)),
         ("processes", Verdict(service.workers() == workers, f"{workers}, at the end {service.workers()}")),

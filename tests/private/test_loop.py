@@ -150,8 +150,8 @@ def test_only_the_largest_uploads_are_rejected_to_free_memory(driver: Driver) ->
         client.close()
 
 
-class Identifying(Service):
-    """A service that adds a header each time it identifies a request."""
+class HeaderPerCall(Service):
+    """A service that adds a header in each call of after_head."""
 
     def after_head(self, request: Request) -> None:
         request.extra_headers += b"X-Request-ID: 1\r\n"
@@ -166,8 +166,8 @@ class Identifying(Service):
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", b"408"),
     ],
 )
-def test_the_service_identifies_each_request_once(data: bytes, status: bytes) -> None:
-    driver = Driver(service=Identifying())
+def test_after_head_is_called_once_for_each_request(data: bytes, status: bytes) -> None:
+    driver = Driver(service=HeaderPerCall())
     client, connection = driver.connect()
     with client:
         client.sendall(data)

@@ -90,11 +90,11 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"{loop._MAX_BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
         f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
         f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
-        f"requests with a body above {calls._LARGE_BODY_BYTES // 1024} KiB",
+        f"the delay that a body above {calls._LARGE_BODY_BYTES // 1024} KiB",
         f"no further call after {loop._SWEEP_SECONDS} s. Before the next round",
         f"writes to at most {loop._MAX_STEPS_PER_STAGE} connections",
         f"{worker.Worker.response_timeout} s",
-        f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB; each record with data lowers",
+        f"{tls.MAX_OVERHEAD_BYTES // 1024} KiB: when the server has counted more bytes, it closes",
         f"lowers the count by {tls.OVERHEAD_BYTES_PER_RECORD // 1024} KiB, but not below 0",
         f"{connection._LINGER_SECONDS:.0f} s without a byte",
     ):

@@ -362,8 +362,7 @@ for _ in range(5):
     child = os.fork()
     if not child:
         signal.alarm(20)
-        # If the fork left the store's lock locked, this thread would own the lock and could acquire it again. Only
-        # another thread would wait.
+        # Add in a second thread. If the fork left the store's lock locked, the main thread would own it and not wait.
         thread = threading.Thread(target=store.add, args=[Plant(2, "child")])
         thread.start()
         thread.join()
