@@ -93,8 +93,8 @@ class Serve(UserConfiguration):
             Arbiter(self)
             check(self.cfg)
             check_pid_file(self.cfg)
-            # If the addresses change, Gunicorn binds all of them again while the old workers still listen.
-            if self.addresses != before["addresses"]:
+            # If these change, Gunicorn or its workers bind all addresses again while the old workers still listen.
+            if (self.addresses, self.cfg.reuse_port) != (before["addresses"], before["cfg"].reuse_port):
                 try_to_bind(*self.addresses, reuse_port=self.cfg.reuse_port)
         except (Exception, SystemExit) as error:
             vars(self).update(before)

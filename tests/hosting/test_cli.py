@@ -692,6 +692,20 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
+@pytest.mark.usefixtures("no_subprocess_coverage")
+@pytest.mark.parametrize("reuse_port", [False, True])
+def test_hup_cannot_change_reuse_port(reuse_port: bool, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"reuse_port = {reuse_port}\n")
+    port = free_port()
+    with Service([*SERVE, "-c", str(file)], CHECKOUT, {"PLANTS_TOKENS": TOKEN, "PORT": str(port)}) as service:
+        service.port = port
+        wait_for_workers(service.process.pid, 1)
+        file.write_text(f"reuse_port = {not reuse_port}\n")
+        assert_hup_keeps_the_configuration(service, r"cannot listen on .* \(Address already in use\)")
+        assert service.stop() == 0
+
+
 @pytest.mark.usefixtures("long_check_timeout", "no_subprocess_coverage")
 def test_workers_start_after_the_certificate_becomes_unusable(tmp_path: Path) -> None:
     pem = make_certificate(tmp_path)
