@@ -110,7 +110,7 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
             if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
                 probe.listen()  # Without this, the same address could be bound a second time.
         case str(path):
-            Path(path).parent.stat()  # The folder must exist.
+            tempfile.TemporaryFile(dir=Path(path).parent).close()  # The folder must be writable.
             if Path(path).exists() and not Path(path).is_socket():
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:

@@ -684,6 +684,7 @@ def test_hup_ignores_a_configuration_that_cannot_serve(tmp_path: Path) -> None:
             (good + "errorlog = '/missing/log'\n", "Error: '/missing/log' isn't writable "),
             (good + "accesslog = '/missing/log'\n", "Error: '/missing/log' isn't writable "),
             ("bind = []\n", "--bind is empty; "),
+            ("bind = 'unix:/proc/socket'\n", "cannot listen on unix:/proc/socket "),
             (f"bind = '127.0.0.1:{other.getsockname()[1]}'\n", r"cannot listen on .* \(Address already in use\)"),
             (f"bind = ['127.0.0.1:0', '0.0.0.0:{service.port}']\n", r"cannot listen on .* \(Address already in use\)"),
         ]:
