@@ -603,6 +603,16 @@ def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplo
     assert caplog.messages == []
 
 
+def test_a_read_waits_for_another_read(store: SQLiteStore) -> None:
+    store.add(Plant(1, "oak"))
+    with ThreadPoolExecutor(1) as pool:
+        with connections_of(store)._read_lock:
+            reading = pool.submit(store.get, 1)
+            with pytest.raises(TimeoutError):  # It raises nothing else, because it waits.
+                reading.result(0.05)
+        assert reading.result(60) == Plant(1, "oak")
+
+
 @pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, wal_removed])
 def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, path: Path, breakage: Breakage) -> None:
     store.add(Plant(1, "oak"))
@@ -637,6 +647,14 @@ def test_an_oversized_wal_logs_a_warning(
     [(_, level, message)] = caplog.record_tuples
     assert level == logging.WARNING
     assert message.startswith(f"{path}-wal has ")
+
+
+def test_the_first_commit_of_a_process_logs_an_oversized_wal(
+    store: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 1)
+    store.add(Plant(1, "oak"))
+    assert len(caplog.messages) == 1
 
 
 FORK_WHILE_OPEN = """
