@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from plants.server.calls import current_request
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
 from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS
 from plants.server.request import HTTPError, Request
@@ -677,6 +678,27 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
     assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 500", b"HTTP/1.1 500", b"HTTP/1.1 200"]
     assert caplog.messages == ["the application failed"] * 2
+
+
+def test_the_current_request_is_the_one_whose_response_is_read() -> None:
+    pairs: list[tuple[str, object]] = []
+
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        request = current_request.get()
+        pairs.append((environ["PATH_INFO"], request and request.path))
+        yield b""
+
+    driver = Driver(app=respond, threads=1)
+    clients = [driver.connect() for _ in range(2)]
+    for path, (client, connection) in enumerate(clients):
+        client.sendall(GET.replace(b"late", b"%d" % path))
+        driver.step(connection, connection.ready)
+    driver.run_until(lambda: all(connection.state != RESPONDING for _, connection in clients))
+    assert pairs == [("/0", "/0"), ("/1", "/1")]
+    for client, _ in clients:
+        client.close()
+    driver.end()
 
 
 @pytest.mark.parametrize("large_body_bytes", [0, -1], ids=["small", "large"])
