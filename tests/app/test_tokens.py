@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,22 @@ def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
     wait_until(lambda: Tokens.accepts(tokens, "second"))
 
 
+def test_one_daemon_thread_per_process_watches_the_file(path: Path) -> None:
+    path.write_text("first\nsecond\n")
+    token_file = TokenFile(path)
+    threads = set(threading.enumerate())
+    assert [token_file.accepts(token) for token in ("first", "second", "third")] == [True, True, False]
+    [thread] = set(threading.enumerate()) - threads
+    assert thread.daemon
+
+
+def test_adopted_tokens_are_those_that_were_published(path: Path) -> None:
+    path.write_text("first\nsecond\n")
+    token_file = TokenFile(path)
+    token_file.accepts("first")
+    assert token_file._digests == Tokens(["first", "second"])._digests
+
+
 def test_a_relative_path_names_the_same_file_after_a_chdir(
     path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +236,21 @@ def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
     path.write_text(fits + "\n")
     with pytest.raises(ValueError, match=r"^it is larger than 1 MiB$"):
         TokenFile(path)
+
+
+def test_a_pipe_without_end_is_rejected(tmp_path: Path) -> None:
+    def write() -> None:
+        with suppress(BrokenPipeError), pipe.open("wb") as file:
+            while True:
+                file.write(b"x" * 10_000)
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=write)
+    writer.start()
+    with pytest.raises(ValueError, match="it is larger than 1 MiB"):
+        TokenFile(pipe)
+    writer.join()
 
 
 def test_a_pipe_is_read_once_at_the_start(tmp_path: Path) -> None:

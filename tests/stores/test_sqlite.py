@@ -186,6 +186,16 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
     assert not path.exists()
 
 
+def test_a_file_that_is_lost_after_its_wal_is_not_recreated(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    connections = connections_of(store)
+    for suffix in ("-wal", ""):
+        path.with_name(path.name + suffix).unlink()
+        with pytest.raises(StoreUnavailable):
+            connections.check(time.monotonic() + 20)
+    assert not path.exists()
+
+
 def test_a_lost_file_whose_wal_remains_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     """After a crash, the WAL may contain all plants. SQLite deletes the WAL when it creates a new file."""
     store.add(Plant(1, "oak"))
@@ -613,6 +623,18 @@ def test_a_read_waits_for_another_read(store: SQLiteStore) -> None:
         assert reading.result(60) == Plant(1, "oak")
 
 
+def test_a_first_read_waits_for_an_exclusive_lock(path: Path) -> None:
+    with closing(SQLiteStore(str(path))) as earlier:
+        earlier.add(Plant(1, "oak"))
+    with closing(SQLiteStore(str(path), timeout=20)) as store, ThreadPoolExecutor(1) as pool:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
+            reading = pool.submit(store.get, 1)
+            with pytest.raises(TimeoutError):
+                reading.result(0.05)
+        assert reading.result(60) == Plant(1, "oak")
+
+
 @pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, wal_removed])
 def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, path: Path, breakage: Breakage) -> None:
     store.add(Plant(1, "oak"))
@@ -650,11 +672,12 @@ def test_an_oversized_wal_logs_a_warning(
 
 
 def test_the_first_commit_of_a_process_logs_an_oversized_wal(
-    store: SQLiteStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 1)
-    store.add(Plant(1, "oak"))
-    assert len(caplog.messages) == 1
+    store.add(Plant(1, "x" * 2_500_000))
+    [message] = caplog.messages
+    assert message.startswith(f"{path}-wal has 2 MB: a long-running reader")
 
 
 FORK_WHILE_OPEN = """
@@ -796,6 +819,12 @@ for line in sys.stdin:
     except StoreUnavailable:
         print("unavailable", flush=True)
 """
+
+
+def test_a_new_hard_link_to_the_file_is_no_change(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    path.with_name("link").hardlink_to(path)
+    store.add(Plant(2, "elm"))
 
 
 def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore, path: Path) -> None:
@@ -995,6 +1024,13 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
         call_before_each_pause(monkeypatch, release_the_lock)
         store.add(Plant(1, "oak"))
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
+
+
+def test_an_add_that_did_not_wait_does_not_pause(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[None] = []
+    call_before_each_pause(monkeypatch, lambda: pauses.append(None))
+    store.add(Plant(1, "oak"))
+    assert pauses == []
 
 
 def test_a_busy_neighbor_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
