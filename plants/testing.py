@@ -258,7 +258,7 @@ class Deployment(_Strict):
                 headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
                 start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
                 response = b"" if environ["REQUEST_METHOD"] == "HEAD" else response
-        error = json.loads(response)["error"] if status >= HTTPStatus.BAD_REQUEST and response else None
+        error, _ = environ.get("plants.error", (None, ""))
         if failure == "cut":
             response = response[: len(response) // 2]
         fields = {
