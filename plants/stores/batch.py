@@ -5,7 +5,6 @@ import operator
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
@@ -13,10 +12,9 @@ from functools import partial
 from plants.stores import GroupCommitStore, Plant, StoreUnavailable
 from plants.stores.breaker import CircuitBreaker
 from plants.stores.connections import CREATED, Connections, Outcomes, PlantRejected
+from plants.stores.memory import fork_safe_lock
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
-
-_stores: "weakref.WeakSet[BatchStore]" = weakref.WeakSet()
 
 
 class _PendingAdd:
@@ -86,23 +84,27 @@ class BatchStore(GroupCommitStore):
         self._timeout = timeout
         self._inherited_connections: list[Connections] = []
         self._start()
-        _stores.add(self)
 
     def _start(self) -> None:
         self._connections = self._new_connections()
         self._breaker = CircuitBreaker(self._connections.check)
         self._lock = threading.Lock()
         self._full_batches: set[_Batch] = set()  # full, but no commit has collected their plants yet
-        self._batch = self._new_batch()
+        self._batch = _Batch(self._breaker, self._commit)
+        self._pid = os.getpid()
 
-    def after_fork(self) -> None:
-        """Replace the connections and the locks in a forked child."""
-        # Keep a reference, because garbage collection would close the parent's connections.
-        self._inherited_connections.append(self._connections)
-        self._start()
+    def _begin_call(self) -> float:
+        """Return the deadline of a call. In a forked child, first replace the connections and the locks."""
+        if self._pid != os.getpid():  # Do not rely on Python's hooks, because uWSGI forks without calling them.
+            with fork_safe_lock:
+                if self._pid != os.getpid():
+                    # Keep a reference, because garbage collection would close the parent's connections.
+                    self._inherited_connections.append(self._connections)
+                    self._start()
+        return time.monotonic() + self._timeout
 
     def submit(self, plant: Plant) -> _PendingAdd:
-        deadline = time.monotonic() + self._timeout
+        deadline = self._begin_call()
         # If a member has the wrong type, these raise a TypeError before the plant joins a batch, which would fail.
         operator.index(plant.id)
         characters = str.__len__(plant.name) + str.__len__(plant.tag or "")
@@ -110,18 +112,19 @@ class BatchStore(GroupCommitStore):
             batch = self._batch
             if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
                 self._full_batches.add(batch)
-                batch = self._batch = self._new_batch()
+                batch = self._batch = _Batch(self._breaker, self._commit)
             index = len(batch.plants)
             batch.plants.append(plant)
             batch.characters += characters
         return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        deadline = time.monotonic() + self._timeout
+        deadline = self._begin_call()
         return self._connections.find(plant_id, deadline) if -(2**63) <= plant_id < 2**63 else None
 
     def check(self) -> None:
-        self._breaker.probe(time.monotonic() + self._timeout)
+        deadline = self._begin_call()  # It may replace the breaker.
+        self._breaker.probe(deadline)
 
     def prepare(self, *, create: bool = True) -> None:
         if not create:
@@ -130,7 +133,7 @@ class BatchStore(GroupCommitStore):
             connections.check(time.monotonic() + self._timeout)
 
     def close(self) -> None:
-        deadline = time.monotonic() + self._timeout
+        deadline = self._begin_call()
         with self._lock:
             batches = [*self._full_batches, self._batch]
         for batch in batches:
@@ -139,17 +142,15 @@ class BatchStore(GroupCommitStore):
                     batch.commit(deadline)
         self._connections.close()
 
-    def _new_batch(self) -> _Batch:
-        return _Batch(self._breaker, self._commit)
-
     def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
             with self._lock:
                 self._full_batches.discard(batch)
                 if batch is self._batch:
-                    self._batch = self._new_batch()
+                    self._batch = _Batch(self._breaker, self._commit)
             return batch.plants
 
+        self._begin_call()  # The plant may have been submitted before a fork.
         outcomes: Outcomes = []
         try:
             outcomes = self._insert(collect, deadline)
@@ -176,11 +177,3 @@ class BatchStore(GroupCommitStore):
         if None in outcomes:
             self._breaker.record_write()
         return outcomes
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -19,6 +19,7 @@ from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
+from plants.stores.memory import fork_safe_lock
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -45,14 +46,18 @@ _log = logging.getLogger(__name__)
 # The files that this process has open, and the paths of those that its parent had open when it forked.
 _open_files: "weakref.WeakSet[_OpenFile]" = weakref.WeakSet()
 _inherited_files: set[str] = set()
+_known_pid = [os.getpid()]
 
 
-def _after_fork() -> None:
-    _inherited_files.update(file.real_path for file in _open_files)
-    _open_files.clear()
+def _check_fork() -> None:
+    with fork_safe_lock:
+        if _known_pid != [os.getpid()]:
+            _known_pid[:] = [os.getpid()]
+            _inherited_files.update(file.real_path for file in _open_files)
+            _open_files.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_check_fork)
 
 
 class SQLiteStore(BatchStore):
@@ -243,6 +248,7 @@ class _OpenFile:
     def __init__(self, path: str, timeout: float = 0, *, may_create: bool = False) -> None:
         # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
         self.real_path = os.path.realpath(path)
+        _check_fork()  # uWSGI forks without calling Python's hooks.
         if self.real_path in _inherited_files:
             raise StoreUnusable(
                 "this process was forked while its parent had the file open, and SQLite would lose plants; "

@@ -52,6 +52,27 @@ store.add(Plant(3, "parent"))
 assert store.get(2) == Plant(2, "child")
 """
 
+FORKING_IN_C = """
+import ctypes, os, sys
+from plants.stores import Plant, StoreUnavailable, open_store
+
+store = open_store(sys.argv[1])
+store.add(Plant(1, "parent"))
+pending = store.submit(Plant(2, "pending"))
+parent_connections = store._connections
+child = ctypes.PyDLL(None).fork()
+if not child:
+    try:
+        pending.result()
+    except StoreUnavailable as error:
+        assert "fork before the first use" in str(error)
+    assert store._connections is not parent_connections
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+store.close()
+assert store._connections is parent_connections
+"""
+
 PREPARED = """
 import os, sys
 from plants.stores import Plant, open_store
@@ -221,6 +242,11 @@ class StoreContract(StoreSuite):
         for plant_id, results in enumerate(zip(*outcomes, strict=True)):
             [winner] = (name for name, result in zip("abcd", results, strict=True) if result == "added")
             assert store.get(plant_id) == Plant(plant_id, winner)
+
+    @pytest.mark.usefixtures("no_subprocess_coverage")
+    def test_a_store_notices_a_fork_without_pythons_hooks(self, persistent_url: str) -> None:
+        """uWSGI forks in C."""
+        subprocess.run([sys.executable, "-c", FORKING_IN_C, persistent_url], check=True, timeout=60)
 
     def test_forked_processes_use_a_prepared_store(self, persistent_url: str) -> None:
         subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, persistent_url], check=True, timeout=60)
