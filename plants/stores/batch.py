@@ -95,12 +95,11 @@ class BatchStore(GroupCommitStore):
 
     def _begin_call(self) -> float:
         """Return the deadline of a call. In a forked child, first replace the connections and the locks."""
-        if self._pid != os.getpid():  # Do not rely on Python's hooks, because uWSGI forks without calling them.
-            with fork_safe_lock:
-                if self._pid != os.getpid():
-                    # Keep a reference, because garbage collection would close the parent's connections.
-                    self._inherited_connections.append(self._connections)
-                    self._start()
+        with fork_safe_lock:
+            if self._pid != os.getpid():  # Do not rely on Python's hooks, because uWSGI forks without calling them.
+                # Keep a reference, because garbage collection would close the parent's connections.
+                self._inherited_connections.append(self._connections)
+                self._start()
         return time.monotonic() + self._timeout
 
     def submit(self, plant: Plant) -> _PendingAdd:
