@@ -2,7 +2,6 @@
 
 import mmap
 import operator
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from functools import partial
 
 from plants.stores import GroupCommitStore, Plant, StoreUnavailable
 from plants.stores.breaker import CircuitBreaker
-from plants.stores.connections import CREATED, Connections, Outcomes, PlantRejected
+from plants.stores.connections import CREATED, Connections, Outcomes, PlantRejected, process_identity
 from plants.stores.memory import fork_safe_lock
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
@@ -91,12 +90,12 @@ class BatchStore(GroupCommitStore):
         self._lock = threading.Lock()
         self._full_batches: set[_Batch] = set()  # full, but no commit has collected their plants yet
         self._batch = _Batch(self._breaker, self._commit)
-        self._pid = os.getpid()
+        self._process = process_identity()
 
     def _begin_call(self) -> float:
         """Return the deadline of a call. In a forked child, first replace the connections and the locks."""
         with fork_safe_lock:
-            if self._pid != os.getpid():  # Do not rely on Python's hooks, because uWSGI forks without calling them.
+            if self._process != process_identity():
                 # Keep a reference, because garbage collection would close the parent's connections.
                 self._inherited_connections.append(self._connections)
                 self._start()

@@ -1,6 +1,7 @@
 """The interface of the connections of one process, which a BatchStore uses."""
 
 import abc
+import os
 from collections.abc import Callable
 
 from plants.stores import Plant
@@ -14,6 +15,23 @@ CREATED = 1
 WAL_LOST = 2  # SQLite's write-ahead log was removed or replaced while connections were open.
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
+
+_forks = [0]
+
+
+def process_identity() -> tuple[int, int]:
+    """Return the number of forks and the process id, which together differ from those of every ancestor.
+
+    The process id alone could return. The number alone would miss a fork of uWSGI, which does not call the hook.
+    """
+    return _forks[0], os.getpid()
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class PlantRejected(Exception):

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes
+from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes, process_identity
 from plants.stores.memory import fork_safe_lock
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
@@ -46,13 +46,13 @@ _log = logging.getLogger(__name__)
 # The files that this process has open, and the paths of those that its parent had open when it forked.
 _open_files: "weakref.WeakSet[_OpenFile]" = weakref.WeakSet()
 _inherited_files: set[str] = set()
-_known_pid = [os.getpid()]
+_known_process = [process_identity()]
 
 
 def _check_fork() -> None:
     with fork_safe_lock:
-        if _known_pid != [os.getpid()]:
-            _known_pid[:] = [os.getpid()]
+        if _known_process != [process_identity()]:
+            _known_process[:] = [process_identity()]
             _inherited_files.update(file.real_path for file in _open_files)
             _open_files.clear()
 

@@ -73,6 +73,23 @@ store.close()
 assert store._connections is parent_connections
 """
 
+SAME_PID = """
+import os, sys
+from plants.stores import Plant, open_store
+
+store = open_store(sys.argv[1])
+store.add(Plant(1, "parent"))
+parent_connections = store._connections
+pid = os.getpid()
+child = os.fork()
+if not child:
+    os.getpid = lambda: pid
+    store.close()
+    assert store._connections is not parent_connections
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
 PREPARED = """
 import os, sys
 from plants.stores import Plant, open_store
@@ -242,6 +259,10 @@ class StoreContract(StoreSuite):
         for plant_id, results in enumerate(zip(*outcomes, strict=True)):
             [winner] = (name for name, result in zip("abcd", results, strict=True) if result == "added")
             assert store.get(plant_id) == Plant(plant_id, winner)
+
+    def test_a_store_notices_a_fork_whose_process_id_is_its_own(self, persistent_url: str) -> None:
+        """A process id can return in a descendant."""
+        subprocess.run([sys.executable, "-c", SAME_PID, persistent_url], check=True, timeout=60)
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_a_store_notices_a_fork_without_pythons_hooks(self, persistent_url: str) -> None:
