@@ -446,6 +446,13 @@ def test_nothing_is_written_if_the_shm_file_is_gone(store: SQLiteStore, path: Pa
         assert log.read_bytes() == before
 
 
+def test_a_removed_shm_file_is_not_a_lost_wal(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    path.with_name("plants.db-shm").unlink()
+    with pytest.raises(StoreUnavailable, match="the file or a file beside it was removed or replaced"):
+        connections_of(store).check(time.monotonic() + 20)
+
+
 def test_close_does_not_checkpoint_if_the_shm_file_is_gone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     with closing(sqlite3.connect(path)) as other:
