@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import resource
 import select
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from plants.server.calls import current_request
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
-from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS
+from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS, _allow_descriptors
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
@@ -244,6 +245,26 @@ def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCapt
         driver.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
     driver.end()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "new_soft", "possible"),
+    [
+        (1024, 4096, 100, 1024, 100),
+        (1024, resource.RLIM_INFINITY, 2000, 2100, 2000),
+        (1024, 1500, 2000, 1500, 1400),
+        (50, 100, 2000, 100, 1),
+    ],
+    ids=["enough", "no hard limit", "hard limit", "too low"],
+)
+def test_the_hard_limit_of_descriptors_limits_the_connections(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, connections: int, new_soft: int, possible: int
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert _allow_descriptors(connections) == possible
+    assert limits == [(new_soft, hard)]
 
 
 # A full event loop
