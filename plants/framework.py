@@ -34,6 +34,7 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
                 env[name] = str(env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
         # If SCRIPT_NAME is set, do not defer: the outer application may read the status before the body. Bottle does.
         if not env.get("server.deferred_response") or env.get("SCRIPT_NAME"):
+            env.pop("plants.pending_adds", None)  # Middleware may use the environ of an earlier call.
             return super().__call__(env, start_response)
         response = _DeferredResponse(env, start_response)
         env["plants.pending_adds"] = response.pending_adds

@@ -35,6 +35,7 @@ class Request:
             "server.deferred_response": True,
         } | environ
         setup_testing_defaults(environ)
+        self.environ = environ
         self.iterable: Iterable[bytes] = app(environ, lambda *arguments: self.started.append(arguments))
 
     def finish(self) -> tuple[str, list[tuple[str, str]], bytes]:
@@ -150,6 +151,15 @@ def test_a_discarded_response_still_stores_its_plant(app: Any, store: PlantStore
         request.iterable.close()  # type: ignore[attr-defined]
     assert store.get(1) == Plant(1, "Fern")
     assert [request.started for request in requests] == [[], []]
+
+
+def test_an_environ_that_is_used_again_defers_nothing(app: Any, store: PlantStore) -> None:
+    """Middleware may call a second application with the environ of the first."""
+    environ = Request(app, new_plant(id=1)).environ
+    del environ["server.deferred_response"]
+    body = new_plant(id=2)
+    app(environ | {"CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}, lambda *_: None)
+    assert store.get(2) == Plant(2, "Fern")
 
 
 def test_a_response_that_is_closed_too_early_is_correct(app: Any) -> None:
