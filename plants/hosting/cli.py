@@ -71,8 +71,10 @@ def _without_command(parser: ArgumentParser) -> NoReturn:
 
 
 def _print(text: str, file: Any = None) -> None:
+    # A path may have bytes that are not text, or characters that the output cannot encode.
+    encoding = getattr(file or sys.stdout, "encoding", "utf-8")
     try:
-        print(text, file=file, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
     except OSError as error:
         sys.stdout = None  # Otherwise Python would try again at exit, and print an error.
         stop(f"cannot write to standard output: {error.strerror}")
@@ -193,9 +195,7 @@ def _config(options: Namespace) -> None:
     if options.json:
         _print(json.dumps({name: {"value": value, "from": origin} for name, (value, origin) in rows.items()}, indent=2))
     else:
-        # A path may have bytes that are not text.
-        lines = (f"{name}={value}  # {origin}" for name, (value, origin) in rows.items())
-        _print("\n".join(lines).encode(errors="backslashreplace").decode())
+        _print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
 
 
 def _token(_options: Namespace) -> None:

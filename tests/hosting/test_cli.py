@@ -150,6 +150,13 @@ def test_the_configuration_shows_a_path_of_any_bytes(tmp_path: Path) -> None:
     assert rf"PLANTS_TOKENS_FILE={tmp_path}/t\udcffkens  # environment" in result.stdout.splitlines()
 
 
+def test_the_configuration_escapes_what_its_output_cannot_encode(tmp_path: Path) -> None:
+    env = {"PLANTS_STORE": f"sqlite:///{tmp_path}/\u20ac.db", "PYTHONIOENCODING": "ascii"}
+    result = run(*PLANTS, "config", PLANTS_TOKENS=TOKEN, **env)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert rf"PLANTS_STORE=sqlite:///{tmp_path}/\u20ac.db  # environment" in result.stdout.splitlines()
+
+
 def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
