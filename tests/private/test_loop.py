@@ -436,6 +436,21 @@ def test_a_stopping_worker_waits_briefly_for_a_first_request(driver: Driver) -> 
     client.close()
 
 
+def test_a_stopping_loop_serves_the_whole_backlog() -> None:
+    driver = Driver(socket.create_server(("127.0.0.1", 0)))
+    driver.run_once()
+    # An iteration accepts 16 connections.
+    clients = [socket.create_connection(driver.listener.sock.getsockname()) for _ in range(20)]
+    for client in clients:
+        client.sendall(GET)
+    driver.loop.stop()
+    driver.loop.run(60, lambda: None)
+    for client in clients:
+        with client:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
 def test_a_stopping_worker_waits_briefly_for_a_client_to_close(driver: Driver) -> None:
     driver.loop.stop()
     client, connection = driver.connect()
@@ -795,6 +810,7 @@ def test_only_a_server_with_threads_accepts_deferred_responses() -> None:
             while not environs:
                 driver.run_once()
         assert environs[0]["server.deferred_response"] is bool(threads)
+        assert environs[0]["wsgi.version"] == (1, 0)
         driver.end()
 
 

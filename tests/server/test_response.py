@@ -62,6 +62,15 @@ def test_the_applications_date_replaces_the_servers_date(sock: socket.socket, na
     assert sent == f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [("www-authenticate", "WWW-Authenticate"), ("x-a", "X-A"), ("X-a", "X-a"), ("X-A-b", "X-A-b")],
+)
+def test_header_names_in_lower_case_are_capitalized(name: str, sent: str) -> None:
+    response = make_response("200 OK", [(name, "b")], b"", is_head=False)
+    assert response.head == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
+
+
 @pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
 def test_a_response_has_the_applications_status_and_headers(status: str, body: bytes) -> None:
     response = make_response(status, [("X-A", "b")], b"body", is_head=False)
