@@ -32,10 +32,15 @@ class OwnStore(PlantStore):
     def close(self):
         pass
 """
-# This continues the class of ``OWN_STORE``. ``add=add`` refers to the method that this one replaces.
+# These continue the class of ``OWN_STORE``. ``add=add`` refers to the method that this one replaces.
 ROUNDING = """
     def add(self, plant, add=add):
         add(self, plant._replace(id=float(plant.id)))
+"""
+TUPLES = """
+    def get(self, plant_id, get=get):
+        plant = get(self, plant_id)
+        return plant and tuple(plant)
 """
 SNIPPETS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "embedding.md").read_text(), re.DOTALL)
 [SUITE] = [snippet for snippet in SNIPPETS if "StoreSuite" in snippet]
@@ -57,6 +62,7 @@ def test_a_store_of_another_project_passes_the_suite(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_store_that_rounds_ids_fails_the_suite(tmp_path: Path) -> None:
-    output = run(OWN_STORE + ROUNDING + SUITE, tmp_path)
+@pytest.mark.parametrize("fault", [ROUNDING, TUPLES], ids=["rounded ids", "tuples"])
+def test_a_store_that_returns_other_plants_fails_the_suite(tmp_path: Path, fault: str) -> None:
+    output = run(OWN_STORE + fault + SUITE, tmp_path)
     assert re.findall(r"^FAILED .*::(\w+)", output, re.MULTILINE) == ["test_every_int64_is_an_id_of_its_own"]
