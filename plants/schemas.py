@@ -67,7 +67,7 @@ class FastSchema(Schema):
             any(self._hooks.values())
             or self.dict_class is not dict
             or self.opts.render_module is not json
-            or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # super() may be a mixin.
+            or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # A mixin may follow it.
             or any(getattr(type(self), name) is not getattr(FastSchema, name) for name in _OVERRIDABLE)
             or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
         ):

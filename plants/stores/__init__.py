@@ -60,7 +60,7 @@ class PlantStore(abc.ABC):
 
     @abc.abstractmethod
     def get(self, plant_id: int) -> Plant | None:
-        """Return the plant with this id, or None, without waiting for a lock that a writer holds.
+        """Return the plant with this id, or None, without waiting for a commit.
 
         :raises StoreUnavailable: the store cannot be read now.
         """

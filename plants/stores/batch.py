@@ -103,7 +103,7 @@ class BatchStore(GroupCommitStore):
 
     def submit(self, plant: Plant) -> _PendingAdd:
         deadline = self._begin_call()
-        # If a member has the wrong type, these raise a TypeError before the plant joins a batch, which would fail.
+        # If a member has the wrong type, raise a TypeError now. In a batch, the plant would make all plants fail.
         operator.index(plant.id)
         characters = str.__len__(plant.name) + str.__len__(plant.tag or "")
         with self._lock:

@@ -157,15 +157,15 @@ def difference(ours: Parsed, other: Parsed) -> str:
     return ""
 
 
-BAD_SPACE = "white space around ; and = in an extension must be accepted (RFC 9112, section 7.1.1)"
+EXTENSION_SPACE = "white space around ; and = in an extension must be accepted (RFC 9112, section 7.1.1)"
 # The other server, a pattern of the sent bytes, and why this server may differ. The first match applies.
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
     ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that starts no escape is literal (Node and gthread agree)"),
     ("go", r"\r\n0{16,}4?\r\n", "a chunk's size may have leading zeros (RFC 9112, section 7.1)"),
     ("go", r"\r\n4;a{4096,}\r\n", "an extension may be longer than Go's 4,096 bytes, up to the limit of a header"),
-    ("go", r"\r\n4[ \t]+;", BAD_SPACE),
-    ("node", r"\r\n4(?:[ \t]+;|;[ \t]|;a[ \t]+=|;a=[ \t])", BAD_SPACE),
+    ("go", r"\r\n4[ \t]+;", EXTENSION_SPACE),
+    ("node", r"\r\n4(?:[ \t]+;|;[ \t]|;a[ \t]+=|;a=[ \t])", EXTENSION_SPACE),
     (
         "node",
         rf"^\r?\n?(?!(?:{'|'.join(NODE_METHODS)}) )[^ ]+ ",
@@ -175,7 +175,6 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("node", r"(?i)\nContent-Length:[ \t]*\d+\t\r\n", "a tab may follow a value (RFC 9110, section 5.6.3)"),
     ("node", r"(?i)\nUpgrade:", "a server may ignore Upgrade and respond as usual (RFC 9110, section 7.8)"),
     ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is not a field of HTTP (RFC 9112, appendix C.2.2)"),
-    ("node", r"\r\n0\r\nConnection: close\r\n", "a trailer does not control the connection (RFC 9110, section 6.5.1)"),
 )
 
 

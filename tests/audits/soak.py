@@ -10,7 +10,7 @@ The exit status is 0 if all of this is true:
 - Each acknowledged plant is still stored.
 - The workers are the same as before, no connection is left, and at most ``STORE_FILES`` more files are open.
 - The memory of the largest worker hardly grew. Its peak in the last third of the run exceeds its peak in the middle
-  third by less than 8 MiB plus 600 bytes for each 200 response that a good client received in the whole run.
+  third by less than 8 MiB plus 600 bytes for each plant that a good client stored in the whole run.
 - Each line of the log matches ``EXPLAINED``.
 """
 

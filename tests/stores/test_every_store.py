@@ -222,7 +222,7 @@ class StoreContract(StoreSuite):
         assert store.get(plant_id) is None
 
     @pytest.mark.parametrize("fields", [(1, 5), (1, None, "x"), (1, b"oak"), (1, ["oak"]), (1, "oak", 5)], ids=repr)
-    def test_text_that_is_not_a_string_is_not_stored(self, store: PlantStore, fields: Any) -> None:
+    def test_a_name_or_tag_that_is_not_a_string_is_rejected(self, store: PlantStore, fields: Any) -> None:
         with pytest.raises(TypeError):
             store.add(Plant(*fields))
         store.check()  # It is no outage.

@@ -625,7 +625,7 @@ def test_a_read_waits_for_another_read(store: SQLiteStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         with connections_of(store)._read_lock:
             reading = pool.submit(store.get, 1)
-            with pytest.raises(TimeoutError):  # It raises nothing else, because it waits.
+            with pytest.raises(TimeoutError):  # The read has neither returned nor failed.
                 reading.result(0.05)
         assert reading.result(60) == Plant(1, "oak")
 
