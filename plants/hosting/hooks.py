@@ -91,8 +91,9 @@ def pre_exec(server: Any) -> None:
     Gunicorn calls this in a fork of the master. If an exception ended the fork, Gunicorn would stop the master's
     workers, and remove the master's unix sockets and pid file.
     """
+    cwd = server.START_CTX["cwd"] = server.cfg.settings["chdir"].default  # Before --chdir, for paths that are relative.
     try:
-        os.chdir(server.START_CTX["cwd"])
+        os.chdir(cwd)
         Path(server.START_CTX[0]).stat()
     except OSError as error:
         server.log.error("a new master cannot start: %s", error)

@@ -538,7 +538,8 @@ def test_serve_accepts_the_name_of_another_application(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [SERVE, [*SCRIPT, "serve"]], ids=["python -m plants", "plants"])
 def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("worker_connections = 7\nworkers = 1\n")
-    with serving("--config", "mine.py", command=["env", "-u", "PLANTS_TOKENS", *command], cwd=tmp_path) as service:
+    command = ["env", "-u", "PLANTS_TOKENS", *command]
+    with serving("--config", "mine.py", "--chdir", "/", command=command, cwd=tmp_path) as service:
         token = service.wait_for(r"no token is set; .*: ([\w-]+)")[1]
         service.wait_for("Booting worker")
         old = children(service.process.pid)
@@ -548,7 +549,7 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
         service.wait_for("Booting worker", after=before)
         [new] = {*children(service.process.pid)} - {*old}
         arguments = Path(f"/proc/{new}/cmdline").read_bytes().decode().split("\0")
-        assert arguments[2:-1] == ["serve", "--bind", "127.0.0.1:0", "--config", "mine.py"]
+        assert arguments[2:-1] == ["serve", "--bind", "127.0.0.1:0", "--config", "mine.py", "--chdir", "/"]
         service.process.terminate()
         service.process.wait(60)
         try:
