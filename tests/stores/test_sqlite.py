@@ -1033,6 +1033,22 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
 
 
+def test_no_pause_is_as_long_as_a_slow_commit(store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def release_the_lock(seconds: float) -> None:
+        pauses.append(seconds)
+        other.rollback()
+
+    pauses: list[float] = []
+    times = count(time.monotonic(), 0.5)  # Half a second passes between two looks at the clock.
+    store.add(Plant(0, "oak"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        clock = SimpleNamespace(monotonic=lambda: next(times), sleep=release_the_lock)
+        monkeypatch.setattr("plants.stores.sqlite.time", clock)
+        store.add(Plant(1, "oak"))
+    assert max(pauses) == 0.002
+
+
 def test_an_add_that_did_not_wait_does_not_pause(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     call_before_each_pause(monkeypatch, lambda: pauses.append(None))
