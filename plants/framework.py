@@ -22,7 +22,7 @@ def json_app(*middleware: Any) -> "_App":
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
-    # By default the set has WEBSOCKET. Falcon rejects a method in the set with 400 before any middleware runs.
+    # Falcon responds with 400 to the methods in this set before any middleware runs. By default it has WEBSOCKET.
     _META_METHODS = frozenset()
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

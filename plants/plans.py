@@ -1,4 +1,4 @@
-"""Load documents and dump plants with the plans that a schema makes of its fields. A compiled wheel compiles this."""
+"""Load documents and dump plants with the plans that a schema makes of its fields. mypyc can compile this module."""
 
 from collections.abc import Callable
 from typing import Any

@@ -67,7 +67,7 @@ class FastSchema(Schema):
             any(self._hooks.values())
             or self.dict_class is not dict
             or self.opts.render_module is not json
-            or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # A mixin may follow it.
+            or type(self).__mro__[-len(FastSchema.__mro__) :] != FastSchema.__mro__  # A mixin may follow FastSchema.
             or any(getattr(type(self), name) is not getattr(FastSchema, name) for name in _OVERRIDABLE)
             or not all("." not in name and _is_plain(field) for name, field in self.fields.items())
         ):
@@ -100,7 +100,7 @@ class FastSchema(Schema):
         except ValidationError as error:
             if type(error) is not ValidationError:
                 raise
-            # The handle_error of a subclass returned, so marshmallow raised its own exception.
+            # A subclass has a handle_error that does not raise, so marshmallow raised its own exception.
             raise NotAPlant(error.messages, data=error.data, valid_data=error.valid_data) from None
 
     def dumps(self, obj: Any, *args: Any, **options: Any) -> Any:

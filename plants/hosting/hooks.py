@@ -91,7 +91,8 @@ def pre_exec(server: Any) -> None:
     Gunicorn calls this in a fork of the master. If an exception ended the fork, Gunicorn would stop the master's
     workers, and remove the master's unix sockets and pid file.
     """
-    cwd = server.START_CTX["cwd"] = server.cfg.settings["chdir"].default  # Before --chdir, for paths that are relative.
+    # Relative paths refer to the directory before --chdir.
+    cwd = server.START_CTX["cwd"] = server.cfg.settings["chdir"].default
     try:
         os.chdir(cwd)
         Path(server.START_CTX[0]).stat()

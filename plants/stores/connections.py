@@ -22,7 +22,7 @@ _forks = [0]
 def process_identity() -> tuple[int, int]:
     """Return the number of forks and the process id, which together differ from those of every ancestor.
 
-    The process id alone could return. The number alone would miss a fork of uWSGI, which does not call the hook.
+    The system may give a descendant the same process id again. A fork by uWSGI does not call the hook that counts.
     """
     return _forks[0], os.getpid()
 

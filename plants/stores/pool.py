@@ -32,7 +32,7 @@ _C = TypeVar("_C", bound=PoolConnection)
 class ConnectionPool(Generic[_C]):
     """Connections of one process. Each serves one caller at a time.
 
-    If no further connection can be opened, callers wait for an open one. They fail early only if there is none.
+    If no further connection can be opened, callers wait until one is released. They fail early only if none is open.
 
     :param connect: opens a connection; it may raise any exception, and take any time.
     """

@@ -95,7 +95,7 @@ def test_each_of_several_tokens_is_valid(token: str) -> None:
     [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]],
     ids=["none", "empty", "a space", "a comma", "not ASCII", "padding first", "a line feed", "one of two"],
 )
-def test_create_app_rejects_no_tokens_and_malformed_ones(tokens: list[str]) -> None:
+def test_create_app_rejects_an_empty_list_and_malformed_tokens(tokens: list[str]) -> None:
     message = r"^a token .* see RFC 6750$" if tokens else "^there is no token, so"
     with pytest.raises(ValueError, match=message) as caught:
         plants.create_app(tokens=tokens)

@@ -163,7 +163,6 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("go", r"^\r\n|^[^\r].*\r\n\r\n\r\n$", "an empty line before a request is ignored (RFC 9112, section 2.2)"),
     ("go", r"^\S+ \S*%(?![0-9A-Fa-f]{2})", "a percent sign that starts no escape is literal (Node and gthread agree)"),
     ("go", r"\r\n0{16,}4?\r\n", "a chunk's size may have leading zeros (RFC 9112, section 7.1)"),
-    ("go", r"\r\n4;a{4096,}\r\n", "an extension may be longer than Go's 4,096 bytes, up to the limit of a header"),
     ("go", r"\r\n4[ \t]+;", EXTENSION_SPACE),
     ("node", r"\r\n4(?:[ \t]+;|;[ \t]|;a[ \t]+=|;a=[ \t])", EXTENSION_SPACE),
     (

@@ -627,7 +627,7 @@ def test_tls_settings_that_yield_no_tls_stop_the_start(options: str, content: st
     assert re.fullmatch(line, error_line(result))
 
 
-def test_a_store_that_blocks_gets_a_thread_despite_threads_1(tmp_path: Path) -> None:
+def test_a_blocking_store_gets_a_thread_even_if_threads_is_1(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [])\n"

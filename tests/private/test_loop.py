@@ -168,7 +168,7 @@ class HeaderPerCall(Service):
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n", b"408"),
     ],
 )
-def test_after_head_is_called_once_for_each_request(data: bytes, status: bytes) -> None:
+def test_the_hook_after_head_is_called_once_per_request(data: bytes, status: bytes) -> None:
     driver = Driver(service=HeaderPerCall())
     client, connection = driver.connect()
     with client:
@@ -749,7 +749,7 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("size", "paths"), [(1, ["/1", "/2", "/3"]), (900, ["/1", "/3", "/2"])], ids=["small", "large"]
 )
-def test_small_requests_overtake_large_calls_left_over(
+def test_small_requests_overtake_large_ones_that_a_batch_left(
     monkeypatch: pytest.MonkeyPatch, size: int, paths: list[str]
 ) -> None:
     monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)

@@ -197,7 +197,7 @@ def test_the_app_fixture_fails_on_demand(plants_app: Client) -> None:
         plants_app.post_json("/plants", {"id": 1, "name": "Fern"})
 
 
-def test_a_server_limits_bodies_and_has_request_headers() -> None:
+def test_a_server_limits_bodies_and_has_headers_for_a_create() -> None:
     with serve(max_body_bytes=30, token="mine") as server:
         assert server.headers == {"Authorization": "Bearer mine", "Content-Type": "application/json"}
         assert repr(server) == f"<Server {server.url}>"

@@ -146,7 +146,7 @@ def test_a_field_with_an_underscore_leaves_no_key_in_the_environ() -> None:
     assert parse(head(b"X_A: a")).environ == parse(head()).environ
 
 
-def test_connect_closes_the_connection() -> None:
+def test_the_method_connect_ends_keep_alive() -> None:
     assert not parse(head(line=b"CONNECT / HTTP/1.1")).keep_alive
 
 

@@ -260,8 +260,8 @@ class StoreContract(StoreSuite):
             [winner] = (name for name, result in zip("abcd", results, strict=True) if result == "added")
             assert store.get(plant_id) == Plant(plant_id, winner)
 
-    def test_a_store_notices_a_fork_whose_process_id_is_its_own(self, persistent_url: str) -> None:
-        """A process id can return in a descendant."""
+    def test_a_store_notices_a_fork_with_its_parents_process_id(self, persistent_url: str) -> None:
+        """The system may give a descendant the process id of an ancestor that has ended."""
         subprocess.run([sys.executable, "-c", SAME_PID, persistent_url], check=True, timeout=60)
 
     @pytest.mark.usefixtures("no_subprocess_coverage")

@@ -1033,7 +1033,9 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
 
 
-def test_no_pause_is_as_long_as_a_slow_commit(store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_after_a_slow_commit_is_short(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def release_the_lock(seconds: float) -> None:
         pauses.append(seconds)
         other.rollback()

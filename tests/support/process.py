@@ -55,7 +55,7 @@ def _send_to_reaper(number: int) -> None:
 
 
 def start(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a process that leads a process group; `end` and the end of the test run kill the whole group."""
+    """Start a process that leads a process group. The whole group is killed by `end`, or when the test run is over."""
     process = subprocess.Popen(command, start_new_session=True, **options)
     _send_to_reaper(process.pid)
     return process
