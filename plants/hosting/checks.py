@@ -110,7 +110,6 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
             if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
                 probe.listen()  # Without this, the same address could be bound a second time.
         case str(path):
-            tempfile.TemporaryFile(dir=Path(path).parent).close()  # The folder must be writable.
             if Path(path).exists() and not Path(path).is_socket():
                 raise OSError(errno.ENOTSOCK, "not a socket")
             with socket.socket(socket.AF_UNIX) as client:
@@ -118,6 +117,7 @@ def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
                 # Gunicorn would replace a running service's socket. On exit, that service would remove the new socket.
                 if client.connect_ex(path) in {0, errno.EAGAIN}:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            tempfile.TemporaryFile(dir=Path(path).parent).close()  # The folder must be writable.
 
 
 @contextmanager
@@ -145,8 +145,8 @@ def as_workers(cfg: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _or_stop(problem: str, remedy: str) -> Iterator[None]:
+def _or_stop(problem: str, another: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any error of the system, of a certificate or of a name look-up
-        stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {remedy}")
+        stop(f"{problem} ({getattr(error, 'strerror', None) or error}); choose another {another}")
