@@ -58,7 +58,7 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     elif not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
-    stream: Any = req.stream  # Falcon declares that read() returns bytes. Compiled code would reject a bytearray.
+    stream: Any = req.stream  # Not Falcon's type: with it, compiled code would reject a bytearray from read().
     limit = max_bytes + 1 if length is None else length
     chunks = []
     received = 0

@@ -1,4 +1,4 @@
-"""Load documents and dump plants with the plans that a schema makes of its fields. mypyc can compile this module."""
+"""Load documents and dump plants by a plan, which has what is needed of each field. mypyc can compile this module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ DumpPlan = list[tuple[str, str, type, Callable[[Any], str]]]
 def load_by_plan(plan: LoadPlan, document: dict[str, Any]) -> dict[str, Any] | None:
     """Return the members that the plan has, or None if one is missing or invalid.
 
-    :raises marshmallow.ValidationError: a member is invalid.
+    :raises marshmallow.ValidationError: one of the functions that raise it rejected a member.
     """
     loaded = {}
     for name, kind, required, predicates, validators in plan:

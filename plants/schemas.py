@@ -41,7 +41,7 @@ class NotAPlant(ValidationError):
 
 
 class FastSchema(Schema):
-    """A schema that loads valid documents and dumps plants without marshmallow, which takes eight times as long.
+    """A schema that loads valid documents and dumps plants itself, in an eighth of the time that marshmallow takes.
 
     Each schema checks its own declaration. If it has hooks, or a field whose type or options the fast path does not
     handle, marshmallow does everything. So the result is always what marshmallow would return.

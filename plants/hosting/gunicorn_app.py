@@ -46,7 +46,7 @@ class UserConfiguration(WSGIApplication):
     """Gunicorn's defaults, overridden by the user's configuration file, ``GUNICORN_CMD_ARGS`` and options."""
 
     cfg: Any
-    # The module plants.hosting has no Gunicorn settings. Without it, Gunicorn would read ./gunicorn.conf.py.
+    # This module has no settings of Gunicorn. If none were named here, Gunicorn would read ./gunicorn.conf.py.
     base = "python:plants.hosting"
 
     def load_default_config(self) -> None:
@@ -115,7 +115,7 @@ class Serve(UserConfiguration):
             if self.cfg.check_config or (self.cfg.daemon and "GUNICORN_PID" not in os.environ):
                 self._check()
             super().run()
-        except HaltServer as error:  # A second worker may fail to start while Gunicorn stops because of the first.
+        except HaltServer as error:  # Gunicorn handles a worker that fails to start, but not a second one.
             stop(error.reason)
         except Exception as error:  # any error that Gunicorn does not catch at startup
             stop(error)

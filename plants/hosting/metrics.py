@@ -108,7 +108,7 @@ class Metrics:
             buckets=_BUCKETS,
             registry=None,
         )
-        # Open the file now. If its folder is missing later, a response that had to open the file would fail.
+        # The first labels() opens the file. If this waited, and the folder were missing then, a response would fail.
         self._duration_histogram.labels("POST", "/plants", "200", "")
         self._connections_gauge = gauge("plants_connections", "Open connections.")
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")

@@ -34,7 +34,8 @@ class Shared:
     """State that all connections of an event loop share.
 
     ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished_connections`` have received bytes
-    that did not fit into one step. ``ready_requests`` have arrived completely, or have a body that is too large.
+    that are not parsed yet, because one step parses little. ``ready_requests`` have arrived completely, or have a body
+    that is too large.
     """
 
     def __init__(self, selector: BaseSelector, service: Service, limits: Limits, timeouts: Timeouts) -> None:

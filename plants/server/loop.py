@@ -22,8 +22,8 @@ from plants.server.tls import TLS
 
 # After this much work of one kind, the loop goes on to the next kind, so that a burst cannot delay other clients.
 _MAX_ACCEPTS_PER_ITERATION: Final = 16
-# A stage handles up to this many events before the applications are called. Also, at most this many connections are
-# shed at a time.
+# A stage of an iteration handles up to this many events, then calls the applications for them, then responds. Also, at
+# most this many connections are shed at a time.
 _MAX_STEPS_PER_STAGE: Final = 64
 _MAX_UNFINISHED_PER_ITERATION: Final = 32
 _MAX_EXPIRED_PER_ITERATION: Final = 32

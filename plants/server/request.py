@@ -83,7 +83,7 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
-    of it has been received. The data for the first ``feed`` begins with the last ``overlap`` bytes of the head.
+    of it has been received. The first ``feed`` also needs the last ``overlap`` bytes of the head: none here.
     """
 
     overlap: int = 0

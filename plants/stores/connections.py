@@ -22,7 +22,8 @@ _forks = [0]
 def process_identity() -> tuple[int, int]:
     """Return the number of forks and the process id, which together differ from those of every ancestor.
 
-    The system may give a descendant the same process id again. A fork by uWSGI does not call the hook that counts.
+    Neither suffices alone: the system may give a descendant the process id of an ancestor that has ended, and a fork by
+    uWSGI does not call the hook that counts.
     """
     return _forks[0], os.getpid()
 

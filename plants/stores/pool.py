@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from plants.stores import StoreUnavailable
 
-_RECONNECT_SECONDS = 1.0  # the pause after a failed attempt; without an open connection there is no pause
+_RECONNECT_SECONDS = 1.0  # If a connection is open, the pool waits this long after a failed attempt to open another.
 
 
 class PoolConnection(Protocol):

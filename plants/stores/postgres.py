@@ -52,7 +52,7 @@ _GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
-# For this long after a check of the table, a row that was not inserted is assumed to have an id in use.
+# If a row is not inserted, its id is in use, or the table has changed; the table is checked at most this often.
 _CHECK_SECONDS = 0.1
 
 _T = TypeVar("_T")

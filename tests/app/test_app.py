@@ -106,7 +106,7 @@ def test_an_environ_value_that_is_not_a_string_is_no_500(app: Any, key: str, val
 
 
 @pytest.mark.parametrize("environ", [{"QUERY_STRING": 1}, {"HTTP_CONTENT_ENCODING": None}], ids=repr)
-def test_an_environ_may_have_none_and_numbers(app: Any, environ: dict[str, Any]) -> None:
+def test_values_of_the_environ_may_be_none_or_numbers(app: Any, environ: dict[str, Any]) -> None:
     assert call(app, io.BytesIO(new_plant()), CONTENT_LENGTH=len(new_plant()), **environ).plant == {"name": "Fern"}
 
 

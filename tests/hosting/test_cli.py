@@ -531,7 +531,7 @@ def test_serve_accepts_the_name_of_another_application(tmp_path: Path) -> None:
         "def app(environ, start_response):\n"
         "    return wrapped(environ | {'PATH_INFO': '/livez'}, start_response)\n"
     )
-    with serving("wrapped:app", "--chdir=.", cwd=tmp_path) as service:  # between two options
+    with serving("wrapped:app", "--chdir=.", cwd=tmp_path) as service:  # --bind precedes the name.
         assert service.send(method="GET", path="/anything", headers=[]).body == b'{"status": "live"}'
 
 

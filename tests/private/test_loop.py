@@ -327,7 +327,7 @@ def test_a_full_loop_closes_the_longest_idle_connection(full: FullDriver) -> Non
     assert first.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_full_loop_logs_no_connection_that_it_closes(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_a_connection_to_make_room_logs_nothing(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
     closed = full.accept()
     for _ in range(3):
         full.accept()
@@ -976,7 +976,7 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
     driver.end()
 
 
-def test_requests_rejected_behind_stuck_threads_free_memory() -> None:
+def test_the_queue_for_stuck_threads_drops_rejected_requests() -> None:
     gated = GatedApp()
     driver = Driver(app=gated, threads=2, max_batch=1)
     for number in range(60):
