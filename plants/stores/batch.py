@@ -89,20 +89,20 @@ class BatchStore(GroupCommitStore):
         self._breaker = CircuitBreaker(self._connections.check)
         self._lock = threading.Lock()
         self._full_batches: set[_Batch] = set()  # full, but no commit has collected their plants yet
-        self._batch = _Batch(self._breaker, self._commit)
+        self._batch = self._new_batch()
         self._process = process_identity()
 
-    def _begin_call(self) -> float:
-        """Return the deadline of a call. In a forked child, first replace the connections and the locks."""
+    def _check_fork(self) -> None:
+        """In a forked child, replace the connections and the locks."""
         with fork_safe_lock:
             if self._process != process_identity():
                 # Keep a reference, because garbage collection would close the parent's connections.
                 self._inherited_connections.append(self._connections)
                 self._start()
-        return time.monotonic() + self._timeout
 
     def submit(self, plant: Plant) -> _PendingAdd:
-        deadline = self._begin_call()
+        self._check_fork()
+        deadline = time.monotonic() + self._timeout
         # If a member has the wrong type, raise a TypeError now. In a batch, the plant would make all plants fail.
         operator.index(plant.id)
         characters = str.__len__(plant.name) + str.__len__(plant.tag or "")
@@ -110,19 +110,20 @@ class BatchStore(GroupCommitStore):
             batch = self._batch
             if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
                 self._full_batches.add(batch)
-                batch = self._batch = _Batch(self._breaker, self._commit)
+                batch = self._batch = self._new_batch()
             index = len(batch.plants)
             batch.plants.append(plant)
             batch.characters += characters
         return _PendingAdd(batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        deadline = self._begin_call()
+        self._check_fork()
+        deadline = time.monotonic() + self._timeout
         return self._connections.find(plant_id, deadline) if -(2**63) <= plant_id < 2**63 else None
 
     def check(self) -> None:
-        deadline = self._begin_call()  # It may replace the breaker.
-        self._breaker.probe(deadline)
+        self._check_fork()
+        self._breaker.probe(time.monotonic() + self._timeout)
 
     def prepare(self, *, create: bool = True) -> None:
         if not create:
@@ -131,7 +132,8 @@ class BatchStore(GroupCommitStore):
             connections.check(time.monotonic() + self._timeout)
 
     def close(self) -> None:
-        deadline = self._begin_call()
+        self._check_fork()
+        deadline = time.monotonic() + self._timeout
         with self._lock:
             batches = [*self._full_batches, self._batch]
         for batch in batches:
@@ -140,15 +142,18 @@ class BatchStore(GroupCommitStore):
                     batch.commit(deadline)
         self._connections.close()
 
+    def _new_batch(self) -> _Batch:
+        return _Batch(self._breaker, self._commit)
+
     def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
             with self._lock:
                 self._full_batches.discard(batch)
                 if batch is self._batch:
-                    self._batch = _Batch(self._breaker, self._commit)
+                    self._batch = self._new_batch()
             return batch.plants
 
-        self._begin_call()  # The plant may have been submitted before a fork.
+        self._check_fork()  # The plant may have been submitted before a fork.
         outcomes: Outcomes = []
         try:
             outcomes = self._insert(collect, deadline)
