@@ -9,10 +9,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields
 from marshmallow.validate import Length, Range, Regexp
 
 from plants.plans import dumps_by_plan, load_by_plan
-from plants.stores import Plant
-
-INT64_MIN = -(2**63)
-INT64_MAX = 2**63 - 1
+from plants.stores import INT64_MAX, INT64_MIN, Plant
 
 _NOT_TEXT = "Must be a string without U+0000 and without lone surrogates."
 _NOT_INT64 = f"Must be an integer from {INT64_MIN} to {INT64_MAX}."

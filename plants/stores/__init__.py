@@ -3,6 +3,9 @@
 import abc
 from typing import ClassVar, NamedTuple, Protocol
 
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
 
 class Plant(NamedTuple):
     """A plant as it is stored.

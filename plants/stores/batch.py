@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from plants.stores import GroupCommitStore, Plant, StoreUnavailable
+from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, Plant, StoreUnavailable
 from plants.stores.breaker import CircuitBreaker
 from plants.stores.connections import CREATED, Connections, Outcomes, PlantRejected, process_identity
 from plants.stores.memory import fork_safe_lock
@@ -119,7 +119,7 @@ class BatchStore(GroupCommitStore):
     def get(self, plant_id: int) -> Plant | None:
         self._check_fork()
         deadline = time.monotonic() + self._timeout
-        return self._connections.find(plant_id, deadline) if -(2**63) <= plant_id < 2**63 else None
+        return self._connections.find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
 
     def check(self) -> None:
         self._check_fork()

@@ -17,7 +17,7 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.pq import TransactionStatus
 
-from plants.stores import Plant, PlantIdInUse, StoreUnavailable
+from plants.stores import INT64_MAX, INT64_MIN, Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.batch import BatchStore
 from plants.stores.breaker import StoreUnusable
 from plants.stores.connections import CREATED, HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
@@ -274,7 +274,7 @@ def _split_hosts(conninfo: str) -> list[str]:
 
 
 def _parameters(plant: Plant) -> tuple[str, str, str | None]:
-    if not -(2**63) <= plant.id < 2**63:
+    if not INT64_MIN <= plant.id <= INT64_MAX:
         raise psycopg.DataError("an id is a 64-bit integer")
     # Send the id as text, because psycopg chooses an int's type by its value, and each type needs another statement.
     return str(plant.id), plant.name, plant.tag

@@ -29,8 +29,8 @@ from marshmallow.validate import Equal, Length, Regexp, Validator
 from openapi_spec_validator import validate
 
 from plants.errors import HEADERS, ErrorCode, error_body
-from plants.schemas import INT64_MAX, INT64_MIN, ErrorSchema, NewPlantSchema, NotAPlant, PlantSchema
-from plants.stores import Plant
+from plants.schemas import ErrorSchema, NewPlantSchema, NotAPlant, PlantSchema
+from plants.stores import INT64_MAX, INT64_MIN, Plant
 from tests.contract import AUTH, JSON_TYPE, NEW_PLANT, NOT_A_NEW_PLANT, Send
 from tests.support.examples import examples
 
