@@ -29,7 +29,7 @@ from plants import Plant, open_store
 from tests.audits.bystander import new_id, plant
 from tests.audits.clients import Crowd, Target, reset_on_close, running_service
 from tests.audits.deployment import read_plant
-from tests.audits.report import Verdict, audit_parser, report
+from tests.audits.report import Verdict, add_only_option, audit_parser, report
 from tests.contract import TOKEN
 from tests.support.hosted import SERVE
 from tests.support.process import children, comes_true
@@ -474,14 +474,7 @@ def main() -> int:
     parser.add_argument("--store", default="sqlite", choices=["memory", "sqlite"])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--creates", type=int, default=20_000, help="acknowledged plants for each change (%(default)s)")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        choices=[change.__name__ for change in CHANGES],
-        metavar="NAME",
-        help="the name of a change; may be given several times",
-    )
+    add_only_option(parser, [change.__name__ for change in CHANGES])
     options = parser.parse_args()
     holds = [
         report(change.__name__, change(options.store, options.workers, options.creates))

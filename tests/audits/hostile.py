@@ -40,7 +40,7 @@ from tests.audits.clients import (
     sampled,
     service_of,
 )
-from tests.audits.report import Verdict, add_service_options, audit_parser, report
+from tests.audits.report import Verdict, add_only_option, add_service_options, audit_parser, report
 from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
 
@@ -639,14 +639,7 @@ def main() -> int:
         "--limit", type=float, default=0.1, help="the limit for the slowest response, in seconds (%(default)s)"
     )
     parser.add_argument("--flood-limit", type=float, default=1, help="the same limit during a flood (%(default)s)")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        choices=[check.__name__ for check in (*CHECKS, *OWN_CHECKS)],
-        metavar="NAME",
-        help="the name of a check; may be given several times",
-    )
+    add_only_option(parser, [check.__name__ for check in (*CHECKS, *OWN_CHECKS)])
     options = parser.parse_args()
     holds = []
     for check, limit in CHECKS.items():

@@ -2,6 +2,7 @@
 
 import argparse
 from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 
@@ -36,6 +37,12 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="the request timeout of a service that the audit starts, in seconds (%(default)s)",
     )
+
+
+def add_only_option(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Add the option that selects checks by their names."""
+    help_text = "run only the check of this name; may be given several times"
+    parser.add_argument("--only", action="append", default=[], choices=names, help=help_text)
 
 
 def report(name: str, verdict: Verdict) -> bool:

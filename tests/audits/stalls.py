@@ -40,7 +40,7 @@ from plants import open_store
 from tests.audits.bystander import plant
 from tests.audits.deployment import TOKEN, Client, Deployment, read_plant
 from tests.audits.outages import running
-from tests.audits.report import Verdict, audit_parser, report
+from tests.audits.report import Verdict, add_only_option, audit_parser, report
 from tests.support.postgres_server import PostgresServer
 
 RESPONSE_SECONDS = 5.0  # what the service promises
@@ -251,7 +251,7 @@ STALLS = {
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument("--only", choices=STALLS, action="append")
+    add_only_option(parser, STALLS)
     parser.add_argument("--seconds", type=float, default=10, help="the duration of a stall, in seconds (%(default)s)")
     parser.add_argument("--clients", type=int, default=256, help="(%(default)s)")
     parser.add_argument(
