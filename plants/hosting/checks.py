@@ -18,6 +18,12 @@ from plants.hosting.settings import stop
 from plants.server.worker import tls_context
 
 
+def start_directory(cfg: Any) -> str:
+    """Return the working directory before ``--chdir``, to which relative paths refer."""
+    directory: str = cfg.settings["chdir"].default
+    return directory
+
+
 def check_raw_env(cfg: Any) -> None:
     """Stop with one line if ``raw_env`` sets a ``PLANTS_`` variable, because Gunicorn applies ``raw_env`` too late."""
     for name in cfg.env:
@@ -50,8 +56,7 @@ def check(cfg: Any) -> None:
 
         if not issubclass(cfg.worker_class, Worker):
             stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-    start_directory = cfg.settings["chdir"].default  # TokenFile resolved a relative path there, before ``--chdir``.
-    tokens = Path(start_directory, os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
+    tokens = Path(start_directory(cfg), os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
     master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with as_workers(cfg):
         workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)

@@ -140,7 +140,9 @@ def _problem_at(address: str, *, verify: bool) -> str:
         return "this is not an HTTP server"
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    return "" if response.status == OK else f"{response.status} {message[1].decode() if message else ''}"
+    if response.status == OK:
+        return ""
+    return f"{response.status} {message[1].decode() if message else ''}"
 
 
 def _connection_to(address: str, *, verify: bool) -> HTTPConnection:

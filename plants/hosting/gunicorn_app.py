@@ -36,9 +36,10 @@ _log = logging.getLogger("gunicorn.error")
 class _Config(Config):
     def parser(self) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = super().parser()
-        # With parse_args, MODULE:APP could not follow an option.
-        vars(parser).update(parse_args=parser.parse_intermixed_args, epilog=f"{SETTINGS_HELP}\n{_PACKAGED_HELP}")
+        parser.epilog = f"{SETTINGS_HELP}\n{_PACKAGED_HELP}"
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        # With parse_args, MODULE:APP could not follow an option.
+        vars(parser)["parse_args"] = parser.parse_intermixed_args
         return parser
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plants.hosting.checks import as_workers, check, check_raw_env, try_to_bind, url_of
+from plants.hosting.checks import as_workers, check, check_raw_env, start_directory, try_to_bind, url_of
 from plants.hosting.settings import SettingsError, is_on_terminal, stop, without_passwords
 from plants.stores import StoreUnavailable
 
@@ -91,8 +91,7 @@ def pre_exec(server: Any) -> None:
     Gunicorn calls this in a fork of the master. If an exception ended the fork, Gunicorn would stop the master's
     workers, and remove the master's unix sockets and pid file.
     """
-    # Relative paths refer to the directory before --chdir.
-    cwd = server.START_CTX["cwd"] = server.cfg.settings["chdir"].default
+    cwd = server.START_CTX["cwd"] = start_directory(server.cfg)
     try:
         os.chdir(cwd)
         Path(server.START_CTX[0]).stat()

@@ -29,7 +29,6 @@ _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 262_144
 
-
 _tls_contexts: WeakKeyDictionary[Any, SSLContext] = WeakKeyDictionary()
 
 
