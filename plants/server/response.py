@@ -19,15 +19,28 @@ _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _NO_CONTENT_STATUSES: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
+class Head:
+    """The head of a response.
+
+    ``lines`` is the status line and the headers in bytes, without Content-Length and hop-by-hop headers. ``length`` is
+    the value of Content-Length, or None if the application did not set it.
+    """
+
+    def __init__(self, lines: bytes, length: int | None, *, allows_body: bool) -> None:
+        self.lines = lines
+        self.length = length
+        self.allows_body = allows_body
+        self.has_date: bool = b"\r\nDate: " in lines
+
+
 class Response:
     """A complete response.
 
-    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
-    hop-by-hop headers. ``length`` is the length of the body, or None if the status allows no body. The response to a
-    HEAD request has the length, but its ``body`` is empty.
+    ``status`` includes the phrase. ``length`` is the length of the body, or None if the status allows no body. The
+    response to a HEAD request has the length, but its ``body`` is empty.
     """
 
-    def __init__(self, status: str, headers: Headers, head: bytes, length: int | None, body: bytes) -> None:
+    def __init__(self, status: str, headers: Headers, head: Head, length: int | None, body: bytes) -> None:
         self.status = status
         self.headers = headers
         self.head = head
@@ -40,12 +53,11 @@ def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) 
 
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
-    head, length, allows_body = _render_head(status, tuple(headers))
-    if length is None:
-        length = len(body)
-    elif length != len(body) and not is_head:
+    head = _render_head(status, tuple(headers))
+    length = len(body) if head.length is None else head.length
+    if length != len(body) and not is_head:
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
-    if not allows_body:
+    if not head.allows_body:
         return Response(status, headers, head, None, b"")
     return Response(status, headers, head, length, b"" if is_head else body)
 
@@ -92,8 +104,8 @@ class Call:
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
     """Return the bytes of a response; with ``close``, it announces that the connection will be closed."""
-    date = b"" if b"\r\nDate: " in response.head else _date(int(time.time()))
-    parts = [response.head, date, request.extra_headers]
+    date = b"" if response.head.has_date else _date(int(time.time()))
+    parts = [response.head.lines, date, request.extra_headers]
     if response.length is not None:
         parts.append(b"Content-Length: %d\r\n" % response.length)
     if close:
@@ -107,7 +119,7 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
 
 # Most responses have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None, bool]:
+def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> Head:
     if not _FINAL_STATUS.fullmatch(status):
         raise ValueError("a final status is a number from 200 to 599, a space and a phrase")
     lines = [f"HTTP/1.1 {status}\r\n"]
@@ -121,7 +133,8 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             # Falcon writes names in lower case, unlike this server's own headers.
             spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
             lines.append(f"{spelling}: {value}\r\n")
-    return "".join(lines).encode("latin-1"), length, not status.startswith(_NO_CONTENT_STATUSES)
+    allows_body = not status.startswith(_NO_CONTENT_STATUSES)
+    return Head("".join(lines).encode("latin-1"), length, allows_body=allows_body)
 
 
 @lru_cache(maxsize=1)

@@ -68,7 +68,7 @@ def test_the_applications_date_replaces_the_servers_date(sock: socket.socket, na
 )
 def test_header_names_in_lower_case_are_capitalized(name: str, sent: str) -> None:
     response = make_response("200 OK", [(name, "b")], b"", is_head=False)
-    assert response.head == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
+    assert response.head.lines == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
 
 
 @pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
