@@ -193,19 +193,16 @@ class Request:
 
         :raises HTTPError: it is malformed or not supported.
         """
-        line = _REQUEST_LINE.match(head)
-        if (line.end() - 2 if line else head.find("\r\n", 2)) > limits.line_bytes:
+        end = head.find("\r\n", 2)
+        if end > limits.line_bytes:
             raise HTTPError(414, "The request line is too long.")
-        if not line:
-            raise HTTPError(400)
+        method, target, is_1_1 = _parse_request_line(head[: end + 2])
         environ = self.environ
-        method, target, minor = line.groups()
         self.method = environ["REQUEST_METHOD"] = method
         environ["RAW_URI"] = target
-        is_1_1 = minor == "1"
         self.http_1_0 = not is_1_1
         environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_1_1 else "HTTP/1.0"
-        for name, value in _fields(head, line.end(), limits):
+        for name, value in _fields(head, end + 2, limits):
             key = _environ_keys.get(name) or _environ_key(name)
             if key not in environ:
                 environ[key] = value
@@ -285,9 +282,22 @@ def check_growing_head(data: bytes, limits: Limits) -> None:
     if (end if end >= 0 else len(data)) > limits.line_bytes + 1:
         raise HTTPError(414, "The request line is too long.")
     if end >= 0:
-        if not _REQUEST_LINE.match(data[: end + 1].decode("latin-1")):
-            raise HTTPError(400)
+        _parse_request_line(data[: end + 1].decode("latin-1"))
         _check_growing_fields(data, limits, lines=limits.max_fields + 1)
+
+
+# A client usually repeats its request line.
+@lru_cache(maxsize=64)
+def _parse_request_line(line: str) -> tuple[str, str, bool]:
+    """Parse a request line, with its CRLF: the method, the target, and whether the version is 1.1 (and not 1.0).
+
+    :raises HTTPError: it is malformed or not supported.
+    """
+    match = _REQUEST_LINE.fullmatch(line)
+    if not match:
+        raise HTTPError(400)
+    method, target, minor = match.groups()
+    return method, target, minor == "1"
 
 
 def _check_growing_fields(data: bytes, limits: Limits, lines: int) -> None:
@@ -305,7 +315,7 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
     longest = max(map(len, section[start:].split("\r\n"))) if len(section) > limits.field_bytes else 0
     if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or longest > limits.field_bytes:
         raise HTTPError(*_TOO_LARGE_FIELDS)
-    if " \r\n" in section or "\t\r\n" in section:
+    if " \r\n" in section or "\t" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]
     return fields
 
