@@ -34,12 +34,11 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
     """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        method = environ["REQUEST_METHOD"]
-        is_root = environ.get("PATH_INFO") == "/" and method in {"GET", "HEAD"}
+        is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
         if not is_root or falcon.Request(environ).client_prefers(("application/json", "text/html")) != "text/html":
             return app(environ, start_response)
         body = error_body(environ, 30200, "An interactive description is at the Location of this response.")
         start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
-        return [body] if method == "GET" else []
+        return [body] if environ["REQUEST_METHOD"] == "GET" else []
 
     return hosted

@@ -60,11 +60,11 @@ class Calls:
 
     def call(self, request: Request) -> Response:
         """Return the response to one request."""
+        current_request.set(request)
         return self._finish(self._start(request), request)
 
     def _start(self, request: Request) -> Call | None:
         """Call the application; return None if it fails."""
-        current_request.set(request)
         try:
             return Call(request)
         except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
@@ -73,7 +73,6 @@ class Calls:
 
     def _finish(self, call: Call | None, request: Request) -> Response:
         """Return the response of a call. If the call failed, or fails now, return an error response."""
-        current_request.set(request)
         try:
             if call:
                 return call.response()
@@ -135,11 +134,13 @@ class Calls:
         until = time.monotonic() + _MAX_CALL_SECONDS
         calls = []
         for _, request in jobs:
+            current_request.set(request)
             calls.append(self._start(request))
             if time.monotonic() > until:
                 break
         completed: list[Completed] = []
         for (connection, request), call in zip(jobs, calls, strict=False):
+            current_request.set(request)
             try:
                 completed.append((connection, request, self._finish(call, request)))
             except BaseException:  # The connection ends at its deadline.
