@@ -9,11 +9,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 here = Path(__file__).parent
-# A compiled class should have neither an interpreted subclass nor a base class from another library. So two modules are
-# not compiled: service.py, because plants.hosting has a subclass of Service, and worker.py, because the base class of
-# Worker is Gunicorn's.
+# A compiled class should have neither an interpreted subclass nor a base class from another library. So two modules of
+# the server are not compiled: service.py, because a service may be a subclass of PlainService, and worker.py, because
+# the base class of Worker is Gunicorn's.
 SERVER = ("calls", "connection", "listener", "loop", "request", "response", "tls")
-COMPILED = ["plants/media.py", "plants/plans.py", *(f"plants/server/{name}.py" for name in SERVER)]
+OTHER = ("hosting/service", "media", "plans")
+COMPILED = [f"plants/{name}.py" for name in (*OTHER, *(f"server/{name}" for name in SERVER))]
 
 
 def compiled_modules(scratch: str) -> list[Extension]:

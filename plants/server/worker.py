@@ -19,7 +19,7 @@ from plants.server.listener import Listener
 from plants.server.loop import Config, Loop
 from plants.server.request import Limits, Timeouts
 from plants.server.response import ErrorLog
-from plants.server.service import Service
+from plants.server.service import PlainService, Service
 from plants.server.tls import restricted
 
 # Gunicorn's settings that this worker does not support; setting one logs a warning.
@@ -69,7 +69,7 @@ class Worker(base.Worker):
 
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
-        return Service()
+        return PlainService()
 
     def make_listeners(self) -> Sequence[Listener]:
         """Return the listening sockets and their applications."""

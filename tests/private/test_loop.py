@@ -19,7 +19,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS, _allow_descriptors
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
-from plants.server.service import Service
+from plants.server.service import PlainService
 from tests.support.loop_driver import Driver
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -52,7 +52,7 @@ class GatedApp:
         return [b"late"]
 
 
-class Failing(Service):
+class Failing(PlainService):
     """A service that raises an exception before each response to /unlogged, and instead of each error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
@@ -152,7 +152,7 @@ def test_only_the_largest_uploads_are_rejected_to_free_memory(driver: Driver) ->
         client.close()
 
 
-class HeaderPerCall(Service):
+class HeaderPerCall(PlainService):
     """A service that adds a header in each call of after_head."""
 
     def after_head(self, request: Request) -> None:
@@ -571,7 +571,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
         start_response("200 OK", [])
         return []
 
-    class WithProbe(Service):
+    class WithProbe(PlainService):
         non_blocking_paths = frozenset({"/probe"})
 
     busy = Driver(app=response, service=WithProbe())
@@ -927,7 +927,7 @@ def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver, monkeypatch: pyt
     assert [timeout > 0 for timeout in timeouts] == [False, True] * 3
 
 
-class Recording(Service):
+class Recording(PlainService):
     """A service that records the path and the status of each response."""
 
     def __init__(self) -> None:

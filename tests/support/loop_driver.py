@@ -13,7 +13,7 @@ from plants.server.listener import Listener
 from plants.server.loop import Config, Loop
 from plants.server.request import Limits, Timeouts
 from plants.server.response import ErrorLog
-from plants.server.service import Service
+from plants.server.service import PlainService, Service
 from tests.support.process import wait_until
 from tests.support.worker_app import app
 
@@ -33,7 +33,7 @@ class Driver:
         max_connections: int = 1000,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.service = service or Service()
+        self.service = service or PlainService()
         self.pipe = os.pipe()
         self.threads = threads
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)

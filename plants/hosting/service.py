@@ -1,0 +1,89 @@
+"""The hooks of the hosted service. mypyc can compile this module."""
+
+import itertools
+import re
+import secrets
+import time
+from datetime import timedelta
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, Final
+
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
+from plants.hosting.logs import AccessLog
+from plants.hosting.metrics import Metrics
+from plants.hosting.page import PAGE
+from plants.server.request import HTTPError, Request
+from plants.server.response import Response, make_response
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class PlantService:
+    """Request ids, Error bodies, the access log and the metrics."""
+
+    non_blocking_paths: frozenset[str] = frozenset(
+        {"/livez", "/metrics", "/openapi.json", *PAGE}
+    )  # They do not use the store.
+
+    def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
+        """If ``access_log`` is None, log requests with Gunicorn's logger ``log``."""
+        self._log = log
+        self._access_log = access_log
+        self._metrics = metrics
+        self._responses: list[tuple[Request, Response, float]] = []
+        self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
+
+    def after_head(self, request: Request) -> None:
+        """Set the request id: the client's, that of its trace (W3C Trace Context), or a new one."""
+        environ = request.environ
+        request_id = environ.get("HTTP_X_REQUEST_ID")
+        if not request_id or not _REQUEST_ID.fullmatch(request_id):
+            parent = environ.get("HTTP_TRACEPARENT")
+            trace = parent and _TRACEPARENT.fullmatch(parent)
+            request_id = trace[1] if trace else next(self._new_ids)
+        environ["plants.request_id"] = request_id
+        request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
+
+    def error_response(self, error: HTTPError, request: Request) -> Response:
+        """Return a response with an Error body."""
+        status = HTTPStatus(error.status)
+        headers = list(HEADERS.items())
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
+        body = error_body(request.environ, status * 100, error.message)
+        is_head = request.method == "HEAD"
+        return make_response(f"{status} {status.phrase}", headers, body, is_head=is_head)
+
+    def before_response(self, request: Request, response: Response) -> None:
+        """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
+        seconds = time.monotonic() - request.started
+        if self._metrics:
+            self._metrics.count_response(request, response, seconds)
+        self._responses.append((request, response, seconds))
+
+    def after_iteration(self) -> None:
+        """Log an iteration's responses together, after they were sent. Logging each alone would cost twice as much."""
+        responses, self._responses = self._responses, []
+        for request, response, seconds in responses:
+            try:
+                if self._access_log:
+                    self._access_log.write(request, response, seconds)
+                else:
+                    self._write_gunicorn_log(request, response, seconds)
+            except Exception:
+                self._log.exception("a response could not be logged", extra={"request": request})
+        if self._access_log:
+            self._access_log.flush()
+
+    def _write_gunicorn_log(self, request: Request, response: Response, seconds: float) -> None:
+        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL", "HTTP_REFERER"), "-") | request.environ
+        # No format may show a query, a token, or a decoded path, which may have line feeds.
+        environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
+        environ["HTTP_REFERER"] = environ["HTTP_REFERER"].partition("?")[0]
+        environ |= {"QUERY_STRING": "", "HTTP_AUTHORIZATION": "-"}
+        fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
+        headers = [*response.headers, ("X-Request-ID", environ["plants.request_id"])]
+        sent = SimpleNamespace(status=response.status, headers=headers, sent=len(response.body))
+        self._log.access(sent, SimpleNamespace(headers=fields), environ, timedelta(seconds=seconds))
