@@ -13,6 +13,7 @@ from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
 from plants.hosting.page import PAGE
+from plants.server.listener import Environ
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 
@@ -78,7 +79,8 @@ class PlantService:
             self._access_log.flush()
 
     def _write_gunicorn_log(self, request: Request, response: Response, seconds: float) -> None:
-        environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL", "HTTP_REFERER"), "-") | request.environ
+        environ: Environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL", "HTTP_REFERER"), "-")
+        environ |= request.environ
         # No format may show a query, a token, or a decoded path, which may have line feeds.
         environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
         environ["HTTP_REFERER"] = environ["HTTP_REFERER"].partition("?")[0]
