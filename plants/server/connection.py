@@ -3,8 +3,8 @@
 import contextlib
 import socket
 from collections import deque
-from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
-from typing import Final
+from select import POLLIN, POLLOUT
+from typing import Any, Final
 
 from plants.server.listener import Environ, Listener
 from plants.server.request import NO_BODY, HTTPError, Limits, Request, Timeouts, check_growing_head
@@ -33,13 +33,15 @@ CLOSED: Final = "closed"  # nothing
 class Shared:
     """State that all connections of an event loop share.
 
-    ``now`` is the time of the current iteration (``time.monotonic()``). ``unfinished_connections`` have received bytes
-    that are not parsed yet, because one step parses little. ``ready_requests`` have arrived completely, or have a body
-    that is too large.
+    ``poll`` is a ``select.epoll`` or ``select.poll`` object, and ``handlers`` maps the file descriptors that it watches
+    to what handles their events. ``now`` is the time of the current iteration (``time.monotonic()``).
+    ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
+    ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
-    def __init__(self, selector: BaseSelector, service: Service, limits: Limits, timeouts: Timeouts) -> None:
-        self.selector = selector
+    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts) -> None:
+        self.poll = poll
+        self.handlers: dict[int, Any] = {}
         self.service = service
         self.limits = limits
         self.timeouts = timeouts
@@ -51,6 +53,17 @@ class Shared:
         self.connections_waiting_for_client: dict[Connection, None] = {}
         self.unfinished_connections: deque[Connection] = deque()
         self.ready_requests: deque[tuple[Connection, Request]] = deque()
+
+    def watch(self, descriptor: int, events: int, handler: Any) -> None:
+        """Watch a file descriptor for these events (0: none)."""
+        if not events:
+            del self.handlers[descriptor]
+            self.poll.unregister(descriptor)
+        elif descriptor in self.handlers:
+            self.poll.modify(descriptor, events)
+        else:
+            self.poll.register(descriptor, events)
+            self.handlers[descriptor] = handler
 
 
 class Connection:
@@ -89,19 +102,11 @@ class Connection:
 
     # Called by the loop
 
-    def watch(self, events: int = EVENT_READ) -> None:
+    def watch(self, events: int = POLLIN) -> None:
         """Watch the socket for these events (0: none)."""
-        before = self._watched_events
-        if events == before:
-            return
-        self._watched_events = events
-        selector = self._shared.selector
-        if not events:
-            selector.unregister(self.sock)
-        elif before:
-            selector.modify(self.sock, events, self)
-        else:
-            selector.register(self.sock, events, self)
+        if events != self._watched_events:
+            self._watched_events = events
+            self._shared.watch(self.sock.fileno(), events, self)
 
     def ready(self) -> None:
         """Continue, because the socket is readable or writable."""
@@ -327,7 +332,7 @@ class Connection:
                 self._output = self._output[sent:]
                 if self.state == WRITING:
                     self._note_activity()
-                self.watch(EVENT_WRITE)
+                self.watch(POLLOUT)
                 return
             self._output = _EMPTY
         if self.state != WRITING:

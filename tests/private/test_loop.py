@@ -236,7 +236,7 @@ def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCapt
         driver.run_once()
         driver.loop._sweep_at = time.monotonic() + 60  # Only a sweep resumes accepting.
         driver.loop.run_once()
-        assert listener not in driver.loop._selector.get_map()
+        assert listener.fileno() not in driver.loop.shared.handlers
         assert caplog.text.count("cannot accept connections for now: [Errno 24] Too many open files") == 1
         listener.short = False
         client.sendall(GET)
@@ -899,32 +899,54 @@ def test_each_completed_batch_wakes_the_loop() -> None:
     driver.end()
 
 
-def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = driver.loop
-    timeouts: list[float] = []
+class Idle:
+    """A poll object without events."""
 
-    def select_nothing(timeout: float) -> list[Any]:
-        timeouts.append(timeout)
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def poll(self, timeout: float) -> list[Any]:
+        self.timeouts.append(timeout)
         return []
 
-    monkeypatch.setattr(loop._selector, "select", select_nothing)
+
+def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver) -> None:
+    loop = driver.loop
     client, connection = driver.connect()
     dropped = connection, Request(driver.listener, {}, 0.0)
-    with client:
+    work: list[tuple[Any, object]] = [
+        (loop.shared.unfinished_connections, connection),
+        (loop._loop_jobs, dropped),
+        (loop._large_loop_jobs, dropped),
+    ]
+    with client, pytest.MonkeyPatch.context() as patch:
         loop.run_once()
         assert loop._sweep_at > loop.shared.now
-        timeouts.clear()
         loop._sweep_at = time.monotonic() + 60
-        work: list[tuple[Any, object]] = [
-            (loop.shared.unfinished_connections, connection),
-            (loop._loop_jobs, dropped),
-            (loop._large_loop_jobs, dropped),
-        ]
+        idle = Idle()
+        patch.setattr(loop.shared, "poll", idle)
         for queue, item in work:
             queue.append(item)
             loop.run_once()
             loop.run_once()
-    assert [timeout > 0 for timeout in timeouts] == [False, True] * 3
+    assert [timeout > 0 for timeout in idle.timeouts] == [False, True] * 3
+
+
+def test_the_loop_needs_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("select.epoll")
+    driver = Driver()
+    client, connection = driver.connect()
+    with client:
+        client.sendall(GET)
+        driver.run_until(lambda: connection.state == IDLE)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        idle = Idle()
+        monkeypatch.setattr(driver.loop.shared, "poll", idle)
+        driver.loop._sweep_at = time.monotonic() + 60
+        driver.loop.run_once()
+        assert 1000 < idle.timeouts[0] <= 60_000  # in milliseconds
+        monkeypatch.undo()
+    driver.end()
 
 
 class Recording(PlainService):
@@ -969,7 +991,7 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
         driver.run_once()
         client.sendall(b"\r\n")
         driver.run_once()
-        assert connection.sock not in driver.loop._selector.get_map()
+        assert connection.sock.fileno() not in driver.loop.shared.handlers
         gated.gate.set()
         driver.run_until(lambda: connection.state == IDLE)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")

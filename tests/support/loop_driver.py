@@ -74,7 +74,7 @@ class Driver:
     def end(self) -> None:
         for connection in list(self.loop.shared.connections):
             connection.close()
-        self.loop._selector.close()
+        self.loop.shared.poll = None  # This closes epoll's descriptor.
         self.listener.sock.close()
         # With threads, leave the pipe open: a thread may still write to it after its last batch.
         for descriptor in () if self.threads else self.pipe:
