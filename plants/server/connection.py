@@ -90,7 +90,7 @@ class Connection:
         self._tls = tls
         shared.connections_waiting_for_client[self] = None
         self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
-        self._output: memoryview = _EMPTY  # not accepted by the socket yet
+        self._output: bytes | memoryview = b""  # not accepted by the socket yet
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
@@ -181,7 +181,8 @@ class Connection:
             self.state = CLOSED
             self._drop_request()
             self._input = b""
-            self._response = self._output = _EMPTY
+            self._response = _EMPTY
+            self._output = b""
             self._shared.connections.discard(self)
             self._shared.connections_waiting_for_client.pop(self, None)
             with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
@@ -232,7 +233,7 @@ class Connection:
         The server receives nothing more until the socket has accepted these bytes, so the pending output stays small.
         """
         if pending := tls.data_to_send():
-            self._output = memoryview(pending)
+            self._output = pending
             self._flush()
 
     def _parse(self) -> None:
@@ -308,7 +309,7 @@ class Connection:
         if self._tls or self._output:
             self._response = memoryview(data)
         else:
-            self._output = memoryview(data)
+            self._output = data
         self.state = WRITING
         self.deadline = self._shared.now + self._shared.timeouts.request
         self._flush()
@@ -329,12 +330,12 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             if sent < len(self._output):
-                self._output = self._output[sent:]
+                self._output = memoryview(self._output)[sent:]
                 if self.state == WRITING:
                     self._note_activity()
                 self.watch(POLLOUT)
                 return
-            self._output = _EMPTY
+            self._output = b""
         if self.state != WRITING:
             self.watch()
         elif self._close_after_response:
@@ -357,7 +358,7 @@ class Connection:
         tls = self._tls
         if tls:
             tls.send(self._response[:_MAX_ENCRYPTED_BYTES])
-            self._output = memoryview(tls.data_to_send())
+            self._output = tls.data_to_send()
             self._response = self._response[_MAX_ENCRYPTED_BYTES:]
         else:
             self._output, self._response = self._response, _EMPTY
