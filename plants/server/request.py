@@ -210,7 +210,8 @@ class Request:
                 raise HTTPError(400)
             else:
                 environ[key] += "," + value
-        environ.pop("", None)
+        if "" in environ:
+            del environ[""]
         self._parse_connection(is_1_1)
         self._parse_target(method, target)
         self._parse_framing(is_1_1, limits)
@@ -250,7 +251,7 @@ class Request:
 
     def _parse_framing(self, is_1_1: bool, limits: Limits) -> None:
         environ = self.environ
-        length = environ.get("CONTENT_LENGTH")
+        length: str | None = environ.get("CONTENT_LENGTH")
         if length is not None:
             if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:  # RFC 9110, section 8.6
                 raise HTTPError(400)
