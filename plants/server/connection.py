@@ -52,7 +52,7 @@ class Shared:
         # head, sends part of a body, or reads part of a response.
         self.connections_waiting_for_client: dict[Connection, None] = {}
         self.unfinished_connections: deque[Connection] = deque()
-        self.ready_requests: deque[tuple[Connection, Request]] = deque()
+        self.ready_requests: list[tuple[Connection, Request]] = []
 
     def watch(self, descriptor: int, events: int, handler: Any) -> None:
         """Watch a file descriptor for these events (0: none)."""

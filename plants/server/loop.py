@@ -189,8 +189,7 @@ class Loop:
     def _dispatch(self) -> None:
         """Queue the complete requests for the loop or for a thread."""
         ready = self.shared.ready_requests
-        while ready:
-            job = ready.popleft()
+        for job in ready:
             if job[1].path in self._non_blocking_paths:
                 self._loop_jobs.appendleft(job)  # It does not block, so it need not wait behind slower requests.
             elif self._has_threads:
@@ -201,6 +200,7 @@ class Loop:
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
                 self.stop()
+        ready.clear()
 
     def _call_in_loop(self) -> None:
         # Run a stage in three phases (receive, call, respond), so that the code of each phase stays in the CPU cache.
