@@ -24,9 +24,8 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{
 class PlantService:
     """Request ids, Error bodies, the access log and the metrics."""
 
-    non_blocking_paths: frozenset[str] = frozenset(
-        {"/livez", "/metrics", "/openapi.json", *PAGE}
-    )  # They do not use the store.
+    # They do not use the store.
+    non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
 
     def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
         """If ``access_log`` is None, log requests with Gunicorn's logger ``log``."""
