@@ -899,15 +899,22 @@ def test_each_completed_batch_wakes_the_loop() -> None:
     driver.end()
 
 
-class Idle:
-    """A poll object without events."""
+class FakePoll:
+    """A poll object for which these descriptors are readable, in this order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *descriptors: int) -> None:
+        self.descriptors = descriptors
         self.timeouts: list[float] = []
 
-    def poll(self, timeout: float) -> list[Any]:
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
         self.timeouts.append(timeout)
-        return []
+        return [(descriptor, select.POLLIN) for descriptor in self.descriptors]
+
+    def register(self, _descriptor: int, _events: int) -> None:
+        pass
+
+    def unregister(self, _descriptor: int) -> None:
+        pass
 
 
 def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver) -> None:
@@ -923,7 +930,7 @@ def test_the_loop_sleeps_only_if_it_has_no_work(driver: Driver) -> None:
         loop.run_once()
         assert loop._sweep_at > loop.shared.now
         loop._sweep_at = time.monotonic() + 60
-        idle = Idle()
+        idle = FakePoll()
         patch.setattr(loop.shared, "poll", idle)
         for queue, item in work:
             queue.append(item)
@@ -940,12 +947,31 @@ def test_the_loop_needs_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
         client.sendall(GET)
         driver.run_until(lambda: connection.state == IDLE)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        idle = Idle()
+        idle = FakePoll()
         monkeypatch.setattr(driver.loop.shared, "poll", idle)
         driver.loop._sweep_at = time.monotonic() + 60
         driver.loop.run_once()
         assert 1000 < idle.timeouts[0] <= 60_000  # in milliseconds
         monkeypatch.undo()
+    driver.end()
+
+
+def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    driver = Driver(listener, max_connections=1)
+    client, connection = driver.connect()
+    with client, closing(socket.create_connection(listener.getsockname())):
+        client.sendall(GET)
+        driver.loop._listen(True)
+        assert select.select([listener], [], [], 60)[0]
+        both = FakePoll(listener.fileno(), connection.sock.fileno())
+        monkeypatch.setattr(driver.loop.shared, "poll", both)
+        driver.loop.run_once()
+        assert connection.state == CLOSED
+        assert driver.loop.connection_count() == 1
+    assert not caplog.text
     driver.end()
 
 
