@@ -24,7 +24,7 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{
 class PlantService:
     """Request ids, Error bodies, the access log and the metrics."""
 
-    # They do not use the store.
+    # The responders of these paths do not use the store.
     non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
 
     def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
