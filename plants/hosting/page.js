@@ -43,7 +43,8 @@ function showDescription() {
   const failure = json(operation.responses[400]);
   document.title = api.info.title;
   at("title").replaceChildren(api.info.title);
-  at("summary").replaceChildren(`${api.info.summary} Version ${api.info.version}.`);
+  const versions = `Interface ${api.info.version}, package ${document.documentElement.dataset.version}.`;
+  at("summary").replaceChildren(`${api.info.summary} ${versions}`);
   at("request").append(`${method.toUpperCase()} ${path}`);
   at("name").append(operation.summary);
   at("about").append(...prose(operation.description));
@@ -58,7 +59,9 @@ function showDescription() {
   at("problem").append(...members(failure.schema));
   const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);
   at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
-  at("body").value = JSON.stringify(resolve(json(sent).schema).examples[0], null, 2);
+  // The id of the example is soon in use, and each reload would try it again.
+  const example = { ...resolve(json(sent).schema).examples[0], id: Math.ceil(Math.random() * 2 ** 48) };
+  at("body").value = JSON.stringify(example, null, 2);
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -91,9 +94,12 @@ function copyCurl() {
 }
 
 function showAnswer(outcome, text) {
+  at("hint").textContent = usualHint;
   at("answer").dataset.outcome = outcome;
   at("answer").textContent = text;
 }
+
+const usualHint = at("hint").textContent;
 
 function useNextId() {
   // A number would be rounded beyond 2^53.
@@ -101,6 +107,14 @@ function useNextId() {
   at("body").value = at("body").value.replace(/("id"\s*:\s*)(-?\d+)/, next);
   at("hint").textContent = "The id in the body was incremented.";
   showCurl();
+}
+
+function inLines(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text; // A proxy may respond with something else.
+  }
 }
 
 async function send() {
@@ -117,7 +131,7 @@ async function send() {
       `${response.status} ${response.statusText} (${duration} ms)`,
       ...received.map(([name]) => `${name}: ${response.headers.get(name)}`),
     ];
-    showAnswer(response.ok ? "succeeded" : "failed", `${head.join("\n")}\n\n${text}`);
+    showAnswer(response.ok ? "succeeded" : "failed", `${head.join("\n")}\n\n${inLines(text)}`);
     if (response.ok) useNextId();
   } catch (error) {
     showAnswer("failed", `No response: ${error.message}`);

@@ -7,6 +7,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
+from plants import __version__
 from plants.errors import HEADERS, error_body
 from plants.probes import Constant
 
@@ -18,7 +19,7 @@ _POLICY = (
 
 
 def _file(name: str, content_type: str) -> Constant:
-    content = files("plants.hosting").joinpath(name).read_bytes()
+    content = files("plants.hosting").joinpath(name).read_bytes().replace(b"PACKAGE_VERSION", __version__.encode())
     return Constant(content, {"Content-Type": content_type, "Content-Security-Policy": _POLICY})
 
 
