@@ -21,8 +21,7 @@ from typing import Any
 
 from benchmarks.hosted_stores import Figures, measure
 from benchmarks.measure import TOKEN, median_ratio
-from plants.server.listener import Listener
-from plants.server.request import Limits, Request
+from plants.server.request import Limits, Listener, Request
 from plants.server.response import Response, make_response
 from tests.audits.deployment import Deployment
 from tests.support.process import free_port

@@ -17,9 +17,9 @@ from gunicorn import glogging
 
 from plants.hosting.environment import settings
 from plants.hosting.output import Output
-from plants.server.calls import current_request
 from plants.server.request import Request
 from plants.server.response import Response
+from plants.server.threads import current_request
 
 _STDOUT = 1
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.

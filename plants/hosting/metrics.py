@@ -18,8 +18,7 @@ import plants
 from plants import server
 from plants.framework import json_app
 from plants.hosting.environment import settings
-from plants.server.listener import WSGIApplication
-from plants.server.request import Request
+from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
 # One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it.

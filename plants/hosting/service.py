@@ -13,15 +13,15 @@ from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
 from plants.hosting.page import PAGE
-from plants.server.listener import Environ
-from plants.server.request import HTTPError, Request
+from plants.server.request import Environ, HTTPError, Request
 from plants.server.response import Response, make_response
+from plants.server.service import Service
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class PlantService:
+class PlantService(Service):
     """Request ids, Error bodies, the access log and the metrics."""
 
     # The responders of these paths do not use the store.

@@ -9,7 +9,7 @@ from plants.hosting.environment import settings, store
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
-from plants.server.listener import Listener
+from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections

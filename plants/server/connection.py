@@ -6,8 +6,7 @@ from collections import deque
 from select import POLLIN, POLLOUT
 from typing import Any, Final
 
-from plants.server.listener import Environ, Listener
-from plants.server.request import NO_BODY, HTTPError, Limits, Request, Timeouts, check_growing_head
+from plants.server.request import NO_BODY, Environ, HTTPError, Limits, Listener, Request, Timeouts, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
 from plants.server.tls import READ_BYTES, TLS

@@ -13,11 +13,10 @@ from operator import attrgetter
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.calls import Calls, Completed, Job, current_request, is_current, is_large
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
-from plants.server.listener import Environ, Listener
-from plants.server.request import HEAD_BYTES, HTTPError, Limits, Timeouts
+from plants.server.request import HEAD_BYTES, Environ, HTTPError, Limits, Listener, Timeouts
 from plants.server.service import Service
+from plants.server.threads import Calls, Completed, Job, current_request, is_current, is_large
 from plants.server.tls import TLS
 
 # After this much work of one kind, the loop goes on to the next kind, so that a burst cannot delay other clients.

@@ -1,11 +1,14 @@
 """A request as it arrives: parse the head into an environ (PEP 3333) and collect the body, or reject it."""
 
 import re
+import socket
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
-from plants.server.listener import Environ, Listener
+Environ = dict[str, Any]
+WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 
 HEAD_BYTES: Final = 65536
 _CHUNK_LINE_BYTES: Final = 4096
@@ -65,6 +68,18 @@ class Timeouts:
         self.request = request
         self.response = response
         self.keepalive = keepalive
+
+
+class Listener:
+    """A listening socket, and the WSGI application that responds to the requests that arrive there.
+
+    When a client connects to this socket, the worker allows ``reserved_connections`` connections above its maximum.
+    """
+
+    def __init__(self, sock: socket.socket, application: WSGIApplication, *, reserved_connections: int = 0) -> None:
+        self.sock = sock
+        self.application = application
+        self.reserved_connections = reserved_connections
 
 
 class HTTPError(Exception):

@@ -1,48 +1,31 @@
-"""Hooks by which a service extends the server."""
+"""The hooks by which a service extends the server."""
 
 from http import HTTPStatus
-from typing import Protocol
 
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 
 
-class Service(Protocol):
-    """Hooks of the server; none of them may block."""
+class Service:
+    """A service without extensions, and the base class of services with extensions. No hook may block."""
+
+    __slots__ = ()  # so that a compiled class can be a subclass
 
     # The application responds to requests for these paths without blocking, so they need no thread.
-    non_blocking_paths: frozenset[str]
+    non_blocking_paths: frozenset[str] = frozenset()
 
     def after_head(self, request: Request) -> None:
         """Handle a request whose head was parsed or rejected; called once for each request."""
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return the response to a rejected request, or to a request whose application failed (500)."""
-
-    def before_response(self, request: Request, response: Response) -> None:
-        """Handle a response before it is sent."""
-
-    def after_iteration(self) -> None:
-        """Do work after an event-loop iteration, when its responses have been sent."""
-
-
-class PlainService:
-    """A service without any extension: errors are plain text, and the other hooks do nothing."""
-
-    non_blocking_paths: frozenset[str] = frozenset()
-
-    def after_head(self, request: Request) -> None:
-        """Do nothing."""
-
-    def error_response(self, error: HTTPError, request: Request) -> Response:
-        """Return the message, or the phrase of the status, as plain text."""
         status = HTTPStatus(error.status)
         body = f"{error.message or status.phrase}\n".encode()
         headers = [("Content-Type", "text/plain")]
         return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Do nothing."""
+        """Handle a response before it is sent."""
 
     def after_iteration(self) -> None:
-        """Do nothing."""
+        """Do work after an event-loop iteration, when its responses have been sent."""

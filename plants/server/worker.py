@@ -15,11 +15,10 @@ from gunicorn.http.message import MAX_HEADERS
 from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
-from plants.server.listener import Listener
 from plants.server.loop import Config, Loop
-from plants.server.request import Limits, Timeouts
+from plants.server.request import Limits, Listener, Timeouts
 from plants.server.response import ErrorLog
-from plants.server.service import PlainService, Service
+from plants.server.service import Service
 from plants.server.tls import restricted
 
 # Gunicorn's settings that this worker does not support; setting one logs a warning.
@@ -69,7 +68,7 @@ class Worker(base.Worker):
 
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
-        return PlainService()
+        return Service()
 
     def make_listeners(self) -> Sequence[Listener]:
         """Return the listening sockets and their applications."""

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from plants.hosting.logs import AccessLog
-from plants.server.listener import Listener
-from plants.server.request import Request
+from plants.server.request import Listener, Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from plants.server.calls import current_request
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
 from plants.server.loop import _MAX_EXPIRED_PER_ITERATION, _SWEEP_SECONDS, _allow_descriptors
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
-from plants.server.service import PlainService
+from plants.server.service import Service
+from plants.server.threads import current_request
 from tests.support.loop_driver import Driver
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -52,7 +52,7 @@ class GatedApp:
         return [b"late"]
 
 
-class Failing(PlainService):
+class Failing(Service):
     """A service that raises an exception before each response to /unlogged, and instead of each error response."""
 
     def before_response(self, request: Request, response: Response) -> None:
@@ -152,7 +152,7 @@ def test_only_the_largest_uploads_are_rejected_to_free_memory(driver: Driver) ->
         client.close()
 
 
-class HeaderPerCall(PlainService):
+class HeaderPerCall(Service):
     """A service that adds a header in each call of after_head."""
 
     def after_head(self, request: Request) -> None:
@@ -571,7 +571,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
         start_response("200 OK", [])
         return []
 
-    class WithProbe(PlainService):
+    class WithProbe(Service):
         non_blocking_paths = frozenset({"/probe"})
 
     busy = Driver(app=response, service=WithProbe())
@@ -594,7 +594,7 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
 
 @pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 def test_small_requests_overtake_large_ones(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)
+    monkeypatch.setattr("plants.server.threads._LARGE_BODY_BYTES", 899)
     sizes: list[str] = []
 
     def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -702,7 +702,7 @@ def events_of_a_batch(paths: list[str], *, one_per_iteration: bool = False) -> t
 
 def test_requests_of_consecutive_iterations_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may take long between two iterations.
-    monkeypatch.setattr("plants.server.calls._GATHER_SECONDS", 60)
+    monkeypatch.setattr("plants.server.threads._GATHER_SECONDS", 60)
     events, responses = events_of_a_batch(["/1", "/2", "/3"], one_per_iteration=True)
     assert events[:3] == ["call /1", "call /2", "call /3"]
     assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]
@@ -739,8 +739,8 @@ def test_the_current_request_is_the_one_whose_response_is_read() -> None:
 
 @pytest.mark.parametrize("large_body_bytes", [0, -1], ids=["small", "large"])
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch, large_body_bytes: int) -> None:
-    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", large_body_bytes)
-    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    monkeypatch.setattr("plants.server.threads._LARGE_BODY_BYTES", large_body_bytes)
+    monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
     events, responses = events_of_a_batch(["/1", "/2"])
     assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
     assert responses == [b"HTTP/1.1 200"] * 2
@@ -752,8 +752,8 @@ def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.Monke
 def test_small_requests_overtake_large_ones_that_a_batch_left(
     monkeypatch: pytest.MonkeyPatch, size: int, paths: list[str]
 ) -> None:
-    monkeypatch.setattr("plants.server.calls._LARGE_BODY_BYTES", 899)
-    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    monkeypatch.setattr("plants.server.threads._LARGE_BODY_BYTES", 899)
+    monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
     gated = GatedApp()
     driver = Driver(app=gated, threads=1)
     clients = [driver.connect() for _ in range(3)]
@@ -775,7 +775,7 @@ def test_small_requests_overtake_large_ones_that_a_batch_left(
 
 
 def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.calls._MAX_CALL_SECONDS", -1)
+    monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
     gated = GatedApp()
     driver = Driver(app=gated, threads=1)
     paths = (b"/first", b"/rejected", b"/last")
@@ -833,7 +833,7 @@ def batch_sizes(data: bytes, **options: Any) -> list[int]:
 
 
 def test_a_batch_ends_at_a_limit_of_body_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.calls._MAX_BATCH_BYTES", 1800)
+    monkeypatch.setattr("plants.server.threads._MAX_BATCH_BYTES", 1800)
     assert batch_sizes(POST + b"x" * 900) == [2, 2, 1]
 
 
@@ -975,7 +975,7 @@ def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(
     driver.end()
 
 
-class Recording(PlainService):
+class Recording(Service):
     """A service that records the path and the status of each response."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from plants import Plant
 from plants.errors import ErrorCode
 from plants.hosting import settings, worker
 from plants.hosting.settings import Settings
-from plants.server import calls, connection, loop, tls
+from plants.server import connection, loop, threads, tls
 from plants.server.request import HEAD_BYTES
 from plants.stores.batch import BatchStore
 from plants.stores.sqlite import SQLiteStore
@@ -89,8 +89,8 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"{worker._METRICS_CONNECTIONS} more for the metrics",
         f"{loop._MAX_BUFFERED_BODIES} times `PLANTS_MAX_BODY_BYTES`, at least",
         f"at least {loop._MAX_BUFFERED_BODIES * HEAD_BYTES >> 20} MiB;",
-        f"{BatchStore.max_batch}; fewer if their bodies reach {calls._MAX_BATCH_BYTES // 1024} KiB together",
-        f"the delay that a body above {calls._LARGE_BODY_BYTES // 1024} KiB",
+        f"{BatchStore.max_batch}; fewer if their bodies reach {threads._MAX_BATCH_BYTES // 1024} KiB together",
+        f"the delay that a body above {threads._LARGE_BODY_BYTES // 1024} KiB",
         f"{loop._SWEEP_SECONDS} s: after that, it starts no further call",
         f"connections that are ready, at most {loop._MAX_STEPS_PER_STAGE}.",
         f"{worker.Worker.response_timeout} s",

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from plants.server import request
-from plants.server.listener import Listener
-from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Limits, Request, SizedBody, check_growing_head
+from plants.server.request import (
+    HEAD_BYTES,
+    ChunkedBody,
+    HTTPError,
+    Limits,
+    Listener,
+    Request,
+    SizedBody,
+    check_growing_head,
+)
 
 LIMITS = Limits(line_bytes=60, field_bytes=50, max_fields=4, body_bytes=1000)
 LARGE = Limits(line_bytes=8190, field_bytes=8190, max_fields=100, body_bytes=1000)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from plants.server.listener import Listener
-from plants.server.request import Request, SizedBody
+from plants.server.request import Listener, Request, SizedBody
 from plants.server.response import Call, ErrorLog, make_response, to_bytes
 
 

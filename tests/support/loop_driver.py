@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from plants.server.connection import Connection
-from plants.server.listener import Listener
 from plants.server.loop import Config, Loop
-from plants.server.request import Limits, Timeouts
+from plants.server.request import Limits, Listener, Timeouts
 from plants.server.response import ErrorLog
-from plants.server.service import PlainService, Service
+from plants.server.service import Service
 from tests.support.process import wait_until
 from tests.support.worker_app import app
 
@@ -33,7 +32,7 @@ class Driver:
         max_connections: int = 1000,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.service = service or PlainService()
+        self.service = service or Service()
         self.pipe = os.pipe()
         self.threads = threads
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
