@@ -141,8 +141,10 @@ def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) ->
         assert run("\n".join(script), cwd=CHECKOUT, **address_of(service)).endswith(": ready\n")
     run(RESTART)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == ["daemon-reload", "enable --now plants.socket plants.service", "restart plants"]
-    assert {file.name for file in units.iterdir()} == {"plants.socket", "plants.service"}
+    enabled = "plants.socket plants.service plants-backup.timer"
+    assert calls == ["daemon-reload", f"enable --now {enabled}", "restart plants"]
+    assert {file.name for file in units.iterdir()} == {"plants-backup.service", *enabled.split()}
+    assert (tmp_path / "opt/plants/backup.py").is_file()
     tokens = tmp_path / "etc/plants/tokens"
     assert tokens.read_text().startswith("sha256:")
     assert stat.S_IMODE(tokens.stat().st_mode) == 0o600

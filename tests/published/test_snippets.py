@@ -56,8 +56,7 @@ TESTS = {
     "stores.md": [
         "test_the_read_command_prints_every_plant",
         "test_plants_move_to_postgresql_and_a_second_move_fails",
-        "test_a_file_is_copied_under_load",
-        "test_a_file_is_copied_under_load",
+        *["test_the_second_backup_under_load_is_restored"] * 2,
         "test_a_dump_restores_a_dropped_table_for_a_running_service",
         "test_plants_move_to_postgresql_and_a_second_move_fails",
         "test_a_dump_restores_a_dropped_table_for_a_running_service",

@@ -3,10 +3,10 @@
 import os
 import re
 import shlex
-import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,11 +18,11 @@ import pytest
 from plants.stores import Plant, PlantStore, open_store
 from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer, find_binaries
-from tests.support.process import PATIENCE_SECONDS
+from tests.support.process import PATIENCE_SECONDS, wait_until
 
 DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
-READ_FILE, READ_TABLE, COPY_FILE, CHECK_COPY, DUMP, MOVE, RESTORE = COMMANDS
+READ_FILE, READ_TABLE, BACK_UP, RESTORE_FILE, DUMP, MOVE, RESTORE = COMMANDS
 PLANTS = [Plant(-(2**63), "", ""), Plant(0, "a\tb\\N\n"), Plant(2**63 - 1, "🌵", "café")]
 
 
@@ -42,7 +42,7 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
         "PLANTS_STORE": server.url if server else "",
         "PYTHONPATH": str(CHECKOUT),
     }
-    command = command.replace("python3", shlex.quote(sys.executable))
+    command = command.replace("python3", shlex.quote(sys.executable)).replace("deploy/", f"{CHECKOUT}/deploy/")
     return subprocess.run(
         ["bash", "-e", "-c", command],
         env=environ,
@@ -81,15 +81,32 @@ def test_the_read_command_prints_every_plant(file: Path) -> None:
     ]
 
 
-def test_a_file_is_copied_under_load(file: Path) -> None:
-    with closing(open_store(f"sqlite:///{file}")) as store, under_load(store):
-        run(COPY_FILE, file)
-    verdict, number = run(CHECK_COPY, file).strip("()\n").split(", ")
-    assert verdict == "'ok'"
-    with closing(open_store(f"sqlite:///{file}.copy")) as copied:
-        assert [copied.get(plant.id) for plant in PLANTS] == PLANTS
-    with closing(sqlite3.connect(file)) as whole:
-        assert len(PLANTS) < int(number) <= whole.execute("SELECT count(*) FROM plants").fetchone()[0]
+def test_the_second_backup_under_load_is_restored(file: Path) -> None:
+    with closing(open_store(f"sqlite:///{file}")) as store:
+        with under_load(store):
+            first = run(BACK_UP, file)
+        store.add(Plant(-1, "after the first backup"))
+        wait_until(lambda: time.strftime("T%H-%M-%SZ", time.gmtime()) not in first)
+        run(BACK_UP, file)
+    run(RESTORE_FILE, file)
+    assert sorted(path.name for path in (file.parent / "lost").iterdir()) == ["plants.db"]
+    assert len([*(file.parent / "backups").iterdir()]) == 2
+    with closing(open_store(f"sqlite:///{file}")) as restored:
+        assert [restored.get(plant.id) for plant in PLANTS] == PLANTS
+        assert restored.get(-1) == Plant(-1, "after the first backup")
+        restored.add(Plant(-2, "after the restore"))
+
+
+def test_a_backup_removes_only_old_and_unfinished_copies(file: Path) -> None:
+    backups = file.parent / "backups"
+    backups.mkdir()
+    old = [f"plants-2001-01-{day:02}T00-00-00Z.db" for day in range(1, 21)]
+    for name in [*old, "plants-2001.part", "plants.txt"]:
+        (backups / name).touch()
+    copy, number, _ = run(BACK_UP, file).split()
+    assert int(number) == len(PLANTS)
+    kept = {*old[-13:], Path(copy.rstrip(":")).name}
+    assert {path.name for path in backups.iterdir()} == {*kept, "plants.txt"}
 
 
 def test_plants_move_to_postgresql_and_a_second_move_fails(file: Path, server: PostgresServer) -> None:
