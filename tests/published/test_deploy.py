@@ -19,6 +19,7 @@ from tests.support.needs import needs
 
 DEPLOY = CHECKOUT / "deploy"
 UNIT = DEPLOY / "plants.service"
+STATE = "/var/lib/plants"
 
 
 @needs("systemd-analyze")
@@ -52,7 +53,7 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None
     state.mkdir()
     (credentials / "tokens").write_text("secret\n")
     env = dict(
-        setting.replace("%d", str(credentials)).replace("/var/lib/plants", str(state)).split("=", 1)
+        setting.replace("%d", str(credentials)).replace(STATE, str(state)).split("=", 1)
         for setting in settings_of_the_unit()
     )
     with (
@@ -128,12 +129,13 @@ def locked_versions(file: str) -> dict[str, str]:
 def test_the_image_locks_what_the_package_requires() -> None:
     setup = configparser.ConfigParser()
     setup.read(CHECKOUT / "setup.cfg")
-    requirements = setup["options"]["install_requires"] + setup["options.extras_require"]["postgres"]
+    extras = setup["options.extras_require"]
     locked = locked_versions("requirements.txt")
-    for requirement in requirements.split():
-        name = re.split(r"[\[<>=]", requirement)[0].replace("_", "-")
-        lowest, below = re.findall(r"[0-9.]+", requirement)
-        assert numbers(lowest) <= numbers(locked[name]) < numbers(below), requirement
+    for requirement in (setup["options"]["install_requires"] + extras["postgres"] + extras["metrics"]).split():
+        name = re.split(r"[\[<>=]", requirement)[0]
+        lowest, *below = re.findall(r"[0-9.]+", requirement)
+        assert numbers(lowest) <= numbers(locked[name]), requirement
+        assert all(numbers(locked[name]) < numbers(limit) for limit in below), requirement
 
 
 def test_the_image_locks_what_the_build_requires() -> None:
@@ -156,6 +158,7 @@ def test_the_image_copies_existing_files_and_runs_the_command() -> None:
     assert {name for names in copied for name in names} == set(build_context)
     assert 'ENTRYPOINT ["plants"]' in instructions
     assert 'CMD ["serve"]' in instructions
+    assert f"VOLUME {STATE}" in instructions
     assert any(re.fullmatch(r'HEALTHCHECK .* CMD \["plants", "check"\]', line) for line in instructions)
     assert any(re.fullmatch(r"USER [1-9]\d*:[1-9]\d*", line) for line in instructions)
 
