@@ -55,10 +55,6 @@ def test_the_readme_links_to_every_document() -> None:
     assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in readme] == []
 
 
-def test_the_readme_has_at_most_100_lines() -> None:
-    assert len((CHECKOUT / "README.md").read_text().splitlines()) <= 100
-
-
 def test_the_table_of_errors_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", page("interface"), re.MULTILINE)
     assert [(int(code), int(status)) for code, status in rows] == [(code, code // 100) for code in ErrorCode]

@@ -67,6 +67,10 @@ TESTS = {
         "test_the_documented_command_serves",
         "test_the_documented_shell_script_works",
     ],
+    "tutorial.md": [
+        "test_the_tutorial_installs_all_that_it_uses",
+        *["test_the_tutorial_works_from_the_first_to_the_last_block"] * 14,
+    ],
 }
 
 

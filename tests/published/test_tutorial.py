@@ -1,0 +1,75 @@
+"""docs/tutorial.md, followed from its first to its last block."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosted import CHECKOUT, Service, environment
+from tests.support.needs import needs
+from tests.support.process import PATIENCE_SECONDS, free_port
+
+TUTORIAL = (CHECKOUT / "docs/tutorial.md").read_text()
+(_, INSTALL), *STEPS = re.findall(r"^```(\w+)\n(.*?)\n^```$", TUTORIAL, re.DOTALL | re.MULTILINE)
+
+
+def run(command: str, folder: Path, env: dict[str, str]) -> str:
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=env,
+        check=True,
+        timeout=PATIENCE_SECONDS,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+
+
+@needs("curl")
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    outputs: list[str] = []
+    command = ""
+    with ExitStack() as service:
+        for language, step in STEPS:
+            if language == "python":
+                (tmp_path / "test_client.py").write_text(step)
+            elif language == "json":
+                # If a second response follows, the reader has sent the same request again.
+                output = outputs.pop() if outputs else run(command, tmp_path, env)
+                assert json.loads(output) == json.loads(step)
+            elif language == "text":
+                assert outputs.pop() == f"{step}\n"
+            elif step.endswith("plants serve"):
+                service.close()
+                start = ["sh", "-c", f"exec env {step} --bind {address}"]
+                service.enter_context(Service(start, tmp_path, env)).wait_until_it_serves()
+            else:
+                command = step.replace("127.0.0.1:8000", address)
+                outputs = [run(command, tmp_path, env)]
+    assert "1 passed" in outputs[0]
+    assert (tmp_path / "tokens").read_text().startswith("sha256:")
+
+
+@pytest.mark.network
+def test_the_tutorial_installs_all_that_it_uses(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info")
+    shutil.copytree(CHECKOUT, tmp_path / "plants", ignore=ignored)
+    check = "plants --version && python3 -c 'import pytest, webtest, waitress'"
+    command = INSTALL.replace("python3", sys.executable, 1)
+    assert run(f"{command} && {check}", tmp_path / "plants", environment()).startswith("plants ")
+
+
+def test_the_diagram_is_well_formed_and_linked() -> None:
+    texts = " ".join(ET.parse(CHECKOUT / "docs/request.svg").getroot().itertext())
+    assert [word for word in ("client", "loop", "thread", "batch", "commit") if word not in texts] == []
+    assert "](request.svg)" in TUTORIAL
