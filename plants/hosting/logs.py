@@ -36,12 +36,12 @@ class Logger(glogging.Logger):
 
     def setup(self, cfg: Any) -> None:
         """Create the handlers. If a later call (``HUP``) fails, keep the old ones."""
-        old_handlers = [(log.handlers, log.handlers.copy()) for log in glogging.loggers()]
+        old_handlers = [(log, log.handlers.copy()) for log in glogging.loggers()]
         try:
             super().setup(cfg)
         except Exception as error:
-            for handlers, old in old_handlers:
-                handlers[:] = old
+            for log, handlers in old_handlers:
+                log.handlers = handlers
             if not self._is_set_up:
                 raise
             self.error("the log cannot be set up again, so the old one stays: %s", error)

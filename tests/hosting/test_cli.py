@@ -378,6 +378,7 @@ def test_plants_check_imports_no_framework(url: list[str]) -> None:
 # plants serve
 
 
+FORMAT_ERROR = "incomplete format" if sys.version_info < (3, 15) else "stray % at position 0"
 unusable_configurations = pytest.mark.parametrize(
     ("options", "env", "line"),
     [
@@ -405,7 +406,7 @@ unusable_configurations = pytest.mark.parametrize(
         (
             "--access-logformat %",
             {},
-            "cannot use the access log's format (incomplete format); choose another one with --access-logformat.",
+            f"cannot use the access log's format ({FORMAT_ERROR}); choose another one with --access-logformat.",
         ),
         ("-w 0", {}, "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
         (

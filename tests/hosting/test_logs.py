@@ -32,6 +32,7 @@ from tests.support.process import (
     free_port,
     kill,
     start,
+    wait_for_workers,
     wait_until,
 )
 from tests.support.servers import is_ready
@@ -349,6 +350,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
         conf.write_text("loglevel = 'info'")
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Booting worker")
+        wait_for_workers(service.process.pid, 1)
         tokens.write_text("second\n")
         service.wait_for("the token file has changed; valid tokens: 1")
 

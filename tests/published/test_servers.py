@@ -15,7 +15,7 @@ from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, HostContract, Send, new_plant
 from tests.support.hosted import environment, send_to
-from tests.support.servers import COMMANDS, running_server
+from tests.support.servers import BIN, COMMANDS, running_server
 
 
 class Running(NamedTuple):
@@ -27,12 +27,16 @@ class Running(NamedTuple):
 @pytest.fixture(scope="class")
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """The server of a class, and the file of its store."""
+    command = COMMANDS[request.cls.server]
+    program, *_ = command.split()
+    if not (BIN / program).exists():
+        pytest.skip(f"not installed: {program}")
     # In memory, a commit costs next to nothing.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-        with running_server(COMMANDS[request.cls.server], env) as port, closing(SQLiteStore(str(file))) as store:
+        with running_server(command, env) as port, closing(SQLiteStore(str(file))) as store:
             yield Running(port, store, file)
 
 

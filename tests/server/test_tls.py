@@ -292,7 +292,7 @@ def test_a_forged_record_fails(tls: TLS, version: ssl.TLSVersion) -> None:
     client = connect(tls, trusting(version))
     ciphertext = bytearray(client.encrypt(b"request"))
     ciphertext[-1] ^= 1
-    with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
+    with pytest.raises(ssl.SSLError, match=r"BAD_RECORD_MAC|RECORD_LAYER_FAILURE"):
         tls.receive(bytes(ciphertext))
     assert tls.data_to_send()
 
@@ -484,11 +484,13 @@ def test_a_flood_closes_the_connection(peers: Peers, tmp_path: Path) -> None:
     context.keylog_filename = str(tmp_path / "keys")
     peer = peers(context)
     records = Records13(peer.client.ssl, tmp_path / "keys")
-    for _ in range(MAX_OVERHEAD_BYTES // 2700):
-        assert peer.connection.state == OPEN
-        peer.exchange(b"".join(records.key_update() for _ in range(100)))
-    peer.exchange(b"".join(records.key_update() for _ in range(100)))
+    sent = 0
+    while peer.connection.state == OPEN:
+        flood = b"".join(records.key_update() for _ in range(100))
+        sent += len(flood)
+        peer.exchange(flood)
     assert peer.connection.state == CLOSED
+    assert MAX_OVERHEAD_BYTES // 2 < sent < MAX_OVERHEAD_BYTES + len(flood)
 
 
 @VERSIONS

