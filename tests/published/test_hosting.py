@@ -80,6 +80,16 @@ def test_the_service_works_behind_a_proxy_with_a_prefix(port: int) -> None:
     assert urljoin("http://host/v1/openapi.json", description["servers"][0]["url"]) == "http://host/v1/"
 
 
+@pytest.mark.parametrize("port", [pytest.param("nginx", marks=needs("nginx"))], indirect=True)
+def test_nginx_adds_the_cors_headers_to_every_response(port: int) -> None:
+    preflight = send_to(port, method="OPTIONS", path="/v1/plants", headers=[])
+    refused = send_to(port, new_plant(), path="/v1/plants", headers=[JSON_TYPE])
+    assert (preflight.status, refused.status) == (204, 401)
+    assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+    for response in (preflight, refused):
+        assert response.headers["access-control-allow-origin"] == "https://garden.example.com"
+
+
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_starts_as_documented(tmp_path: Path) -> None:
     (token, store) = re.findall(r"^PLANTS_TOKENS=(\w+) PLANTS_STORE=(\S+) plants serve$", HOSTING, re.MULTILINE)[0]

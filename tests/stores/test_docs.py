@@ -22,7 +22,7 @@ from tests.support.process import PATIENCE_SECONDS, wait_until
 
 DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
-READ_FILE, READ_TABLE, BACK_UP, RESTORE_FILE, DUMP, MOVE, RESTORE = COMMANDS
+READ_FILE, READ_TABLE, BACK_UP, RESTORE_FILE, DUMP, RESTORE, MOVE = COMMANDS
 PLANTS = [Plant(-(2**63), "", ""), Plant(0, "a\tb\\N\n"), Plant(2**63 - 1, "🌵", "café")]
 
 

@@ -538,7 +538,7 @@ def create_distributed_table(admin: psycopg.Connection) -> Iterator[None]:
 @pytest.mark.usefixtures("citus", "create_distributed_table")
 def test_the_documented_table_for_citus_is_used(server: PostgresServer) -> None:
     document = (CHECKOUT / "docs/scaling.md").read_text()
-    server.execute(re.findall(r"### Citus\n.*?```sql\n(.*?)```", document, re.DOTALL)[0])
+    server.execute(re.findall(r"# Citus\n.*?```sql\n(.*?)```", document, re.DOTALL)[0])
     with closing(PostgresStore(server.url.replace("postgres@", "plants@"), timeout=20)) as store:
         store.add(Plant(1, "oak"))
         assert store.get(1) == Plant(1, "oak")
