@@ -41,19 +41,17 @@ def collector() -> Iterator[tuple[str, "Queue[bytes]"]]:
 
 @pytest.mark.network
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_documented_file_exports_spans(tmp_path: Path, collector: tuple[str, "Queue[bytes]"]) -> None:
+def test_the_example_exports_spans(tmp_path: Path, collector: tuple[str, "Queue[bytes]"]) -> None:
     url, exports = collector
     (packages,) = re.findall(r"^pip install (opentelemetry.*)$", OPERATING, re.MULTILINE)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path / "packages")]
     subprocess.run([*install, *packages.split()], check=True, timeout=300)
-    (traced,) = re.findall(r"```python\n(# traced\.py.*?)```", OPERATING, re.DOTALL)
-    (tmp_path / "traced.py").write_text(traced)
     (tmp_path / "conf.py").write_text('wsgi_app = "traced:app"\n')
     with serving(
         "-c",
         "conf.py",
         cwd=tmp_path,
-        PYTHONPATH=f"{tmp_path}:{tmp_path / 'packages'}:{CHECKOUT}",
+        PYTHONPATH=f"{CHECKOUT}/examples:{tmp_path / 'packages'}:{CHECKOUT}",
         OTEL_EXPORTER_OTLP_ENDPOINT=url,
         OTEL_BSP_SCHEDULE_DELAY="100",
         GUNICORN_CMD_ARGS="--log-level=info",
