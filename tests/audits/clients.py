@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Self, cast
@@ -40,21 +40,12 @@ _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exceptio
 
 
 class Target:
-    """A service at an address. If the process id of its master is known, memory, files and processes are measured."""
+    """A running service: its address, a valid token, and the process id of its master."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        token: str,
-        master: int = 0,
-        *,
-        process: hosted.Service | None = None,
-        scheme: str = "http",
-    ) -> None:
-        self.host, self.port, self.token, self.master = host, port, token, master
-        self.scheme = scheme
-        self._log = process
+    def __init__(self, process: hosted.Service, port: int, token: str, scheme: str = "http") -> None:
+        self.host, self.port, self.token, self.scheme = "127.0.0.1", port, token, scheme
+        self.master = process.process.pid
+        self._process = process
         self._lines_read = 0
 
     def connect(self, receive_buffer: int = 0) -> socket.socket:
@@ -80,7 +71,7 @@ class Target:
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
 
     def workers(self) -> list[int]:
-        return children(self.master) if self.master else []
+        return children(self.master)
 
     def memory(self) -> int:
         """Return the resident memory of the largest worker, in bytes."""
@@ -100,8 +91,6 @@ class Target:
 
     def connections(self) -> int:
         """Return the number of the service's open connections, including those that it has not accepted yet."""
-        if not self.master:
-            return 0
         port = f":{self.port:04X}"
         # The file may have thousands of lines for other sockets, so split only the lines with this port.
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines() if port in line]
@@ -110,23 +99,16 @@ class Target:
         # still has a socket (an inode).
         return sum(state in {"01", "08"} or (state != "0A" and inode != "0") for state, inode in states)
 
-    def runs(self) -> bool:
-        """Return whether the master runs."""
-        try:
-            state = Path(f"/proc/{self.master}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return state != "Z"
+    def stop(self) -> list[str]:
+        """Stop the service (``TERM``), and return the lines of its log that report errors."""
+        self._process.stop()
+        return self.new_log_errors()
 
     def new_log_errors(self) -> list[str]:
-        """Return those of ``new_lines()`` that report an error."""
-        return [line for line in self.new_lines() if _LOG_ERROR.search(line)]
-
-    def new_lines(self) -> list[str]:
-        """Return the log lines since the last call."""
-        lines = self._log.lines[self._lines_read :] if self._log else []
+        """Return the log lines since the last call that report an error."""
+        lines = self._process.lines[self._lines_read :]
         self._lines_read += len(lines)
-        return [line.rstrip() for line in lines]
+        return [line.rstrip() for line in lines if _LOG_ERROR.search(line)]
 
 
 class Crowd:
@@ -288,22 +270,21 @@ def running_service(
     store: str = "memory",
     workers: int = 1,
     *options: str,
-    token: str = TOKEN,
     scheme: str = "http",
     descriptors: int = 0,
-    command: Sequence[str] = (*NO_SUBPROCESS_COVERAGE, *hosted.SERVE),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Target]:
-    """Run ``plants serve`` on a free port with the default limits; without a token, it generates one."""
-    command = [*["prlimit", f"--nofile={descriptors}:{descriptors}"] * bool(descriptors), *command]
+    """Run ``plants serve`` on a free port with the default limits."""
+    limits = ["prlimit", f"--nofile={descriptors}:{descriptors}"] if descriptors else []
+    command = [*limits, *NO_SUBPROCESS_COVERAGE, *hosted.SERVE]
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/plants.db" if store == "sqlite" else f"{store}:"
-        tokens = {"PLANTS_TOKENS": token} if token and "PLANTS_TOKENS_FILE" not in environ else {}
         command += ["--bind=127.0.0.1:0", f"--workers={workers}", *options]
-        with hosted.Service(command, hosted.CHECKOUT, {"PLANTS_STORE": url, **tokens, **environ}) as process:
+        with hosted.Service(
+            command, hosted.CHECKOUT, {"PLANTS_STORE": url, "PLANTS_TOKENS": TOKEN, **environ}
+        ) as process:
             port = int(process.wait_for(rf"Listening at: {scheme}://127\.0\.0\.1:(\d+)")[1])
-            token = token or process.wait_for(r"no token is set.*: ([\w-]+)")[1]
-            service = Target("127.0.0.1", port, token, process.process.pid, process=process, scheme=scheme)
+            service = Target(process, port, TOKEN, scheme)
             wait_for_workers(process.process.pid, workers)
             wait_until(lambda: service.create(new_id()).status == 200)
             wait_until(lambda: not service.connections())
@@ -311,13 +292,6 @@ def running_service(
             yield service
 
 
-@contextlib.contextmanager
-def service_of(options: argparse.Namespace) -> Iterator[Target]:
-    """Yield the service that the options name, or start one."""
-    if options.address:
-        host, _, port = options.address.rpartition(":")
-        yield Target(host, int(port), options.token, options.master)
-    else:
-        timeout = str(options.request_timeout)
-        with running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": timeout}) as service:
-            yield service
+def service_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
+    """Run the service that the options of an audit describe."""
+    return running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": "5"})

@@ -2,10 +2,8 @@
 
     python -m tests.audits.hostile
     python -m tests.audits.hostile --store sqlite --workers 2 --only tiny_chunks
-    python -m tests.audits.hostile --address 127.0.0.1:8000 --token "$TOKEN" --master "$(cat pid)"
 
-Each check prints one line; the exit status is 0 if all of them hold. With ``--address``, checks that start a service
-of their own are left out. With ``--address`` but without ``--master``, memory, files and processes are not measured.
+Each check prints one line; the exit status is 0 if all of them hold.
 """
 
 import contextlib
@@ -26,7 +24,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
-from tests.audits import changes
 from tests.audits.bystander import new_id, plant
 from tests.audits.clients import (
     CHUNKED,
@@ -365,7 +362,7 @@ def no_descriptor_left(store: str, workers: int) -> Verdict:
         allow(0)
         with Crowd(service, 1):
             time.sleep(0.3)
-            errors = changes.errors_during_stop(service)
+            errors = service.stop()
     return Verdict(verdict.holds and not errors, f"{verdict.summary}, errors of the stop: {errors[-1:]}")
 
 
@@ -561,14 +558,6 @@ def _large_create(service: Target, plant_id: int, number: int) -> bytes:
     return service.head(b"Content-Length: %d\r\n" % len(body), b"Connection: close\r\n") + body
 
 
-def resets_under_term(store: str, workers: int, creates: int = 2000, each: int = 500) -> Verdict:
-    """Stop the service while good clients create plants, and health checks connect and reset."""
-    return changes.term(store, workers, creates, each)
-
-
-# Helpers for the checks
-
-
 def talk(service: Target, *pieces: bytes) -> bytes:
     """Send each piece as a packet; return the bytes received until the service is silent for a while."""
     received = b""
@@ -622,7 +611,6 @@ OWN_CHECKS: tuple[Callable[[str, int], Verdict], ...] = (
     few_descriptors,
     no_descriptor_left,
     stalled_handshakes,
-    resets_under_term,
     key_updates,
     renegotiations,
     silent_clients,
@@ -647,12 +635,11 @@ def main() -> int:
             limited = partial(check, limit=getattr(options, limit)) if limit else check
             with service_of(options) as service:
                 holds.append(report(check.__name__, unharmed(service, limited)))
-    if not options.address:
-        holds += [
-            report(own_check.__name__, own_check(options.store, options.workers))
-            for own_check in OWN_CHECKS
-            if not options.only or own_check.__name__ in options.only
-        ]
+    holds += [
+        report(own_check.__name__, own_check(options.store, options.workers))
+        for own_check in OWN_CHECKS
+        if not options.only or own_check.__name__ in options.only
+    ]
     return int(not all(holds))
 
 

@@ -19,24 +19,9 @@ def audit_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a service, or configure the service that the audit starts."""
-    parser.add_argument(
-        "--address", default="", help="HOST:PORT of a running service; by default, the audit starts its own"
-    )
-    parser.add_argument("--token", default="", help="a valid token, with --address")
-    parser.add_argument("--master", type=int, default=0, help="the master's process id, to measure memory and files")
-    parser.add_argument(
-        "--store", default="memory", choices=["memory", "sqlite"], help="the store of a service that the audit starts"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, help="the number of workers that the audit starts (%(default)s)"
-    )
-    parser.add_argument(
-        "--request-timeout",
-        type=float,
-        default=5,
-        help="the request timeout of a service that the audit starts, in seconds (%(default)s)",
-    )
+    """Add the options of the service that the audit starts."""
+    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
 
 
 def add_only_option(parser: argparse.ArgumentParser, names: Collection[str]) -> None:

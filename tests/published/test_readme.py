@@ -147,9 +147,7 @@ def test_the_description_for_a_package_index_has_no_dead_link() -> None:
 
 def test_the_test_command_is_the_one_that_ci_runs() -> None:
     (options,) = re.findall(r"/pytest (-n .*)$", TEST)
-    ci = (CHECKOUT / ".ci/run").read_text()
-    assert "test_command=$(grep '/pytest -n ' README.md)" in ci
-    assert f"in_parallel=({options})" in ci
+    assert f"in_parallel=({options})" in (CHECKOUT / ".ci/run").read_text()
 
 
 def test_the_first_snippet_creates_an_application() -> None:
