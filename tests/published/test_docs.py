@@ -1,4 +1,4 @@
-"""The documents: their links, and the tables that must agree with the code."""
+"""The documents: their links, their examples, and the tables that must agree with the code."""
 
 import re
 from contextlib import closing
@@ -12,16 +12,33 @@ from plants import Plant, __version__
 from plants.errors import ErrorCode
 from plants.hosting import settings
 from plants.hosting.settings import Settings
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
 from tests.support.servers import COMMANDS
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
+# A test runs or checks each code block. So whoever adds a block writes a test, and counts the block here.
+BLOCKS = {
+    "README.md": 7,
+    "contributing.md": 2,
+    "embedding.md": 3,
+    "hosting.md": 5,
+    "interface.md": 2,
+    "operating.md": 12,
+    "scaling.md": 2,
+    "stores.md": 7,
+    "testing.md": 4,
+    "tutorial.md": 15,
+}
 
 
 def page(name: str) -> str:
     return (CHECKOUT / "docs" / f"{name}.md").read_text()
+
+
+def blocks(text: str, language: str = r"\w+") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
@@ -46,6 +63,31 @@ def test_no_link_is_dead(origin: Path) -> None:
 def test_the_readme_links_to_every_document() -> None:
     readme = (CHECKOUT / "README.md").read_text()
     assert [path.name for path in PAGES if path.parent.name == "docs" and f"(docs/{path.name})" not in readme] == []
+
+
+def test_every_block_is_one_that_a_test_knows() -> None:
+    found = {page.name: len(blocks(page.read_text())) for page in PAGES}
+    assert {name: number for name, number in found.items() if number} == BLOCKS
+
+
+def test_the_documented_request_gets_the_documented_responses(send: Send) -> None:
+    request, error = blocks(page("interface"))
+    head, _, body = request.partition("\n\n")
+    method, path, _ = head.splitlines()[0].split()
+    headers = [(name, value) for name, _, value in (line.partition(": ") for line in head.splitlines()[2:])]
+    headers = [(name, value.replace("<ACCESS_TOKEN>", TOKEN)) for name, value in headers]
+    response = send(body.encode(), method=method, path=path, headers=headers)
+    assert response.plant == {"name": "Monstera", "tag": "tropical"}
+    assert send(body.encode(), method=method, path=path, headers=headers).body.decode() == error.strip()
+
+
+def test_the_commands_for_contributors_select_tests() -> None:
+    commands = "".join(blocks(page("contributing")))
+    tests = "".join(file.read_text() for file in CHECKOUT.glob("tests/*/test_*.py"))
+    assert re.findall(r"\btests/[\w/.]+", commands) == ["tests/app"]
+    assert [word for word in re.findall(r" -k (\w+)", commands) if not re.search(rf"def test_\w*{word}", tests)] == []
+    ci = (CHECKOUT / ".ci/run").read_text()
+    assert [command for command in commands.splitlines()[-1].split(" && ") if command not in ci] == []
 
 
 def test_the_table_of_errors_agrees_with_the_code() -> None:
@@ -92,7 +134,7 @@ def test_the_table_of_servers_has_the_tested_servers_and_options() -> None:
 
 
 def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", page("embedding"), re.DOTALL)
+    snippets = blocks(page("embedding"), "python")
     names: dict[str, Any] = {}
     exec("".join(snippets).replace("/var/lib/plants", str(tmp_path)).replace("secret", TOKEN), names)
     with closing(names["store"]) as store:
