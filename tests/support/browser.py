@@ -19,7 +19,7 @@ _CAPABILITIES = {
     "goog:chromeOptions": _OPTIONS,
     "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
 }
-ENTER, TAB = "\ue007", "\ue004"
+ENTER, TAB, CONTROL = "\ue007", "\ue004", "\ue009"
 
 
 class Browser:
@@ -63,9 +63,11 @@ class Browser:
             });"""
         self.run(script % condition)
 
-    def press(self, keys: str) -> None:
-        """Press keys one by one in the focused element."""
+    def press(self, keys: str, modifier: str = "") -> None:
+        """Press keys one by one in the focused element, while ``modifier`` is held down."""
         presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        if modifier:
+            presses = [{"type": "keyDown", "value": modifier}, *presses, {"type": "keyUp", "value": modifier}]
         self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
 
     def emulate_screen(self, width: int, height: int, scheme: str) -> None:
