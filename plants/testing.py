@@ -29,7 +29,7 @@ from plants.app import create_app_with_resources
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
 from plants.probes import probes
 from plants.stores import Plant, PlantStore, StoreUnavailable
-from plants.stores.memory import MemoryStore, fork_safe_lock
+from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
@@ -66,7 +66,7 @@ class FaultyStore(_Strict, PlantStore):
             raise TypeError(f"store is a plants.PlantStore or None, not {store!r}")
         self._wrapped_store = store
         self._end_delays_count = 0
-        self._changed = threading.Condition(fork_safe_lock)
+        self._changed = threading.Condition()
         self.reset()
 
     @property

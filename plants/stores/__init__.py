@@ -1,6 +1,7 @@
 """The interface of the stores, their errors, and the choice of a store by its URL. A store knows nothing of HTTP."""
 
 import abc
+import os
 from typing import ClassVar, NamedTuple, Protocol
 
 INT64_MIN = -(2**63)
@@ -36,6 +37,36 @@ class PlantIdInUse(PlantStoreError):
 
 class StoreUnavailable(PlantStoreError):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
+
+
+class StoreUnusable(StoreUnavailable):
+    """The file or the table is gone, or could lose plants; an operator must repair it."""
+
+
+class StoreMissing(StoreUnusable):
+    """The file or the table does not exist."""
+
+
+class OwnerProcess:
+    """The process that first used a store. A store's connections and locks are of no use in a fork."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def check(self, *, claim: bool = True) -> None:
+        """Make this process the owner if the store has none, unless ``claim`` is False.
+
+        :raises StoreUnavailable: another process is the owner.
+        """
+        pid = os.getpid()
+        if self._pid != pid:
+            if self._pid:
+                raise StoreUnavailable(
+                    "this process was forked after the first use of the store; open a store in each process, "
+                    "or fork before the first use"
+                )
+            if claim:
+                self._pid = pid
 
 
 class PlantStore(abc.ABC):
@@ -75,8 +106,8 @@ class PlantStore(abc.ABC):
         The result may be up to half a second old. In an outage, it may be the result of the last attempt.
         """
 
-    def prepare(self, *, create: bool = True) -> None:  # noqa: ARG002  # A store may have nothing to create.
-        """Create the file or the table of a new store, and check it.
+    def prepare(self, *, create: bool = True) -> None:  # noqa: B027  # A store may have nothing to prepare.
+        """Create the file or the table of a new store, check it, and leave nothing open that a fork would inherit.
 
         Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without this
         call, the first use creates what is missing.
@@ -84,7 +115,6 @@ class PlantStore(abc.ABC):
         :param create: False if other processes already serve the store; then nothing is created, now or later.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
-        self.check()
 
     @abc.abstractmethod
     def close(self) -> None:

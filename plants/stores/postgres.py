@@ -1,14 +1,18 @@
 """PostgreSQL, or an engine that speaks its protocol: shared by any number of machines."""
 
+import logging
 import math
-import mmap
 import re
 import select
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.resources import files
+from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -17,11 +21,16 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.pq import TransactionStatus
 
-from plants.stores import INT64_MAX, INT64_MIN, Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore
-from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import CREATED, HOW_TO_RECOVER, Connections, Outcomes, PlantRejected
-from plants.stores.pool import ConnectionPool
+from plants.stores import (
+    INT64_MAX,
+    INT64_MIN,
+    Plant,
+    PlantIdInUse,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUnusable,
+)
+from plants.stores.group_commit import BatchStore, Outcomes, PlantRejected
 
 _DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -47,13 +56,19 @@ _SET_LOCK_TIMEOUT = b"SELECT set_config('lock_timeout', $1, false)"
 # Each row is a reason why the table could reject or lose a plant.
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
-_GONE = f"the table plants is gone; {HOW_TO_RECOVER}"
+_GONE = (
+    "the table plants is gone; it is not recreated, because ids already in use would become available; "
+    "restore it, and do not restart before that"
+)
 
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
 # If a row is not inserted, its id is in use, or the table has changed; the table is checked at most this often.
 _CHECK_SECONDS = 0.1
+_RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
@@ -62,6 +77,10 @@ _Row = tuple[Any, ...]
 _RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
 # The server rejects a statement because of one row, and might accept the others.
 _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
+
+
+class _ServerFull(Exception):
+    """No connection could be opened, but others are open."""
 
 
 class PostgresStore(BatchStore):
@@ -75,6 +94,7 @@ class PostgresStore(BatchStore):
     worker_threads = 4  # Several batches commit at a time.
 
     def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
+        super().__init__(timeout)
         parameters = conninfo_to_dict(conninfo)
         # Check the numbers here, because libpq would report a bad number only when it connects.
         timeout_from_conninfo(parameters)
@@ -82,8 +102,22 @@ class PostgresStore(BatchStore):
         # If an @ in the password is not encoded, libpq's errors would show the rest of the password as the host's name.
         if re.search("[^,]@", str(parameters.get("host", ""))):
             raise ValueError("the host has an @")
-        conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
-        super().__init__(partial(PostgresConnections, _split_hosts(conninfo), max_connections), timeout)
+        # One per host; the host that last accepted writes comes first.
+        self._conninfos = _split_hosts(make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"}))
+        # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
+        self._statement_timeout_ms = int(timeout * 750)
+        # Each caller takes a slot, and puts it back. Neither a deque nor a SimpleQueue blocks when something is put
+        # into it, so whatever interrupts a caller, no slot is lost.
+        self._slots: SimpleQueue[None] = SimpleQueue()
+        for _ in range(max_connections):
+            self._slots.put(None)
+        self._idle_connections: deque[_Connection] = deque()
+        self._open_connections: set[_Connection] = set()
+        self._withheld_slots: deque[None] = deque()  # because the server has no room for more connections
+        self._next_attempt_at = 0.0
+        self._failures = 0  # of connections; one that was opened before the last failure is not used again
+        self._contended_until = 0.0
+        self._checked_at = 0.0  # when the table was last checked because a row had not been inserted
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -99,25 +133,11 @@ class PostgresStore(BatchStore):
                 "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
             ) from None
 
-
-class PostgresConnections(Connections):
-    """The pooled connections of one process."""
-
-    def __init__(self, conninfos: list[str], max_connections: int, timeout: float, shared_state: mmap.mmap) -> None:
-        self._conninfos = conninfos.copy()  # one per host; the host that last accepted writes comes first
-        self._timeout = timeout
-        # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
-        self._statement_timeout_ms = int(timeout * 750)
-        self._shared_state = shared_state
-        self._pool = ConnectionPool(self._connect, max_connections)
-        self._contended_until = 0.0
-        self._checked_at = 0.0  # when the table was last checked because a row had not been inserted
-
-    def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        stored = self._run(partial(self._insert, collect), deadline)
+    def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        stored = self._run(partial(self._insert_batch, collect), deadline)
         # A trigger created after the last check may have suppressed an insert, so check the table.
         if len(stored) < len(collect()) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
-            self.check(deadline)
+            self._check(deadline)
             self._checked_at = time.monotonic()
         outcomes: Outcomes = []
         for plant in collect():
@@ -125,31 +145,110 @@ class PostgresConnections(Connections):
             stored.discard(plant.id)  # A second plant of the batch with this id is not stored.
         return outcomes
 
-    def find(self, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, plant_id: int, deadline: float) -> Plant | None:
         rows = self._run(lambda connection: connection.run(_SELECT, [str(plant_id)]), deadline)
         return Plant(plant_id, *rows[0]) if rows else None
 
-    def check(self, deadline: float) -> None:
-        self._run(self._check, deadline)
+    def _check(self, deadline: float) -> None:
+        self._run(self._check_table, deadline)
 
-    def close(self) -> None:
-        self._pool.close()
+    def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
+        while self._idle_connections:
+            self._discard(self._idle_connections.pop())
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Return what the work returns; retry while the server reports that nothing was stored."""
         pause = 0.005
         while True:
             try:
-                with self._pool.connection(deadline) as connection:
+                with self._connection(deadline) as connection:
                     connection.deadline = deadline
                     return work(connection)
+            except _ServerFull:
+                continue  # Wait for one of the open connections.
             except psycopg.Error as error:
                 if not isinstance(error, _RETRYABLE_ERRORS) or time.monotonic() + pause > deadline:
                     raise _unavailable(error) from None
             time.sleep(pause)
             pause *= 2  # exponential backoff
 
-    def _insert(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
+    @contextmanager
+    def _connection(self, deadline: float) -> Iterator["_Connection"]:
+        """Borrow an idle connection, or open one."""
+        self._check_open()
+        try:
+            self._slots.get(timeout=max(0, deadline - time.monotonic()))
+        except Empty:
+            raise StoreUnavailable("all connections are busy") from None
+        borrowed: Future[_Connection] = Future()
+        try:
+            self._borrow(borrowed)
+            try:
+                connection = borrowed.result(timeout=max(0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise StoreUnavailable("no connection could be made in time") from None
+            yield connection
+        finally:
+            borrowed.add_done_callback(self._put_back)  # A connection that came too late serves the next caller.
+
+    def _borrow(self, borrowed: "Future[_Connection]") -> None:
+        """Set the result to an idle connection, or to one that a thread opens.
+
+        Looking up the name of a host may take longer than the caller can wait.
+        """
+
+        def connect() -> None:
+            try:
+                connection = self._connect()
+                connection.failures = failures
+                self._open_connections.add(connection)
+                borrowed.set_result(connection)
+            except BaseException as error:
+                if self._open_connections:
+                    self._next_attempt_at = time.monotonic() + _RECONNECT_SECONDS
+                    borrowed.set_exception(_ServerFull())
+                else:
+                    known = isinstance(error, StoreUnavailable)
+                    borrowed.set_exception(error if known else StoreUnavailable(type(error).__name__))
+
+        failures = self._failures
+        with suppress(IndexError):
+            while connection := self._idle_connections.pop():
+                if connection.failures == failures and not connection.has_unread_input():
+                    borrowed.set_result(connection)
+                    return
+                self._discard(connection)
+        if self._open_connections and time.monotonic() < self._next_attempt_at:
+            borrowed.set_exception(_ServerFull())
+            return
+        try:
+            threading.Thread(target=connect, name="plants-connect", daemon=True).start()
+        except RuntimeError as error:
+            borrowed.set_exception(StoreUnavailable(f"no connection could be made: {error}"))
+
+    def _put_back(self, borrowed: "Future[_Connection]") -> None:
+        error = borrowed.exception()
+        if isinstance(error, _ServerFull):
+            self._withheld_slots.append(None)
+            return
+        if not error:
+            connection = borrowed.result()
+            if not connection.is_idle():
+                self._failures += 1  # What silenced this connection may have silenced the others, too.
+            if connection.failures == self._failures and not self._closed:
+                self._idle_connections.append(connection)
+            else:
+                self._discard(connection)
+        self._slots.put(None)
+        if time.monotonic() > self._next_attempt_at:
+            while self._withheld_slots:
+                self._slots.put(self._withheld_slots.pop())
+
+    def _discard(self, connection: "_Connection") -> None:
+        self._open_connections.discard(connection)
+        connection.close()
+
+    def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         first_by_id = {plant.id: plant for plant in reversed(collect())}
         plants = sorted(first_by_id.values())  # Sort them, so that two batches with common ids cannot deadlock.
         contended = time.monotonic() < self._contended_until
@@ -166,18 +265,21 @@ class PostgresConnections(Connections):
         self._contended_until = time.monotonic() + _CONTENTION_SECONDS
         raise PlantRejected(StoreUnavailable("another transaction holds the id"))
 
-    def _check(self, connection: "_Connection") -> None:
-        created = str(self._shared_state[0] == CREATED)
-        faults = connection.run(_FAULTS, [created])
-        if faults[:1] == [("is gone",)] and self._shared_state[0] != CREATED:
+    def _check_table(self, connection: "_Connection") -> None:
+        had_table = str(not self._may_create)
+        faults = connection.run(_FAULTS, [had_table])
+        if faults[:1] == [("is gone",)] and self._may_create:
             # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
+                _log.warning("the table plants did not exist; a new one was created, without plants")
         # Check again, because this or another process may have created the table since the first query.
-        faults = faults and connection.run(_FAULTS, [created])
+        faults = faults and connection.run(_FAULTS, [had_table])
         if faults:
-            raise StoreUnusable(_GONE if faults[0] == ("is gone",) else f"the table plants {faults[0][0]}")
-        self._shared_state[0] = CREATED
+            raise (
+                StoreMissing(_GONE) if faults[0] == ("is gone",) else StoreUnusable(f"the table plants {faults[0][0]}")
+            )
+        self._may_create = False
         self._insert_nothing(connection)
 
     def _insert_nothing(self, connection: "_Connection") -> None:
@@ -200,7 +302,7 @@ class PostgresConnections(Connections):
                 connection.deadline = time.monotonic() + self._timeout
                 connection.add_notice_handler(connection.note_warning)
                 connection.run(_SET_UP, [str(self._statement_timeout_ms)])
-                self._check(connection)
+                self._check_table(connection)
             except BaseException as error:
                 connection.close()
                 raise (_unavailable(error) if isinstance(error, psycopg.Error) else error) from None
@@ -212,6 +314,7 @@ class _Connection(psycopg.Connection[_Row]):
     """A connection whose waits end at a deadline, even if the server's machine is gone."""
 
     deadline = math.inf
+    failures = 0  # how many connections of the store had failed when this one was opened
     _lock_timeout: int | None = None
     _warning: str | None = None
 

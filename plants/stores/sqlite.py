@@ -1,7 +1,14 @@
-"""One SQLite file: needs no further package, and is shared by all processes of one machine."""
+"""One SQLite file: needs no further package, and is shared by all processes of one machine.
 
+Each process has a connection that writes and one that reads, which waits for no writer (SQLite's write-ahead log).
+A transaction first acquires SQLite's write lock, then compares the files with those that the connection opened: to a
+file that was removed or replaced, SQLite commits without an error. A difference, or an error, closes the connection.
+If the file itself was moved away, the store waits for it to return. If SQLite's log was lost, only a restart of all
+processes helps. A truncated log is never copied into the file, because that would damage the file.
+"""
+
+import ctypes
 import logging
-import mmap
 import os
 import re
 import sqlite3
@@ -9,27 +16,27 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
-from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.batch import BatchStore
-from plants.stores.breaker import StoreUnusable
-from plants.stores.connections import CREATED, HOW_TO_RECOVER, WAL_LOST, Connections, Outcomes, process_identity
-from plants.stores.memory import fork_safe_lock
+from plants.stores import Plant, PlantIdInUse, StoreMissing, StoreUnavailable, StoreUnusable
+from plants.stores.group_commit import BatchStore, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_KEPT_WAL_BYTES = 16_777_216
+_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB, and then reuses the log.
+_WAL_MAGIC = {b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"}
 
-_SET_UP = """
+_SET_UP = f"""
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA fullfsync = ON;  -- Without this, macOS may lose commits in a power cut.
     -- A long-running reader makes the log grow. After it ends, SQLite truncates the log to this size.
-    PRAGMA journal_size_limit = 16777216;
+    PRAGMA journal_size_limit = {_KEPT_WAL_BYTES};
 """
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
 _CONDENSED_TABLE = "createtableplants(idintegerprimarykey,nametextnotnull,tagtext)"
@@ -37,27 +44,12 @@ _INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
 _SELECT = "SELECT name, tag FROM plants WHERE id = ?"
 _SCHEMA = "SELECT type, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants'"
 
-_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB, and then reuses the log.
-
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
-# The files that this process has open, and the paths of those that its parent had open when it forked.
+# The files that this process has open, and those that its parent had open when it forked.
 _open_files: "weakref.WeakSet[_OpenFile]" = weakref.WeakSet()
-_inherited_files: set[str] = set()
-_known_process = [process_identity()]
-
-
-def _check_fork() -> None:
-    with fork_safe_lock:
-        if _known_process != [process_identity()]:
-            _known_process[:] = [process_identity()]
-            _inherited_files.update(file.real_path for file in _open_files)
-            _open_files.clear()
-
-
-os.register_at_fork(after_in_child=_check_fork)
 
 
 class SQLiteStore(BatchStore):
@@ -73,7 +65,16 @@ class SQLiteStore(BatchStore):
     worker_threads = 2  # One thread parses and responds while the other commits.
 
     def __init__(self, path: str, timeout: float = 2.5) -> None:
-        super().__init__(partial(_FileConnections, str(Path(path).absolute())), timeout)
+        super().__init__(timeout)
+        self._path = str(Path(path).absolute())
+        self._printable_path = self._path.encode(errors="backslashreplace").decode()
+        self._file_identity: tuple[int, ...] | None = None  # of the file that this store uses
+        self._lost_log: StoreUnusable | None = None  # set when SQLite's log was lost; only a restart helps
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._writer: _OpenFile | None = None
+        self._reader: _OpenFile | None = None
+        self._wal_too_long = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -86,57 +87,37 @@ class SQLiteStore(BatchStore):
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
+    def prepare(self, *, create: bool = True) -> None:
+        try:
+            super().prepare(create=create)
+        finally:
+            self._may_create = False  # Even if this failed, no worker creates the file.
 
-class _LostWAL(StoreUnusable):
-    """SQLite's write-ahead log was removed or replaced, but not the file."""
-
-    def __init__(self) -> None:
-        super().__init__("SQLite's log (-wal) was removed or replaced: wait until every process has closed the file")
-
-
-class _FileConnections(Connections):
-    """A connection that writes, and one that reads: with a write-ahead log, a reader waits for no writer."""
-
-    def __init__(self, path: str, timeout: float, shared_state: mmap.mmap) -> None:
-        self._path = path
-        self._timeout = timeout
-        self._shared_state = shared_state
-        self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
-        self._writer: _OpenFile | None = None
-        self._reader: _OpenFile | None = None
-        self._last_opened: _OpenFile | None = None
-        self._closed = False
-        self._wal_too_long = False
-
-    def insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+    def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         return self._write(lambda connection: _insert(collect(), connection), deadline)
 
-    def find(self, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, plant_id: int, deadline: float) -> Plant | None:
         with self._locked(self._read_lock, deadline, self._close_reader):
-            self._check_open()
-            if self._shared_state[0] == WAL_LOST:
-                raise _LostWAL  # Only the next write can recover from this.
+            self._check_usable()
             reader = self._reader = self._reader or self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
         return None if row is None else Plant(plant_id, *row)
 
-    def check(self, deadline: float) -> None:
-        self._write(_rewrite_page, deadline)
+    def _check(self, deadline: float) -> None:
+        self._write(_check_insert, deadline)
 
-    def close(self) -> None:
-        self._closed = True
-        deadline = time.monotonic() + self._timeout
+    def _disconnect(self, deadline: float) -> None:
         with suppress(StoreUnavailable), self._locked(self._read_lock, deadline, self._close_reader):
             self._close_reader()
         with suppress(StoreUnavailable), self._locked(self._write_lock, deadline, self._close_writer):
             self._checkpoint(deadline)
             self._close_writer()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
+    def _check_usable(self) -> None:
+        if self._lost_log:
+            raise StoreUnusable(*self._lost_log.args)
+        self._check_open()
 
     def _checkpoint(self, deadline: float) -> None:
         # The last connection to close copies the log into the file. If two close at once, possibly neither does.
@@ -160,16 +141,16 @@ class _FileConnections(Connections):
     def _locked(self, lock: threading.Lock, deadline: float, close: Callable[[], None]) -> Iterator[None]:
         """Hold a lock. If the block fails, close the connection and raise StoreUnavailable."""
         if not lock.acquire(timeout=max(0, deadline - time.monotonic())):
-            raise StoreUnavailable(f"{self._path}: no response in time")
+            raise StoreUnavailable(f"{self._printable_path}: no response in time")
         try:
             yield
         except BaseException as error:
             close()
-            if isinstance(error, _LostWAL):
-                self._shared_state[0] = WAL_LOST
+            if isinstance(error, _LostLog):
+                self._lost_log = error
             if isinstance(error, Exception):
-                kind = StoreUnusable if isinstance(error, StoreUnusable) else StoreUnavailable
-                raise kind(f"{self._path}: {error}") from error
+                kind = type(error) if isinstance(error, StoreUnusable) else StoreUnavailable
+                raise kind(f"{self._printable_path}: {error}") from error
             raise
         finally:
             lock.release()
@@ -181,10 +162,15 @@ class _FileConnections(Connections):
             began = time.monotonic()
             writer.check_table_unchanged()
             result = work(writer.connection)
+            if not writer.has_committed:
+                # A process that was killed may have written plants to the log, but not flushed it. Flush it now, before
+                # their ids are reported as in use.
+                _rewrite_page(writer.connection)
             writer.connection.execute("COMMIT")
             # A commit to a file that was removed or replaced stores nothing.
             writer.check_unchanged()
-            self._check_wal_size(writer)
+            writer.has_committed = True
+            self._warn_of_long_wal(writer)
             if waited:
                 # Other processes also wait for SQLite's write lock. Pause long enough for one of them to acquire it.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
@@ -192,11 +178,11 @@ class _FileConnections(Connections):
 
     def _begin(self, deadline: float) -> tuple["_OpenFile", bool]:
         """Return the connection once it may write, and whether it had to wait."""
-        self._check_open()
+        self._check_usable()
         waited = False
         while True:
             try:
-                writer = self._writer = self._writer or self._connect_writer()
+                writer = self._writer = self._writer or self._connect()
                 writer.connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _LOCKED_CODES or time.monotonic() > deadline:
@@ -208,93 +194,133 @@ class _FileConnections(Connections):
                 writer.check_unchanged()
                 return writer, waited
 
-    def _connect_writer(self) -> "_OpenFile":
-        if self._shared_state[0] == WAL_LOST:
-            with self._read_lock:
-                self._close_reader()
-            # A connection that has the removed log open still copies it into the file when it closes. No new log may
-            # begin before that, so first acquire an exclusive lock, which fails while such a connection is open.
-            with closing(_OpenFile(self._path)) as file:
-                file.connection.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE; ROLLBACK")
-        return self._connect()
-
     def _connect(self, timeout: float = 0) -> "_OpenFile":
-        may_create = not self._shared_state[0]
-        file = _OpenFile(self._path, timeout, may_create=may_create)
+        file = _OpenFile(self._path, timeout, self._file_identity, may_create=self._may_create)
         try:
-            file.check_wal(self._last_opened)
-            file.connection.executescript(_SET_UP + _TABLE if may_create else _SET_UP)
+            file.connection.executescript(_SET_UP + _TABLE if self._may_create else _SET_UP)
             file.check_table_unchanged()
             file.identify()
         except BaseException:
             file.close()
             raise
-        self._shared_state[0] = CREATED
-        self._last_opened = file
+        if file.is_new:
+            _log.warning("%s did not exist; a new store was created, without plants", self._printable_path)
+        self._may_create = False
+        self._file_identity = file.identity
         return file
 
-    def _check_wal_size(self, writer: "_OpenFile") -> None:
-        size = os.stat(writer.wal_path).st_size  # noqa: PTH116  # as in _identity
-        too_long = size > _WAL_WARNING_BYTES
+    def _warn_of_long_wal(self, writer: "_OpenFile") -> None:
+        too_long = writer.wal_bytes > _WAL_WARNING_BYTES
         if too_long and not self._wal_too_long:
-            fault = "a long-running reader or a disk error keeps SQLite from emptying it"
-            _log.warning("%s has %d MB: %s", writer.wal_path, size >> 20, fault)
+            fault = "a long-running reader or a disk error keeps SQLite from emptying it; never remove or truncate it"
+            _log.warning("%s has %d MB: %s", writer.wal_path, writer.wal_bytes >> 20, fault)
         self._wal_too_long = too_long
 
 
-class _OpenFile:
-    """A connection, and the identities of the files that it uses."""
+class _LostLog(StoreUnusable):
+    """SQLite's write-ahead log, or the index of the log, was removed, replaced or truncated."""
 
-    def __init__(self, path: str, timeout: float = 0, *, may_create: bool = False) -> None:
+
+class _OpenFile:
+    """A connection, and the identities of the files that it uses.
+
+    :param expected: the identity that an existing file must have, or None.
+    :raises StoreUnusable: there is no such file and it may not be created, or it is another one.
+    """
+
+    def __init__(self, path: str, timeout: float, expected: tuple[int, ...] | None, *, may_create: bool) -> None:
         # SQLite keeps its log beside the file itself, not beside a symbolic link to it.
         self.real_path = os.path.realpath(path)
-        _check_fork()  # uWSGI forks without calling Python's hooks.
-        if self.real_path in _inherited_files:
+        self.wal_path = f"{self.real_path}-wal"
+        self.has_committed = False
+        self.pid = os.getpid()
+        self._check_fork()
+        self._check_before_opening(expected, may_create=may_create)
+        uri = f"file:{quote(os.fsencode(self.real_path))}?mode={'rwc' if may_create else 'rw'}"
+        connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
+        self.connection = connect(uri, uri=True, timeout=timeout)
+        _open_files.add(self)
+        self._schema_version = -1
+        self._paths = path, self.wal_path, f"{self.real_path}-shm"
+        self._wal_descriptor = -1
+        self.wal_bytes = 0
+
+    def _check_fork(self) -> None:
+        # In a fork, SQLite would believe that it holds the locks of its parent.
+        if any(file.real_path == self.real_path and file.pid != self.pid for file in _open_files):
             raise StoreUnusable(
                 "this process was forked while its parent had the file open, and SQLite would lose plants; "
                 "fork before the first use"
             )
-        self.wal_path = f"{self.real_path}-wal"
+
+    def _check_before_opening(self, expected: tuple[int, ...] | None, *, may_create: bool) -> None:
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_wal = Path(self.wal_path).exists()
-        if not Path(self.real_path).exists() and (has_wal or not may_create):
-            lost = "the file is gone, but not its log (-wal); restore the file, or move the log away to begin empty"
-            raise StoreUnusable(lost if may_create else f"the file is gone; {HOW_TO_RECOVER}")
-        uri = f"file:{quote(os.fsencode(self.real_path))}?mode={'rwc' if may_create else 'rw'}"
-        _open_files.add(self)  # Add it before it is open, because another thread may fork meanwhile.
-        connect = partial(sqlite3.connect, isolation_level=None, check_same_thread=False)
-        self.connection = connect(uri, uri=True, timeout=timeout)
-        self._schema_version = -1
-        self._paths = path, self.wal_path, f"{self.real_path}-shm"
+        found = _stat(self.real_path)
+        self.is_new = found is None
+        folder = Path(self.real_path).parent
+        if found is None and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            raise StoreUnusable(f"there is no file, and no folder {folder} in which this user may create it")
+        if found is None and not may_create:
+            raise StoreMissing(
+                "the file is gone; it is not recreated, because ids already in use would become available; "
+                "move it back, and do not restart before that"
+            )
+        if found is None and has_wal:
+            raise StoreMissing("the file is gone, but not its log (-wal); move the file back beside it")
+        if expected and found and _identity(found) != expected:
+            raise StoreUnusable(
+                "the file was replaced; move the right one back, together with its log (-wal), and do not restart "
+                "before that"
+            )
+
+    @property
+    def identity(self) -> tuple[int, ...] | None:
+        """The identity of the database file."""
+        return self._identities[0]
 
     def close(self) -> None:
-        self.connection.close()
+        if self._is_wal_truncated():
+            # SQLite would copy what is left of the log into the file, and damage it. So never close the connection.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
+        else:
+            self.connection.close()
+        if self._wal_descriptor >= 0:
+            os.close(self._wal_descriptor)
         _open_files.discard(self)
-
-    def check_wal(self, earlier: "_OpenFile | None") -> None:
-        """Raise StoreUnusable if the log belongs to an earlier file, because SQLite would mix both files' pages."""
-        self.identify()
-        file, wal, _ = self._identities
-        if earlier and wal and file != earlier._identities[0] and wal == earlier._identities[1]:
-            raise StoreUnusable(
-                "the file was replaced, but SQLite's log (-wal) is that of the old file: if the new file is a backup, "
-                "move the log and the -shm away; if it is a copy of the old file, restart"
-            )
 
     def identify(self) -> None:
         """Record the identities of the database file, its write-ahead log and its shared-memory file."""
-        self._identities = [_identity(path) for path in self._paths]
+        self._identities = [stat and _identity(stat) for stat in map(_stat, self._paths)]
+        self._wal_descriptor = os.open(self.wal_path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check_unchanged(self) -> None:
-        """Raise StoreUnusable if one of the files was removed or replaced."""
-        found = [_identity(path) for path in self._paths]
-        if found == self._identities and all(found):
-            return
-        if found[0] == self._identities[0] and found[1] != self._identities[1]:
-            raise _LostWAL
-        raise StoreUnusable(
-            "the file or a file beside it was removed or replaced; restore it, or restart to use what is there"
-        )
+        """Raise StoreUnusable if one of the files was removed, replaced or truncated."""
+        found = [_stat(path) for path in self._paths]
+        identities = [stat and _identity(stat) for stat in found]
+        if identities[0] != self._identities[0]:
+            raise StoreUnusable(
+                "the file was removed or replaced; move it back, together with its log (-wal), and do not restart "
+                "before that, because ids already in use would become available"
+            )
+        if identities != self._identities or not all(found):
+            raise _LostLog(
+                "SQLite's log (-wal) or the log's index (-shm) was removed or replaced; stop all processes that use "
+                "the file, with TERM and never with KILL, so that the last one copies the log into the file; then start"
+            )
+        if self._is_wal_truncated():
+            raise _LostLog(
+                "SQLite's log (-wal) was truncated, so plants may be lost; before you restart, read what "
+                "docs/stores.md says of it"
+            )
+
+    def _is_wal_truncated(self) -> bool:
+        if self._wal_descriptor < 0:
+            return False
+        size = os.fstat(self._wal_descriptor).st_size
+        shrunk = size < min(self.wal_bytes, _KEPT_WAL_BYTES)
+        self.wal_bytes = max(size, self.wal_bytes) if shrunk else size
+        return shrunk or (size > 0 and os.pread(self._wal_descriptor, 4, 0) not in _WAL_MAGIC)
 
     def check_table_unchanged(self) -> None:
         """After a change of the schema, raise StoreUnusable if the table's definition is not the store's own."""
@@ -304,10 +330,14 @@ class _OpenFile:
             self._schema_version = version
 
 
-def _identity(file: str) -> tuple[int, ...] | None:
+def _stat(file: str) -> os.stat_result | None:
     with suppress(OSError):
-        return os.stat(file)[1:3]  # noqa: PTH116  # Path.stat takes twice as long, and this runs six times per commit
+        return os.stat(file)  # noqa: PTH116  # Path.stat takes twice as long, and this runs six times per commit
     return None
+
+
+def _identity(stat: os.stat_result) -> tuple[int, ...]:
+    return stat[1:3]
 
 
 def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
@@ -334,9 +364,13 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
 
 
 def _rewrite_page(connection: sqlite3.Connection) -> None:
-    """Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
+
+
+def _check_insert(connection: sqlite3.Connection) -> None:
+    """Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant."""
+    _rewrite_page(connection)
     # An index may need a function or a collation that only another program defines. SQLite then rejects any INSERT.
     connection.execute("INSERT INTO plants (id, name, tag) SELECT 0, '', '' WHERE 0")
 
@@ -347,7 +381,10 @@ def _check_table(connection: sqlite3.Connection) -> None:
         raise StoreUnusable(f"the encoding of the file is {encoding}, not UTF-8")
     definitions = connection.execute(_SCHEMA).fetchall()
     if not definitions:
-        raise StoreUnusable(f"the table plants is gone; {HOW_TO_RECOVER}")
+        raise StoreMissing(
+            "the table plants is gone; it is not recreated, because ids already in use would become available; "
+            "restore it, and do not restart before that"
+        )
     for kind, sql in definitions:
         text = re.sub(r'[\s"`\[\]]', "", sql or "").lower()
         if text != _CONDENSED_TABLE and not text.startswith("createindex"):

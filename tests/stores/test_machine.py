@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, open_store
-from plants.stores.batch import BatchStore
+from plants.stores.group_commit import BatchStore
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
 

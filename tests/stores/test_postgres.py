@@ -25,7 +25,7 @@ pytest.importorskip("psycopg")
 import psycopg
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.postgres import PostgresConnections, PostgresStore
+from plants.stores.postgres import PostgresStore
 from plants.stores.sqlite import SQLiteStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
@@ -62,12 +62,6 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 def rows(connection: psycopg.Connection, query: LiteralString) -> list[tuple[object, ...]]:
     return connection.execute(query).fetchall()
-
-
-def connections_of(store: PostgresStore) -> PostgresConnections:
-    connections = store._connections
-    assert isinstance(connections, PostgresConnections)
-    return connections
 
 
 @contextmanager
@@ -174,10 +168,10 @@ def test_an_add_to_a_server_that_hangs_times_out(
 def test_connecting_to_a_server_that_never_responds_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        store = PostgresStore(f"postgresql://{host}:{port}/plants", timeout=0.5)
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable, match="no connection could be made in time"):
-                store.add(Plant(1, "oak"))
+        store = PostgresStore(f"postgresql://{host}:{port}/plants", timeout=0.5, max_connections=1)
+        for reason in ("no connection could be made in time", "all connections are busy"):
+            with pytest.raises(StoreUnavailable, match=reason):
+                store.get(1)
     store.close()
 
 
@@ -562,7 +556,7 @@ def test_a_dropped_table_is_not_recreated(store: PostgresStore, admin: psycopg.C
         store.add(Plant(1, "fern"))
     # Check without the circuit breaker, because it would reject an add before the store looks for the table again.
     with pytest.raises(StoreUnavailable, match="gone"):
-        connections_of(store).check(time.monotonic() + 20)
+        store._check(time.monotonic() + 20)
     assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
     admin.execute("ALTER TABLE elsewhere RENAME TO plants")
     wait_until(lambda: is_available(store))
@@ -576,9 +570,7 @@ def test_synchronous_commit_is_at_least_on(server: PostgresServer, configured: s
     url = f"{server.url}?options=-c%20synchronous_commit%3D{configured}"
     with closing(PostgresStore(url, timeout=20)) as store:
         store.check()
-        shown = connections_of(store)._run(
-            lambda connection: connection.run(b"SHOW synchronous_commit"), time.monotonic() + 20
-        )
+        shown = store._run(lambda connection: connection.run(b"SHOW synchronous_commit"), time.monotonic() + 20)
         assert shown == [(used,)]
 
 
@@ -646,6 +638,7 @@ def test_a_plant_rejected_by_a_constraint_fails_alone(
     store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
+    caplog.clear()
     server.execute("ALTER TABLE plants ADD CHECK (name <> 'poison')")
     plants = [Plant(number, name) for number, name in enumerate(["oak", "fern", "poison", "moss", "ivy"])]
     assert add_together(store, [*plants, Plant(2, "birch")]) == [*["added"] * 2, "unavailable", *["added"] * 3]
@@ -662,57 +655,6 @@ def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore) -
     pending[2].result()
 
 
-def test_acquiring_a_connection_from_the_pool_times_out(server: PostgresServer) -> None:
-    with closing(PostgresStore(server.url, timeout=0.5, max_connections=1)) as store:
-        connection = connections_of(store)._pool.acquire(time.monotonic() + 5)
-        with pytest.raises(StoreUnavailable, match=r"^all connections are busy$"):
-            store.add(Plant(1, "oak"))
-        connections_of(store)._pool.release(connection)
-        wait_until(lambda: is_available(store))
-    with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
-        connections_of(store)._pool.acquire(time.monotonic() + 5)
-
-
-def test_an_interrupted_caller_leaves_its_connection_in_the_pool(
-    server: PostgresServer, thread: ThreadPoolExecutor
-) -> None:
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt(*_: object) -> None:
-        # The pool assigns the connection to the waiting caller. Then the exception interrupts the caller.
-        pool.release(connection)
-        raise Interrupted
-
-    def interrupt_when_waiting() -> None:
-        wait_until(lambda: pool._waiters)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    with closing(PostgresStore(server.url, timeout=20, max_connections=1)) as store:
-        pool = connections_of(store)._pool
-        connection = pool.acquire(time.monotonic() + 20)
-        previous = signal.signal(signal.SIGUSR1, interrupt)
-        try:
-            thread.submit(interrupt_when_waiting)
-            with pytest.raises(Interrupted):
-                store.add(Plant(1, "oak"))
-        finally:
-            signal.signal(signal.SIGUSR1, previous)
-        store.add(Plant(1, "oak"))
-
-
-def test_the_pool_recovers_after_failing_to_start_a_thread(server: PostgresServer) -> None:
-    with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store:
-        previous = threading.stack_size(2**46)
-        try:
-            for _ in range(5):
-                with pytest.raises(StoreUnavailable, match="can't start new thread"):
-                    connections_of(store)._pool.acquire(time.monotonic() + 5)
-        finally:
-            threading.stack_size(previous)
-        store.add(Plant(1, "oak"))
-
-
 def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
 ) -> None:
@@ -725,14 +667,16 @@ def test_callers_wait_for_a_connection_if_the_limit_is_reached(
     assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
 
 
-def test_the_pool_first_tries_the_host_that_last_accepted_writes(server: PostgresServer) -> None:
+def test_a_store_first_tries_the_host_that_last_accepted_writes(
+    server: PostgresServer, admin: psycopg.Connection
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
-        store = PostgresStore(f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}", timeout=5)
-        with closing(store):
-            connections = [connections_of(store)._pool.acquire(time.monotonic() + 5) for _ in range(3)]
-            for connection in connections:
-                connections_of(store)._pool.release(connection)
+        url = f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}"
+        with closing(PostgresStore(url, timeout=20)) as store:
+            store.check()
+            rows(admin, f"SELECT pg_terminate_backend(pid, 5000) {OURS}")
+            store.get(1)
         silent.settimeout(60)
         accepted, _ = silent.accept()
         accepted.close()
@@ -741,13 +685,37 @@ def test_the_pool_first_tries_the_host_that_last_accepted_writes(server: Postgre
             silent.accept()
 
 
+def test_a_store_opens_no_more_connections_than_its_maximum(server: PostgresServer, admin: psycopg.Connection) -> None:
+    with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store, ThreadPoolExecutor(8) as threads:
+        store.check()
+        with table_locked(server):
+            waiting = [threads.submit(store.get, 1) for _ in range(8)]
+            wait_until(lambda: len(rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'")) == 2)
+            assert rows(admin, f"SELECT count(*) {OURS}") == [(2,)]
+        assert [reading.result() for reading in waiting] == [None] * 8
+    with pytest.raises(StoreUnavailable, match="the store is closed"):
+        store.get(1)
+
+
+def test_a_store_recovers_after_failing_to_start_a_thread(server: PostgresServer) -> None:
+    with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store:
+        previous = threading.stack_size(2**46)
+        try:
+            for _ in range(5):
+                with pytest.raises(StoreUnavailable, match="can't start new thread"):
+                    store.get(1)
+        finally:
+            threading.stack_size(previous)
+        store.add(Plant(1, "oak"))
+
+
 def test_load_balance_hosts_in_the_url_chooses_a_random_host(server: PostgresServer) -> None:
     hosts = f"127.0.0.1:{server.port},localhost:{server.port}"
     store = PostgresStore(f"postgresql://postgres@{hosts}/postgres?load_balance_hosts=random", timeout=20)
     chosen: set[str] = set()
 
     def has_chosen_both() -> bool:
-        with closing(connections_of(store)._connect()) as connection:
+        with closing(store._connect()) as connection:
             chosen.add(connection.info.host)
         return len(chosen) == 2
 
@@ -795,28 +763,11 @@ def test_batches_with_the_same_ids_add_each_plant_once(store: PostgresStore) -> 
     assert sorted(result for results in outcomes for result in results) == ["added"] * 200 + ["in use"] * 600
 
 
-def test_the_pool_serves_threads_in_order(server: PostgresServer) -> None:
-    def use(number: int) -> None:
-        with pool.connection(time.monotonic() + 60):
-            served.append(number)
-
-    def is_waiting(number: int) -> bool:
-        return len(pool._waiters) == number
-
-    served: list[int] = []
-    with closing(PostgresStore(server.url, timeout=20, max_connections=1)) as store, ThreadPoolExecutor(8) as threads:
-        pool = connections_of(store)._pool
-        with pool.connection(time.monotonic() + 20):
-            for number in range(1, 9):
-                threads.submit(use, number)
-                wait_until(partial(is_waiting, number))
-    assert served == list(range(1, 9))
-
-
 def test_the_log_omits_the_messages_of_the_server(
     store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.check()
+    caplog.clear()
     server.execute("""
         CREATE OR REPLACE FUNCTION quote_plant() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN RAISE EXCEPTION USING ERRCODE = ''53400'', MESSAGE = NEW.name || chr(10) || NEW.name; END'

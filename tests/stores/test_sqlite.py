@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from plants.stores import Plant, StoreUnavailable, open_store
-from plants.stores.sqlite import _INSERT, SQLiteStore, _FileConnections
+from plants.stores.sqlite import _INSERT, SQLiteStore
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.process import wait_until
 
@@ -49,14 +49,8 @@ def store_with_1s_timeout(path: Path) -> Iterator[SQLiteStore]:
         yield store
 
 
-def connections_of(store: SQLiteStore) -> _FileConnections:
-    connections = store._connections
-    assert isinstance(connections, _FileConnections)
-    return connections
-
-
 def number_waiting(store: SQLiteStore) -> int:
-    return len(store._batch.plants)
+    return len(store._uncollected_batches[-1].plants)
 
 
 @contextmanager
@@ -77,17 +71,10 @@ def replaced(path: Path) -> Iterator[None]:
     backup = path.with_name("backup")
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
         source.backup(target)
+    path.with_name("original").hardlink_to(path)
     backup.replace(path)
     yield
-    # Move the log of the old file away, as the message of the store asks the operator to do.
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).rename(path.with_name(suffix))
-
-
-@contextmanager
-def wal_removed(path: Path) -> Iterator[None]:
-    path.with_name(f"{path.name}-wal").unlink()
-    yield
+    path.with_name("original").replace(path)
 
 
 @contextmanager
@@ -131,7 +118,7 @@ def not_a_database(path: Path) -> Iterator[None]:
     path.write_bytes(content)
 
 
-WHILE_OPEN = [moved_away, directory_moved_away, replaced, wal_removed, disk_full]
+WHILE_OPEN = [moved_away, directory_moved_away, replaced, disk_full]
 WHILE_CLOSED = [directory_moved_away, disk_full, read_only, not_a_database]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
@@ -164,7 +151,7 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
 
 def test_a_store_is_unavailable_until_its_directory_exists(path: Path) -> None:
     with closing(SQLiteStore(f"{path.parent}/later/plants.db")) as store:
-        with pytest.raises(StoreUnavailable, match="unable to open"):
+        with pytest.raises(StoreUnavailable, match="there is no file, and no folder"):
             store.add(Plant(1, "oak"))
         path.with_name("later").mkdir()
         wait_until(lambda: is_available(store))
@@ -174,7 +161,7 @@ def test_a_store_is_unavailable_until_its_directory_exists(path: Path) -> None:
 def assert_not_recreated_by_a_new_connection(store: SQLiteStore) -> None:
     # Connect without the circuit breaker, because it would reject an add before the store connects again.
     with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
-        connections_of(store).check(time.monotonic() + 20)
+        store._check(time.monotonic() + 20)
 
 
 def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path) -> None:
@@ -188,11 +175,10 @@ def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path
 
 def test_a_file_that_is_lost_after_its_wal_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
-    connections = connections_of(store)
     for suffix in ("-wal", ""):
         path.with_name(path.name + suffix).unlink()
         with pytest.raises(StoreUnavailable):
-            connections.check(time.monotonic() + 20)
+            store._check(time.monotonic() + 20)
     assert not path.exists()
 
 
@@ -227,7 +213,7 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
         released.wait()
 
     with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(connections_of(store)._write, hang, time.monotonic() + 60)
+        hanging = thread.submit(store._write, hang, time.monotonic() + 60)
         try:
             wait_until(lambda: has_begun.is_set() or hanging.done())
             yield
@@ -320,7 +306,7 @@ def test_a_follower_times_out_when_its_leader_hangs(store_with_1s_timeout: SQLit
 def test_close_returns_even_if_the_leader_of_a_batch_hangs(path: Path) -> None:
     store = SQLiteStore(str(path), timeout=0.1)
     store.submit(Plant(1, "oak"))
-    with store._batch._leader_lock:
+    with store._uncollected_batches[-1]._leader_lock:
         store.close()
 
 
@@ -376,7 +362,7 @@ def test_in_an_outage_one_caller_retries_and_others_fail_fast(store: SQLiteStore
         store.add(Plant(2, "Moss"))
     wait_until(lambda: not store._breaker.is_open())
     with ThreadPoolExecutor(1) as thread:
-        with connections_of(store)._write_lock:
+        with store._write_lock:
             trial = thread.submit(store.add, Plant(2, "Moss"))
             wait_until(store._breaker.is_open)
             with pytest.raises(StoreUnavailable, match="removed or replaced"):
@@ -387,7 +373,7 @@ def test_in_an_outage_one_caller_retries_and_others_fail_fast(store: SQLiteStore
 def test_a_failure_soon_after_a_success_does_not_open_the_breaker(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("plants.stores.outage._RETRY_SECONDS", 60.0)
     store.check()
     with disk_full(path), pytest.raises(StoreUnavailable):
         store.add(Plant(1, "oak"))
@@ -397,7 +383,7 @@ def test_a_failure_soon_after_a_success_does_not_open_the_breaker(
 def test_a_failure_before_any_success_opens_the_breaker(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.breaker._RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("plants.stores.outage._RETRY_SECONDS", 60.0)
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.check()
     with disk_full(path), pytest.raises(StoreUnavailable):
@@ -415,9 +401,10 @@ def test_failures_in_the_quiet_period_belong_to_one_outage(
     quiet: float,
     lines: int,
 ) -> None:
-    monkeypatch.setattr("plants.stores.breaker._QUIET_SECONDS", quiet)
-    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.outage._QUIET_SECONDS", quiet)
+    monkeypatch.setattr("plants.stores.outage._FRESH_SECONDS", -1.0)
     store.check()
+    caplog.clear()
     for _ in range(2):
         with moved_away(path), pytest.raises(StoreUnavailable):
             store.check()
@@ -431,7 +418,7 @@ def test_failures_in_the_quiet_period_belong_to_one_outage(
 def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
-        connections_of(store)._write(lambda _connection: path.unlink(), time.monotonic() + 5)
+        store._write(lambda _connection: path.unlink(), time.monotonic() + 5)
 
 
 def test_nothing_is_written_if_the_shm_file_is_gone(store: SQLiteStore, path: Path) -> None:
@@ -444,13 +431,6 @@ def test_nothing_is_written_if_the_shm_file_is_gone(store: SQLiteStore, path: Pa
         with pytest.raises(StoreUnavailable, match="removed or replaced"):
             store.add(Plant(2, "oak"))
         assert log.read_bytes() == before
-
-
-def test_a_removed_shm_file_is_not_a_lost_wal(store: SQLiteStore, path: Path) -> None:
-    store.add(Plant(1, "oak"))
-    path.with_name("plants.db-shm").unlink()
-    with pytest.raises(StoreUnavailable, match="the file or a file beside it was removed or replaced"):
-        connections_of(store).check(time.monotonic() + 20)
 
 
 def test_close_does_not_checkpoint_if_the_shm_file_is_gone(store: SQLiteStore, path: Path) -> None:
@@ -552,7 +532,7 @@ def test_a_batch_times_out_when_the_disk_hangs(store_with_1s_timeout: SQLiteStor
 def trace_probe_writes(store: SQLiteStore) -> list[str]:
     """Return a list that collects the statements with which probes write."""
     store.check()
-    writer = connections_of(store)._writer
+    writer = store._writer
     assert writer
     statements: list[str] = []
 
@@ -570,7 +550,7 @@ def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeyp
         store.check()
 
     written = trace_probe_writes(store)
-    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
+    monkeypatch.setattr("plants.stores.outage._FRESH_SECONDS", 60.0)
     monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
     barrier = threading.Barrier(33, timeout=60)
     with ThreadPoolExecutor(32) as threads:
@@ -583,7 +563,7 @@ def test_concurrent_probes_share_a_check(store: SQLiteStore, path: Path, monkeyp
 
 def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     written = trace_probe_writes(store)
-    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 60.0)
+    monkeypatch.setattr("plants.stores.outage._FRESH_SECONDS", 60.0)
     monkeypatch.setattr(store._breaker, "_written_at", time.monotonic() - 61)
     for plant_id in range(3):
         store.add(Plant(plant_id, "oak"))
@@ -594,7 +574,7 @@ def test_probes_write_nothing_while_adds_succeed(store: SQLiteStore, monkeypatch
 def test_an_id_in_use_does_not_hide_a_full_disk_from_probes(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("plants.stores.outage._FRESH_SECONDS", 0.1)
     store.add(Plant(1, "oak"))
     with disk_full(path):
         wait_until(lambda: add_together(store, [Plant(1, "oak")]) == ["in use"] and not is_available(store))
@@ -605,7 +585,7 @@ def test_an_id_in_use_does_not_hide_a_full_disk_from_probes(
 def test_a_probe_times_out_when_the_disk_hangs(
     store_with_1s_timeout: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.breaker._FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.outage._FRESH_SECONDS", -1.0)
     with store_with_1s_timeout._breaker._probe_lock, pytest.raises(StoreUnavailable, match=r"^no response in time$"):
         store_with_1s_timeout.check()
     with disk_hanging(store_with_1s_timeout), pytest.raises(StoreUnavailable, match=r"\.db: no response in time$"):
@@ -614,6 +594,7 @@ def test_a_probe_times_out_when_the_disk_hangs(
 
 def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store.add(Plant(1, "oak"))
+    caplog.clear()
     with locked(path):
         assert store.get(1) == Plant(1, "oak")
         assert store.get(2) is None
@@ -623,7 +604,7 @@ def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplo
 def test_a_read_waits_for_another_read(store: SQLiteStore) -> None:
     store.add(Plant(1, "oak"))
     with ThreadPoolExecutor(1) as pool:
-        with connections_of(store)._read_lock:
+        with store._read_lock:
             reading = pool.submit(store.get, 1)
             with pytest.raises(TimeoutError):  # The read has neither returned nor failed.
                 reading.result(0.05)
@@ -642,7 +623,7 @@ def test_a_first_read_waits_for_an_exclusive_lock(path: Path) -> None:
         assert reading.result(60) == Plant(1, "oak")
 
 
-@pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced, wal_removed])
+@pytest.mark.parametrize("breakage", [moved_away, directory_moved_away, replaced])
 def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, path: Path, breakage: Breakage) -> None:
     store.add(Plant(1, "oak"))
     assert store.get(1)
@@ -652,22 +633,12 @@ def test_a_read_fails_while_the_file_is_gone_or_replaced(store: SQLiteStore, pat
     assert store.get(1) == Plant(1, "oak")
 
 
-def test_reads_fail_until_an_add_recovers_the_wal(store: SQLiteStore, path: Path) -> None:
-    store.add(Plant(1, "oak"))
-    assert store.get(1)
-    path.with_name("plants.db-wal").unlink()
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="was removed or replaced: wait"):
-            store.get(1)
-    wait_until(lambda: add_together(store, [Plant(2, "fern")]) != ["unavailable"])
-    assert store.get(1) == Plant(1, "oak")
-
-
 def test_an_oversized_wal_logs_a_warning(
     store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 5_000_000)
     store.add(Plant(0, "oak"))
+    caplog.clear()
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM plants").fetchall()
@@ -683,7 +654,7 @@ def test_the_first_commit_of_a_process_logs_an_oversized_wal(
 ) -> None:
     monkeypatch.setattr("plants.stores.sqlite._WAL_WARNING_BYTES", 1)
     store.add(Plant(1, "x" * 2_500_000))
-    [message] = caplog.messages
+    _, message = caplog.messages
     assert message.startswith(f"{path}-wal has 2 MB: a long-running reader")
 
 
@@ -779,20 +750,6 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, s
         assert other.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plants'").fetchone() == (0,)
 
 
-def test_the_wal_of_a_lost_file_is_not_used_with_its_backup(store: SQLiteStore, path: Path) -> None:
-    """SQLite would mix pages of the WAL with those of the backup, and lose plants that are added later."""
-    store.add(Plant(1, "oak"))
-    with replaced(path):
-        with pytest.raises(StoreUnavailable, match="removed or replaced"):
-            store.add(Plant(2, "fern"))
-        with pytest.raises(StoreUnavailable, match="is that of the old file"):
-            store.get(1)
-        with pytest.raises(StoreUnavailable, match="is that of the old file"):
-            connections_of(store).check(time.monotonic() + 5)
-    wait_until(lambda: is_available(store))
-    assert store.get(1) == Plant(1, "oak")
-
-
 def test_a_store_whose_file_was_emptied_is_unavailable(store: SQLiteStore, path: Path) -> None:
     store.prepare()
     path.write_bytes(b"")
@@ -825,6 +782,7 @@ for line in sys.stdin:
         print("added", flush=True)
     except StoreUnavailable:
         print("unavailable", flush=True)
+store.close()
 """
 
 
@@ -834,37 +792,31 @@ def test_a_new_hard_link_to_the_file_is_no_change(store: SQLiteStore, path: Path
     store.add(Plant(2, "elm"))
 
 
-def test_plants_added_after_the_shm_file_was_removed_survive(store: SQLiteStore, path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_after_the_log_was_removed_all_processes_must_restart(path: Path, suffix: str) -> None:
     def neighbor_adds(plant_id: int) -> bool:
         assert neighbor.stdin
         assert neighbor.stdout
         print(plant_id, file=neighbor.stdin, flush=True)
         return neighbor.stdout.readline() == "added\n"
 
-    def adds(plant_id: int) -> bool:
-        try:
-            store.add(Plant(plant_id, "oak"))
-        except StoreUnavailable:
-            return False
-        return True
-
     command = [sys.executable, "-c", NEIGHBOR, f"sqlite:///{path}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbor:
-        assert adds(0)
-        assert neighbor_adds(1)
-        path.with_name("plants.db-shm").unlink()
-        added = {plant_id: adds(plant_id) if plant_id % 2 else neighbor_adds(plant_id) for plant_id in range(2, 40)}
-        ids = count(40)
-        wait_until(lambda: is_available(store))
-        wait_until(lambda: neighbor_adds(next(ids)))
-        added |= {plant_id: adds(plant_id) for plant_id in range(100, 120)}
-        added |= {plant_id: neighbor_adds(plant_id) for plant_id in range(120, 140)}
+        with closing(SQLiteStore(str(path))) as store:
+            store.add(Plant(0, "oak"))
+            assert neighbor_adds(1)
+            path.with_name(path.name + suffix).unlink()
+            for plant_id in (2, 4):
+                with pytest.raises(StoreUnavailable, match="was removed or replaced; stop all processes"):
+                    store.add(Plant(plant_id, "oak"))
+                with pytest.raises(StoreUnavailable, match="was removed or replaced; stop all processes"):
+                    store.get(0)
+                assert not neighbor_adds(plant_id + 1)
         assert neighbor.stdin
         neighbor.stdin.close()
-    store.close()
-    with closing(SQLiteStore(str(path))) as reopened:
-        assert all(reopened.get(plant_id) for plant_id, was_added in added.items() if was_added)
-    assert all(added[plant_id] for plant_id in range(100, 140))
+    with closing(SQLiteStore(str(path))) as restarted:
+        restarted.add(Plant(2, "oak"))
+        assert [plant_id for plant_id in range(9) if restarted.get(plant_id)] == [0, 1, 2]
 
 
 WRONG_TABLES = {
@@ -921,6 +873,7 @@ def test_a_table_that_changes_is_rejected_by_the_next_add(
     store: SQLiteStore, path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(Plant(0, "oak"))
+    caplog.clear()
     with closing(sqlite3.connect(path)) as other:
         other.execute(change)
     assert add_together(store, [Plant(1, "fern"), Plant(2, "oak"), Plant(3, "moss")]) == ["unavailable"] * 3
@@ -959,7 +912,7 @@ def test_a_plant_rejected_by_an_index_expression_fails_alone(store: SQLiteStore,
 
 def test_a_plant_that_was_not_inserted_is_not_acknowledged(store: SQLiteStore) -> None:
     store.add(Plant(1, "oak"))
-    writer = connections_of(store)._writer
+    writer = store._writer
     assert writer
     # A temporary trigger does not change the schema version, so the store cannot detect it before the insert.
     writer.connection.execute(
@@ -1080,7 +1033,7 @@ def test_commits_use_wal_synchronous_full_and_fullfsync(store: SQLiteStore) -> N
         pragmas = ("journal_mode", "synchronous", "fullfsync")
         return [connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
 
-    assert connections_of(store)._write(settings, time.monotonic() + 5) == ["wal", 2, 1]
+    assert store._write(settings, time.monotonic() + 5) == ["wal", 2, 1]
 
 
 @pytest.mark.parametrize(

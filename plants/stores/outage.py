@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from plants.stores import StoreUnavailable
+from plants.stores import StoreUnavailable, StoreUnusable
 
 _RETRY_SECONDS = 0.5  # between attempts; a failure opens the breaker if no call has succeeded for this long
 _FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
@@ -15,10 +15,6 @@ _QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a f
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
-
-
-class StoreUnusable(StoreUnavailable):
-    """The file or the table is gone, or could reject or lose plants; an operator must repair it."""
 
 
 class OutOfTime(StoreUnavailable):

@@ -1,0 +1,215 @@
+"""A base class of stores that commit the plants of concurrent calls in one transaction (group commit).
+
+``submit`` appends a plant to the current batch and returns at once. The thread that first calls ``result()`` of one of
+the batch's plants is its leader: it waits for a connection, collects the plants that have joined meanwhile, commits
+them, and records an outcome for each. The other threads are followers: they wait for the leader until their deadline.
+A batch takes no further plants once it is collected or full. Several batches may commit at the same time.
+"""
+
+import abc
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, OwnerProcess, Plant, StoreUnavailable
+from plants.stores.outage import CircuitBreaker
+
+_MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
+
+Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
+
+
+class PlantRejected(Exception):
+    """One plant made the whole transaction fail, and none was stored; ``reason`` is the error for that plant."""
+
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+
+
+class _PendingAdd:
+    """The result of a plant in a batch."""
+
+    __slots__ = ("_batch", "_deadline", "_index")
+
+    def __init__(self, batch: "_Batch", index: int, deadline: float) -> None:
+        self._batch = batch
+        self._index = index
+        self._deadline = deadline
+
+    def result(self) -> None:
+        batch = self._batch
+        try:
+            error = (batch.outcomes or batch.commit(self._deadline))[self._index]
+        except StoreUnavailable as unavailable:
+            error = unavailable
+        if error:
+            batch.breaker.record_failure(error)
+            try:
+                raise error
+            finally:
+                del batch, error, self  # Otherwise, the exception and this frame would refer to each other.
+
+
+class _Batch:
+    """Plants of one commit."""
+
+    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], Outcomes]) -> None:
+        self.breaker = breaker
+        self.plants: list[Plant] = []
+        self.characters = 0
+        self.outcomes: Outcomes = []  # empty until the commit
+        self._commit = commit
+        self._leader_lock = threading.Lock()
+
+    def commit(self, deadline: float) -> Outcomes:
+        """Return the outcomes once this thread or another one has committed the batch.
+
+        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
+        """
+        if not self._leader_lock.acquire(blocking=False):
+            self.breaker.raise_if_open()
+            if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
+                raise StoreUnavailable("no response in time")
+        try:
+            return self.outcomes or self._commit(self, deadline)
+        finally:
+            self._leader_lock.release()
+
+
+class BatchStore(GroupCommitStore):
+    """Base class of the stores with group commit.
+
+    A deadline is a ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable.
+
+    :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
+    """
+
+    max_batch = 256
+    multiprocess = True
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._may_create = True  # until this process or, before a fork, its parent has had the file or the table
+        self._closed = False
+        self._owner = OwnerProcess()
+        self._breaker = CircuitBreaker(self._check)
+        self._lock = threading.Lock()  # guards the batches
+        self._uncollected_batches = [self._new_batch()]  # Only the last one takes plants.
+
+    @abc.abstractmethod
+    def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
+
+        :param collect: returns the plants. Call it only when a connection is ready, because plants join the batch
+            until the first call. Later calls return the same plants.
+        :raises StoreUnavailable: it is not known which plants are stored.
+        :raises PlantRejected: none is stored.
+        """
+
+    @abc.abstractmethod
+    def _find(self, plant_id: int, deadline: float) -> Plant | None:
+        """Return the plant with this id, or None."""
+
+    @abc.abstractmethod
+    def _check(self, deadline: float) -> None:
+        """Raise StoreUnavailable if plants cannot be added now, or if the table could lose a plant."""
+
+    @abc.abstractmethod
+    def _disconnect(self, deadline: float) -> None:
+        """Close the connections, each after the transaction that it is running."""
+
+    def submit(self, plant: Plant) -> _PendingAdd:
+        self._owner.check()
+        deadline = time.monotonic() + self._timeout
+        plant_id, name, tag = plant
+        # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
+        if not (isinstance(plant_id, int) and isinstance(name, str) and (tag is None or isinstance(tag, str))):
+            raise TypeError("a plant has an int, a str, and a str or None")
+        with self._lock:
+            batch = self._uncollected_batches[-1]
+            if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
+                batch = self._new_batch()
+                self._uncollected_batches.append(batch)
+            index = len(batch.plants)
+            batch.plants.append(plant)
+            batch.characters += len(name) + len(tag or "")
+        return _PendingAdd(batch, index, deadline)
+
+    def get(self, plant_id: int) -> Plant | None:
+        self._owner.check()
+        deadline = time.monotonic() + self._timeout
+        return self._find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
+
+    def check(self) -> None:
+        self._owner.check()
+        self._breaker.probe(time.monotonic() + self._timeout)
+
+    def prepare(self, *, create: bool = True) -> None:
+        self._owner.check(claim=False)
+        self._may_create = create
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._check(deadline)
+        finally:
+            self._disconnect(deadline)
+
+    def close(self) -> None:
+        try:
+            self._owner.check()
+        except StoreUnavailable:
+            return  # What this process has inherited belongs to its parent.
+        deadline = time.monotonic() + self._timeout
+        with self._lock:
+            batches = self._uncollected_batches.copy()
+        for batch in batches:
+            if batch.plants:
+                with suppress(StoreUnavailable):
+                    batch.commit(deadline)
+        self._closed = True
+        self._disconnect(deadline)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+
+    def _new_batch(self) -> _Batch:
+        return _Batch(self._breaker, self._commit)
+
+    def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
+        def collect() -> list[Plant]:
+            with self._lock:
+                if batch in self._uncollected_batches:
+                    self._uncollected_batches.remove(batch)
+                    if not self._uncollected_batches:
+                        self._uncollected_batches.append(self._new_batch())
+            return batch.plants
+
+        self._owner.check()  # The plant may have been submitted before a fork.
+        outcomes: Outcomes = []
+        try:
+            outcomes = self._insert_or_bisect(collect, deadline)
+        finally:
+            # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
+            batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
+            batch.plants = []
+        return outcomes
+
+    def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        try:
+            outcomes = self._breaker.run(partial(self._insert, collect), deadline)
+        except StoreUnavailable as error:
+            # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
+            return [type(error)(*error.args) for _ in collect()]
+        except PlantRejected as error:
+            plants = collect()
+            if len(plants) == 1:
+                return [error.reason]
+            # Bisect the batch, so that only the rejected plants fail.
+            middle = len(plants) // 2
+            first, second = plants[:middle], plants[middle:]
+            return self._insert_or_bisect(lambda: first, deadline) + self._insert_or_bisect(lambda: second, deadline)
+        if None in outcomes:
+            self._breaker.record_write()
+        return outcomes
