@@ -84,9 +84,7 @@ def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
     assert response.headers["Cache-Control"] == "no-store"
 
 
-@pytest.mark.parametrize(
-    "accept", ["*/*", "application/json", "text/html;q=0.1,*/*", "text/html;q=x", "\xe9", ""], ids=ascii
-)
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/*", "\xe9", ""], ids=ascii)
 def test_only_browsers_are_redirected_from_the_root(accept: str) -> None:
     app = hosted(MemoryStore())
     assert app.get("/", headers={"Accept": accept}, expect_errors=True).json["error"] == 40100
