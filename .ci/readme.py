@@ -32,7 +32,7 @@ shell = subprocess.Popen(START, shell=True, env=environ, stderr=subprocess.PIPE,
 try:
     assert shell.stderr
     for line in shell.stderr:
-        print(line, end="")
+        print(line, end="", flush=True)
         if "Booting worker" in line:
             break
     assert f"the response is `{_send_the_request_of_the_readme(port)}`" in README

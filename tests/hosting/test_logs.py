@@ -23,7 +23,7 @@ from plants.server.request import Listener, Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.needs import needs_root
+from tests.support.needs import needs_folders_open_to_all, needs_root
 from tests.support.process import (
     END,
     NO_SUBPROCESS_COVERAGE,
@@ -324,6 +324,7 @@ def test_the_service_survives_the_loss_of_its_log_folder(number: int, errors: li
 
 
 @needs_root
+@needs_folders_open_to_all
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_workers_of_another_user_write_to_reopened_files() -> None:
     with tempfile.TemporaryDirectory() as folder:  # Only root may enter tmp_path, so use another folder.
