@@ -13,7 +13,7 @@ here = Path(__file__).parent
 # the server are not compiled: service.py, because a service is a subclass of Service, and worker.py, because the
 # base class of Worker is Gunicorn's.
 SERVER = ("connection", "loop", "request", "response", "threads", "tls")
-OTHER = ("hosting/service", "media", "plans")
+OTHER = ("hosting/service", "json_body", "fast_path")
 COMPILED = [f"plants/{name}.py" for name in (*OTHER, *(f"server/{name}" for name in SERVER))]
 
 

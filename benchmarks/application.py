@@ -21,8 +21,8 @@ import falcon
 import plants
 from benchmarks.measure import measured_with
 from plants.auth import BearerAuth
-from plants.framework import json_app
-from plants.media import read_json
+from plants.falcon_defaults import json_app
+from plants.json_body import read_json
 from plants.schemas import NewPlantSchema
 from plants.tokens import Tokens
 

@@ -1,4 +1,4 @@
-"""The middleware that checks the bearer token (RFC 6750)."""
+"""The check of the bearer token (RFC 6750), for the application and for a server that checks it earlier."""
 
 import re
 from collections.abc import Container
@@ -15,29 +15,44 @@ _CHALLENGE = 'Bearer realm="plants"'
 class BearerAuth:
     """Falcon middleware that checks the token before Falcon looks at the path, the method or the body.
 
-    Requests for the public paths need no token.
+    :param checks: a token is valid if any of these accepts it.
+    :param public_paths: requests for these paths need no token.
     """
 
-    def __init__(self, check: TokenCheck, public_paths: Container[str]) -> None:
-        self._check = check
+    def __init__(self, *checks: TokenCheck, public_paths: Container[str] = ()) -> None:
+        self._checks = checks
         self._public_paths = public_paths
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """Raise an error unless the request has a valid token or its path is public.
 
-        :raises falcon.HTTPError: 401, with the challenge of RFC 6750, section 3.
-        :raises TypeError: accepts() returned a truthy value other than True.
+        :raises falcon.HTTPError: 401.
         """
-        if req.path in self._public_paths:
-            return
-        authorization = str(req.env.get("HTTP_AUTHORIZATION") or "")
+        refusal = self.refusal(req.path, str(req.env.get("HTTP_AUTHORIZATION") or ""))
+        if refusal:
+            raise refusal
+
+    def refusal(self, path: str, authorization: str) -> falcon.HTTPError | None:
+        """Return None for a valid token or a public path, else a 401 with the challenge of RFC 6750, section 3.
+
+        :param path: the decoded path.
+        :param authorization: the header ``Authorization``, or an empty string.
+        :raises TypeError: a check returned something other than True or False.
+        """
+        if path in self._public_paths:
+            return None
         bearer = _BEARER.fullmatch(authorization)
-        if bearer:
-            accepted = self._check.accepts(bearer[1])
-            if accepted is True:
-                return
-            if accepted:  # An asynchronous accepts() returns a coroutine, which is truthy for every token.
-                raise TypeError(f"accepts() returned {type(accepted).__name__}, not True or False")
+        if bearer and self._accepts(bearer[1]):
+            return None
         if authorization.partition(" ")[0].lower() != "bearer":
-            raise http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
-        raise http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'})
+            return http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
+        challenge = f'{_CHALLENGE}, error="invalid_token"'
+        return http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": challenge})
+
+    def _accepts(self, token: str) -> bool:
+        # Call all checks, so that the time does not show which one accepted the token.
+        results = [check.accepts(token) for check in self._checks]
+        for result in results:
+            if result is not True and result is not False:  # A coroutine would be truthy for every token.
+                raise TypeError(f"accepts() returned {type(result).__name__}, not True or False")
+        return True in results

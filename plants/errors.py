@@ -1,9 +1,9 @@
 """The table of the application's errors, and the only place that makes Error bodies."""
 
+import json
 import logging
-from collections.abc import Iterator
 from enum import IntEnum
-from http import HTTPStatus
+from http.client import responses
 from typing import Any, Self
 
 import falcon
@@ -57,46 +57,38 @@ def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, s
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
-def error_body(environ: dict[str, Any], code: int, message: str | None = None) -> bytes:
-    """Return the Error body for a code, with this message, or the table's, or the phrase of the status.
-
-    Also set ``environ["plants.error"]``, which the log and the metrics of a hosted service read.
-    """
-    if not message:
-        message = _MESSAGES.get(code) or HTTPStatus(code // 100).phrase
-    message = message[:_MAX_MESSAGE]
-    environ["plants.error"] = code, message
-    body: str = _error_schema.dumps({"error": code, "message": message})
+def error_body(code: int, message: str | None = None) -> bytes:
+    """Return the Error body for a code, with this message, or the table's, or the phrase of the status."""
+    message = message or _MESSAGES.get(code) or responses.get(code // 100, "The request failed.")
+    body: str = _error_schema.dumps({"error": code, "message": message[:_MAX_MESSAGE]})
     return body.encode()
+
+
+def parse_error(body: bytes) -> tuple[int, str]:
+    """Return the code and the message of an Error body, or ``(0, "")`` if it is empty, as in a response to HEAD."""
+    error = json.loads(body or "{}")
+    return error.get("error", 0), error.get("message", "")
+
+
+def error_response(error: Exception) -> tuple[str, dict[str, str], bytes]:
+    """Return the status, the headers and the body of the response to an exception."""
+    http = _as_http_error(error)
+    # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
+    body = error_body(http.code or http.status_code * 100, http.description)
+    return falcon.code_to_http_status(http.status), HEADERS | dict(http.headers or {}), body
 
 
 def add_error_handling(app: "falcon.App[Any, Any]") -> None:
     """Respond to every exception with an Error body."""
     app.set_error_serializer(_respond)
-    app.add_error_handler(Exception, _respond)
+    for error in (Exception, falcon.HTTPStatus):  # Falcon has a handler of its own for HTTPStatus.
+        app.add_error_handler(error, _respond)
 
 
-def _respond(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object = None) -> None:
+def _respond(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object = None) -> None:
     # If this handler raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
-    http, resp.data = _as_http_error_and_body(req.env, error)
-    resp.status = http.status
-    resp.set_headers(http.headers or {})
-
-
-def error_response(environ: dict[str, Any], error: Exception) -> tuple[tuple[str, list[tuple[str, str]]], list[bytes]]:
-    """Return (status, headers) and body for an error that was raised after Falcon had responded."""
-    http, body = _as_http_error_and_body(environ, error)
-    headers = HEADERS | dict(http.headers or {}) | {"Content-Length": str(len(body))}
-    return (falcon.code_to_http_status(http.status), [(key.lower(), value) for key, value in headers.items()]), [body]
-
-
-def _as_http_error_and_body(environ: dict[str, Any], error: Exception) -> tuple[falcon.HTTPError, bytes]:
-    try:
-        http = _as_http_error(error)
-        # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
-        return http, error_body(environ, http.code or http.status_code * 100, http.description)
-    except Exception as fault:  # For example, an HTTPError has a status that HTTPStatus lacks.
-        return _as_http_error(fault), error_body(environ, ErrorCode.INTERNAL)
+    resp.status, headers, resp.data = error_response(error)
+    resp.set_headers(headers)
 
 
 def _as_http_error(error: Exception) -> falcon.HTTPError:
@@ -104,8 +96,7 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
         case falcon.HTTPError():
             return error
         case NotAPlant():
-            faults = " ".join(_faults_in(error.messages_dict))
-            return http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {faults}")
+            return http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {error}")
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():
@@ -114,12 +105,3 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
         case _:
             _log.error("a request failed", exc_info=error)
             return http_error(ErrorCode.INTERNAL)
-
-
-def _faults_in(messages: Any, member: str = "") -> Iterator[str]:
-    """Yield the first fault of each member. The messages of a List or Nested field may be a dictionary."""
-    if isinstance(messages, dict):
-        for key, nested in messages.items():
-            yield from _faults_in(nested, f"{member}.{key}" if member else f"{key}")
-    else:
-        yield f"{member}: {messages[0] if isinstance(messages, list) else messages}"

@@ -25,9 +25,11 @@ from wsgiref.types import StartResponse
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants.app import create_app_with_resources
-from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
-from plants.probes import probes
+from plants.app import PLANTS_PATH, build_app
+from plants.auth import BearerAuth
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
+from plants.json_body import MAX_BODY_BYTES
+from plants.public_paths import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
@@ -185,13 +187,15 @@ class Deployment(_Strict):
     _hint = "it has fail(), and its store has fault, delay and fail()"
 
     def __init__(
-        self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
+        self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
     ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # This raises if no client could send the token.
         self._store = store = FaultyStore(store)
         self.reset()
-        self._app = create_app_with_resources(probes(store), store, tokens=self, max_body_bytes=max_body_bytes)
+        resources = public_resources(store)
+        auth = BearerAuth(self, public_paths=resources.keys())
+        self._app = build_app(store, auth, resources, max_body_bytes=max_body_bytes)
 
     @property
     def store(self) -> FaultyStore:
@@ -238,7 +242,7 @@ class Deployment(_Strict):
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
         requests = self.requests  # reset() replaces the list.
-        failure = next(self._failures, None) if environ["PATH_INFO"] == "/plants" else None
+        failure = next(self._failures, None) if environ["PATH_INFO"] == PLANTS_PATH else None
         # Some servers, such as wsgiref, would wait for more after the end of the body.
         size = -1 if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(size)
@@ -254,11 +258,11 @@ class Deployment(_Strict):
             case None | "cut":
                 response = b"".join(self._app(environ, start))
             case int():
-                response = error_body(environ, failure * 100)
+                response = error_body(failure * 100)
                 headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
                 start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
                 response = b"" if environ["REQUEST_METHOD"] == "HEAD" else response
-        error, _ = environ.get("plants.error", (None, ""))
+        code, _ = parse_error(response) if status >= HTTPStatus.BAD_REQUEST else (0, "")
         if failure == "cut":
             response = response[: len(response) // 2]
         fields = {
@@ -268,7 +272,7 @@ class Deployment(_Strict):
         }
         path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-        requests.append(Received(method, path, query, fields, body, status, error, response))
+        requests.append(Received(method, path, query, fields, body, status, code or None, response))
         if failure == "reset":
             raise ConnectionResetError("on demand")
         return [response]
@@ -300,7 +304,7 @@ class Server(Deployment):
 
 @contextmanager
 def serve(
-    *, token: str | None = None, port: int = 0, store: PlantStore | None = None, max_body_bytes: int = 1_048_576
+    *, token: str | None = None, port: int = 0, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> Iterator[Server]:
     """Serve a new deployment on a port of 127.0.0.1 until the context ends.
 

@@ -3,15 +3,14 @@
 import hashlib
 import hmac
 import logging
-import mmap
 import os
 import re
 import stat
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Protocol, runtime_checkable
 
 B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
@@ -19,12 +18,7 @@ B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
 _B64TOKEN = re.compile(B64TOKEN)
 _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAX_FILE_BYTES = 1 << 20
-_SHORTEST_LINE_BYTES = 2
-_DIGEST_BYTES = 32
-# Layout of the shared memory: the size of the digests, their checksum, the digests.
-_SIZE_BYTES = 4
-_DIGESTS_AT = _SIZE_BYTES + _DIGEST_BYTES
-_MAX_ADOPT_ATTEMPTS = 100
+_POLL_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +28,11 @@ class TokenCheck(Protocol):
     """An object that decides whether a token is valid."""
 
     def accepts(self, token: str) -> bool:
-        """Return whether the token, a ``b64token``, is valid. Several threads may call this at the same time."""
+        """Return whether the token, a ``b64token``, is valid.
+
+        Several threads may call this at the same time. In a hosted service the event loop calls it, so it must not
+        block.
+        """
 
 
 class Tokens:
@@ -43,14 +41,14 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         """Store the digests of the valid tokens.
 
-        :raises TypeError: ``tokens`` is not an iterable of strings, or is itself a string or a mapping.
+        :raises TypeError: ``tokens`` is a string, whose characters would be the tokens, or has an item that is none.
         :raises ValueError: there is no token, or at least one is not a ``b64token``; the message does not show it.
         """
-        if isinstance(tokens, str | bytes | bytearray | Mapping) or not isinstance(tokens, Iterable):
-            raise TypeError("tokens is neither a list of strings nor an object with accepts(token)")
+        if isinstance(tokens, str):
+            raise TypeError("tokens is a string; pass a list of strings")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
-            raise ValueError("there is no token, so every request would be rejected")
+            raise ValueError("tokens is empty, so every request would be rejected")
 
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""
@@ -62,97 +60,77 @@ class Tokens:
 
 
 class TokenFile(Tokens):
-    """The valid tokens in a file. Each process that checks tokens reads the file again after a change.
+    """The valid tokens in a regular file. Each process that checks tokens reads the file again after a change.
 
     A line is a token, or ``sha256:`` and the hexadecimal SHA-256 digest of one. Empty lines and lines that start with
-    ``#`` are ignored. A change takes effect after the file has stayed the same for a second, because another process
-    may still be writing. If the file cannot be read, has a bad line, or has no token, the earlier tokens stay valid and
-    an error is logged. A pipe is read once, at the start.
+    ``#`` are ignored. A change takes effect once two reads in a row, a second apart, found it, because another process
+    may still be writing. If the file becomes unusable, the tokens in force stay valid. A new process never inherits
+    tokens, which may have been removed since: if it cannot use the file, it accepts no token until it can.
     """
-
-    _POLL_SECONDS = 1.0
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
 
-        :raises ValueError: it is too large or neither a regular file nor a pipe, or it has a bad line or no token; the
-            message shows no token.
+        :raises ValueError: it is too large or no regular file, or it has a bad line or no token; the message shows no
+            token.
         :raises OSError: it cannot be read.
         """
         self._path = Path(path).absolute()  # The working directory may change.
-        self._is_pipe = self._path.is_fifo()
-        self._digests = _digests_in(_read(self._path) if self._is_pipe else _read_regular(self._path))
-        # The master does not poll the file, so a new worker may inherit old digests. The worker then adopts the digests
-        # that an earlier worker published here. So a removed token stays invalid, even if the file is unusable.
-        self._published = mmap.mmap(-1, _DIGESTS_AT + _DIGEST_BYTES * (_MAX_FILE_BYTES // _SHORTEST_LINE_BYTES + 1))
-        self._publish()
-        # The latest result (digests, or the text of an error), and when it was first seen.
-        self._candidate: tuple[list[bytes] | str, float] = ("", 0.0)
-        self._applied_stat: tuple[int, ...] | None = None  # of the file whose tokens are in force
-        self._problem = ""
-        self._watching_pid = 0
+        content = _read(self._path)
+        self._digests = _digests_in(content)
+        # The digest of what the latest read found, and of what is in force: the content, or the text of an error.
+        self._latest = self._applied = hashlib.sha256(content).digest()
+        self._reading_pid = os.getpid()
+        self._polling_pid = 0
+        self._lock = Lock()
 
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of those in force."""
-        if self._watching_pid != os.getpid():  # Threads do not survive a fork.
-            self._watching_pid = os.getpid()
-            self._adopt()
-            if not self._is_pipe:
-                Thread(target=_watch, args=[weakref.ref(self)], name=__name__, daemon=True).start()
+        with self._lock:
+            if self._polling_pid != os.getpid():  # Threads do not survive a fork.
+                self._start()
         return super().accepts(token)
 
+    def _start(self) -> None:
+        if self._reading_pid != os.getpid():
+            applied, digests = self._applied, self._digests
+            self._digests = []
+            for _ in range(2):
+                self.poll()
+            if self._latest == applied:  # The file is as the parent process has read it.
+                self._digests = digests
+        self._polling_pid = os.getpid()
+        Thread(target=_keep_polling, args=[weakref.ref(self)], name=__name__, daemon=True).start()
+
     def poll(self) -> None:
-        """Poll the file once; a thread calls this every second."""
-        now = time.monotonic()
-        state = None
-        found: list[bytes] | str
+        """Read the file once, and apply a change that the previous call has already found."""
+        content, problem = b"", ""
         try:
-            status = self._path.stat()
-            state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if state == self._applied_stat:
-                return
-            found = _digests_in(_read_regular(self._path))
+            content = _read(self._path)
         except Exception as error:  # Even a MemoryError must not end the thread.
-            found = str(error) or repr(error)
-        candidate, since = self._candidate
-        if found != candidate:
-            self._candidate = found, now
-        elif now - since >= self._POLL_SECONDS:
-            self._apply(found, state)
+            problem = str(error) or repr(error)
+        found = hashlib.sha256(content or problem.encode()).digest()
+        if found == self._latest and found != self._applied:
+            self._applied = found
+            self._apply(content, problem)
+        self._latest = found
 
-    def _apply(self, found: list[bytes] | str, state: tuple[int, ...] | None) -> None:
-        if isinstance(found, str):
-            if found != self._problem:
-                _log.error("the token file cannot be used, so the old tokens stay valid: %s", found)
-            self._problem = found
-            return
-        self._problem = ""
-        self._applied_stat = state
-        if found != self._digests:
-            self._digests = found
-            self._publish()
-            _log.info("the token file has changed; valid tokens: %d", len(found))
-
-    def _publish(self) -> None:
-        digests = b"".join(self._digests)
-        header = len(digests).to_bytes(_SIZE_BYTES, "big") + hashlib.sha256(digests).digest()
-        self._published[: _DIGESTS_AT + len(digests)] = header + digests
-
-    def _adopt(self) -> None:
-        for _ in range(_MAX_ADOPT_ATTEMPTS):
-            size = int.from_bytes(self._published[:_SIZE_BYTES], "big")
-            digests = self._published[_DIGESTS_AT : _DIGESTS_AT + size]
-            if hashlib.sha256(digests).digest() == self._published[_SIZE_BYTES:_DIGESTS_AT]:
-                self._digests = [digests[at : at + _DIGEST_BYTES] for at in range(0, size, _DIGEST_BYTES)]
-                break
-            time.sleep(0.001)  # Another worker is publishing at this moment, or was killed while publishing.
+    def _apply(self, content: bytes, problem: str) -> None:
+        try:
+            digests = _digests_in(content)
+        except ValueError as error:
+            kept = "the old tokens stay valid" if self._digests else "no token is valid"
+            _log.error("the token file cannot be used, so %s: %s", kept, problem or error)
+        else:
+            self._digests = digests
+            _log.info("the token file has changed; valid tokens: %d", len(digests))
 
 
-def _watch(reference: "weakref.ref[TokenFile]") -> None:
+def _keep_polling(reference: "weakref.ref[TokenFile]") -> None:
     while token_file := reference():
         token_file.poll()
         del token_file
-        time.sleep(TokenFile._POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def digest_of(token: str) -> bytes:
@@ -168,13 +146,9 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _read_regular(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):  # Opening or reading a pipe or a device could block forever.
         raise ValueError("it is not a regular file")
-    return _read(path)
-
-
-def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:

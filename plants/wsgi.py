@@ -2,13 +2,19 @@
 
 from typing import Final
 
-from plants.app import create_app_with_resources
+from plants.app import build_app
+from plants.auth import BearerAuth
 from plants.hosting.environment import announce_new_token, settings, store
 from plants.hosting.page import PAGE, redirect_browsers
-from plants.probes import probes
+from plants.public_paths import public_resources
 
 announce_new_token()
-_resources = probes(store) | PAGE
+_resources = public_resources(store) | PAGE
 app: Final = redirect_browsers(
-    create_app_with_resources(_resources, store, tokens=settings.tokens, max_body_bytes=settings.max_body_bytes)
+    build_app(
+        store,
+        BearerAuth(settings.tokens, public_paths=_resources.keys()),
+        _resources,
+        max_body_bytes=settings.max_body_bytes,
+    )
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 from gunicorn import glogging
 
+from plants.app import PLANTS_PATH
 from plants.hosting.environment import settings
 from plants.hosting.output import Output
 from plants.server.request import Request
@@ -128,11 +129,11 @@ class AccessLog:
         self._output = Output(_STDOUT, _report)
         self._line = _json_line if settings.log_format == "json" else _text_line
 
-    def write(self, request: Request, response: Response, seconds: float) -> None:
+    def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
-        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.path == "/plants"]
+        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.path == PLANTS_PATH]
         if level >= self._level:
-            line = self._line(request, response, seconds, name)
+            line = self._line(request, response, error, seconds, name)
             data = line.encode(errors="backslashreplace")
             if len(self._lines) + len(data) > PIPE_BUF:
                 self.flush()
@@ -145,12 +146,10 @@ class AccessLog:
             self._lines = b""
 
 
-def _json_line(request: Request, response: Response, seconds: float, level: str) -> str:
+def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
     environ = request.environ
-    failure = ""
-    if "plants.error" in environ:
-        code, message = environ["plants.error"]
-        failure = f'"error":{code},"message":{json.dumps(message)},'
+    code, message = error
+    failure = f'"error":{code},"message":{json.dumps(message)},' if code else ""
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
@@ -159,9 +158,9 @@ def _json_line(request: Request, response: Response, seconds: float, level: str)
     )
 
 
-def _text_line(request: Request, response: Response, seconds: float, level: str) -> str:
+def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
     environ = request.environ
-    _, message = environ.get("plants.error", (None, ""))
+    _, message = error
     line = (
         f"{timestamp(time.time())} {level} {response.status[:3]} {request.method or '-'} "
         f"{request.path[:_PATH_CHARACTERS] or '-'} {message + ' ' if message else ''}"

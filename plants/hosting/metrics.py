@@ -16,7 +16,8 @@ import falcon
 
 import plants
 from plants import server
-from plants.framework import json_app
+from plants.app import PLANTS_PATH
+from plants.falcon_defaults import json_app
 from plants.hosting.environment import settings
 from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
@@ -88,23 +89,22 @@ class Metrics:
             registry=None,
         )
         # The first labels() opens the file. If this waited, and the folder were missing then, a response would fail.
-        self._duration_histogram.labels("POST", "/plants", "200", "")
+        self._duration_histogram.labels("POST", PLANTS_PATH, "200", "")
         self._connections_gauge = gauge("plants_connections", "Open connections.")
         self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
         build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
         build.labels(plants.__version__, server.implementation()).set(1)
-        self._observers: dict[tuple[str, bool, str, int | None], Callable[[float], None]] = {}
+        self._observers: dict[tuple[str, bool, str, int], Callable[[float], None]] = {}
 
-    def count_response(self, request: Request, response: Response, seconds: float) -> None:
+    def count_response(self, request: Request, response: Response, code: int, seconds: float) -> None:
         """Count a response and its duration, unless the request was one for the metrics."""
         if request.listener.sock in listening_sockets:
             return
-        code, _ = request.environ.get("plants.error", (None, ""))
         method = request.method if request.method in _METHODS else "other"
-        key = (method, request.path == "/plants", response.status, code)
+        key = (method, request.path == PLANTS_PATH, response.status, code)
         observe = self._observers.get(key)
         if not observe:
-            labels = (key[0], "/plants" if key[1] else "other", key[2][:3], str(code or ""))
+            labels = (key[0], PLANTS_PATH if key[1] else "other", key[2][:3], str(code or ""))
             observe = self._observers[key] = self._duration_histogram.labels(*labels).observe
         observe(seconds)
 
@@ -137,7 +137,7 @@ class Exposition:
         for metric in MultiProcessCollector.merge(files):
             yield metric
             for name, labels, value, *_ in metric.samples if metric.name == _DURATION_METRIC else ():
-                is_create = labels["method"] == "POST" and labels["route"] == "/plants"
+                is_create = labels["method"] == "POST" and labels["route"] == PLANTS_PATH
                 if is_create and name == f"{_DURATION_METRIC}_count":
                     created += value * (labels["status"] == "200")
                     failures += value * (labels["error"] == "50300")

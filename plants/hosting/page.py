@@ -7,7 +7,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 from plants import __version__
 from plants.errors import HEADERS, error_body
-from plants.probes import Constant
+from plants.public_paths import Constant
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -37,7 +37,7 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
         # Every browser names text/html. Parsing the field as Falcon does would cost a stranger's long one 40 ms and 3 MB.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
             return app(environ, start_response)
-        body = error_body(environ, 30200, "An interactive description is at the Location of this response.")
+        body = error_body(30200, "An interactive description is at the Location of this response.")
         start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
         return [body] if environ["REQUEST_METHOD"] == "GET" else []
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final
 
-from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
 from plants.hosting.page import PAGE
@@ -17,6 +17,7 @@ from plants.server.request import Environ, HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 
+_NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -32,7 +33,7 @@ class PlantService(Service):
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
-        self._responses: list[tuple[Request, Response, float]] = []
+        self._responses: list[tuple[Request, Response, tuple[int, str], float]] = []
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
     def after_head(self, request: Request) -> None:
@@ -52,24 +53,25 @@ class PlantService(Service):
         headers = list(HEADERS.items())
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
-        body = error_body(request.environ, status * 100, error.message)
+        body = error_body(status * 100, error.message)
         is_head = request.method == "HEAD"
         return make_response(f"{status} {status.phrase}", headers, body, is_head=is_head)
 
     def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
+        error = parse_error(response.body) if response.status[0] in "45" else _NO_ERROR
         if self._metrics:
-            self._metrics.count_response(request, response, seconds)
-        self._responses.append((request, response, seconds))
+            self._metrics.count_response(request, response, error[0], seconds)
+        self._responses.append((request, response, error, seconds))
 
     def after_iteration(self) -> None:
         """Log an iteration's responses together, after they were sent. Logging each alone would cost twice as much."""
         responses, self._responses = self._responses, []
-        for request, response, seconds in responses:
+        for request, response, error, seconds in responses:
             try:
                 if self._access_log:
-                    self._access_log.write(request, response, seconds)
+                    self._access_log.write(request, response, error, seconds)
                 else:
                     self._write_gunicorn_log(request, response, seconds)
             except Exception:

@@ -84,6 +84,7 @@ ERRORS = {
     "unavailable": StoreUnavailable("no connection"),
     "Falcon's": falcon.HTTPError(507, description="full"),
     "a fault": ZeroDivisionError("secret detail"),
+    "a status": falcon.HTTPStatus(202),
 }
 
 
@@ -100,7 +101,7 @@ def test_a_deferred_error_is_like_any_other(error: Exception, caplog: pytest.Log
         results.append((response, log))
         caplog.clear()
     assert results[0] == results[1]
-    assert len(log) == isinstance(error, ZeroDivisionError)
+    assert len(log) == isinstance(error, ZeroDivisionError | falcon.HTTPStatus)
 
 
 def test_a_deferred_success_is_like_any_other(app: Any) -> None:

@@ -100,7 +100,7 @@ def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception
         "1.5",
         "0x10",
         "\xb2",
-        pytest.param("9" * 641, id="641 digits"),
+        pytest.param("9" * 5000, id="5000 digits"),
         "+25",
         "2_5",
         "\u0662\u0665",
@@ -143,7 +143,7 @@ def test_a_media_type_is_compared_as_ascii(app: Any) -> None:
 
 DEEP = """
 import sys, threading
-from plants.media import parse_json
+from plants.json_body import parse_json
 
 def parse() -> None:
     for text in (b"[" * 1_000_000, b'{"a":' * 200_000, b'["' + b"[" * 99_999):

@@ -6,14 +6,17 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 from plants import MemoryStore
-from plants.app import create_app_with_resources
-from plants.probes import probes
+from plants.app import build_app
+from plants.auth import BearerAuth
+from plants.public_paths import public_resources
+from plants.tokens import Tokens
 from tests.contract import TOKEN
 
 
 def client(**environ: Any) -> WebTestApp:
     store = MemoryStore()
-    app = create_app_with_resources(probes(store), store, tokens=[TOKEN])
+    resources = public_resources(store)
+    app = build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources)
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 

@@ -1,32 +1,16 @@
-"""The token file: its format, its changes, and the tokens that forked processes share."""
+"""The token file: its format, its changes, and its use after a fork."""
 
 import hashlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from copy import copy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from plants.tokens import TokenFile, Tokens
 from tests.support.process import wait_until
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a fake clock: a list whose last item is the current time.
-
-    No thread polls the token file, so that the test alone chooses the times of the polls.
-    """
-    times = [1000.0]
-    monkeypatch.setattr("plants.tokens.time", SimpleNamespace(monotonic=lambda: times[-1], sleep=time.sleep))
-    monkeypatch.setattr("plants.tokens._watch", lambda _reference: None)
-    return times
 
 
 @pytest.fixture
@@ -87,44 +71,23 @@ def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
         TokenFile(tmp_path / "nothing")
 
 
-def poll_twice(tokens: TokenFile, clock: list[float]) -> None:
+def poll_twice(tokens: TokenFile) -> None:
     for _ in range(2):
-        clock.append(clock[-1] + 1)
         tokens.poll()
 
 
-def test_a_change_takes_effect_after_two_equal_reads(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_change_takes_effect_after_two_equal_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     tokens = TokenFile(path)
     # Each poll finds more of the file's only line, as if another process were still writing it.
     for content in ("sha", "sha256:", digest_line("second").rstrip()):
         path.write_text(content)
-        clock.append(clock[-1] + 1)
         tokens.poll()
-        assert (tokens.accepts("first"), tokens.accepts("sha")) == (True, False)
-    clock.append(clock[-1] + 0.9)
+        assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "sha")) == (True, False)
     tokens.poll()
-    assert tokens.accepts("first")
-    clock.append(clock[-1] + 0.1)
-    tokens.poll()
-    assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
+    assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "second")) == (False, True)
+    poll_twice(tokens)
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
-
-
-def test_an_unchanged_file_is_not_read_again(
-    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tokens = TokenFile(path)
-    poll_twice(tokens, clock)
-    with monkeypatch.context() as patch:
-        patch.delattr(Path, "open")
-        poll_twice(tokens, clock)
-    assert caplog.messages == []
-    path.write_text("second\n")
-    poll_twice(tokens, clock)
-    assert tokens.accepts("second")
 
 
 def test_a_thread_watches_the_file_without_requests(path: Path) -> None:
@@ -143,21 +106,12 @@ def test_one_daemon_thread_per_process_watches_the_file(path: Path) -> None:
     assert thread.daemon
 
 
-def test_adopted_tokens_are_those_that_were_published(path: Path) -> None:
-    path.write_text("first\nsecond\n")
-    token_file = TokenFile(path)
-    token_file.accepts("first")
-    assert token_file._digests == Tokens(["first", "second"])._digests
-
-
-def test_a_relative_path_names_the_same_file_after_a_chdir(
-    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_names_the_same_file_after_a_chdir(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     tokens = TokenFile(path.name)
     monkeypatch.chdir("/")
     path.write_text("second\n")
-    poll_twice(tokens, clock)
+    poll_twice(tokens)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
 
 
@@ -177,12 +131,12 @@ BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
 def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
+    path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
 ) -> None:
     tokens = TokenFile(path)
     change(path)
-    poll_twice(tokens, clock)
-    poll_twice(tokens, clock)
+    poll_twice(tokens)
+    poll_twice(tokens)
     assert tokens.accepts("first")
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
@@ -192,12 +146,12 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     new = path.with_name("new")
     new.write_text("second\n")
     new.replace(path)
-    poll_twice(tokens, clock)
+    poll_twice(tokens)
     assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
 
 
 def test_a_memory_error_while_reading_leaves_the_tokens_valid(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
@@ -205,24 +159,23 @@ def test_a_memory_error_while_reading_leaves_the_tokens_valid(
     tokens = TokenFile(path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fail)
-        poll_twice(tokens, clock)
+        poll_twice(tokens)
     assert tokens.accepts("first")
     assert caplog.messages == ["the token file cannot be used, so the old tokens stay valid: MemoryError()"]
 
 
-def test_a_file_that_turns_bad_again_is_logged_again(
-    path: Path, clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_turns_bad_again_is_logged_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = TokenFile(path)
     for content in ("", "first\n", ""):
         path.write_text(content)
-        poll_twice(tokens, clock)
+        poll_twice(tokens)
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("target", ["/", "/dev/null", "/dev/zero"])
-def test_only_a_regular_file_or_a_pipe_is_read(path: Path, target: str) -> None:
+@pytest.mark.parametrize("target", ["/", "/dev/null", "/dev/zero", "pipe"])
+def test_only_a_regular_file_is_read(path: Path, target: str) -> None:
     path.unlink()
+    os.mkfifo(path.with_name("pipe"))
     path.symlink_to(target)
     with pytest.raises(ValueError, match=r"^it is not a regular file$"):
         TokenFile(path)
@@ -238,71 +191,31 @@ def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
         TokenFile(path)
 
 
-def test_a_pipe_without_end_is_rejected(tmp_path: Path) -> None:
-    def write() -> None:
-        with suppress(BrokenPipeError), pipe.open("wb") as file:
-            while True:
-                file.write(b"x" * 10_000)
-
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=write)
-    writer.start()
-    with pytest.raises(ValueError, match="it is larger than 1 MiB"):
-        TokenFile(pipe)
-    writer.join()
+def in_a_child(check: Callable[[], bool]) -> bool:
+    """Return the result of a function that runs in a forked process."""
+    child = os.fork()
+    if not child:
+        os._exit(check())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_a_pipe_is_read_once_at_the_start(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=["first\n"])
-    writer.start()
-    tokens = TokenFile(pipe)
-    writer.join()
-    before = {*threading.enumerate()}
-    assert tokens.accepts("first")
-    assert not {*threading.enumerate()} - before
+def test_a_new_process_reads_the_file_itself(path: Path) -> None:
+    tokens = TokenFile(path)
+    assert in_a_child(lambda: tokens.accepts("first"))
+    path.write_text("second\n")
+    assert in_a_child(lambda: tokens.accepts("second") and not tokens.accepts("first"))
 
 
-# A TokenFile publishes its tokens in shared memory. copy() stands in for a fork: the copy has its own attributes, but
-# the same shared memory.
+def test_a_new_process_that_cannot_use_the_file_accepts_no_token_until_it_can(path: Path) -> None:
+    def check() -> bool:
+        accepted = tokens.accepts("first")
+        path.write_text("first\n")
+        wait_until(lambda: tokens.accepts("first"))
+        return not accepted
 
-
-def test_a_later_process_starts_with_the_tokens_in_force(path: Path, clock: list[float]) -> None:
-    path.write_text("first\nsecond\n")
-    master = TokenFile(path)
-    worker = copy(master)
-    path.write_text("second\nthird\n")
-    poll_twice(worker, clock)
+    tokens = TokenFile(path)
     path.write_text("not a token\n")
-    later_worker = copy(master)
-    assert [later_worker.accepts(token) for token in ("first", "second", "third")] == [False, True, True]
-
-
-def corrupt_published(tokens: TokenFile) -> None:
-    """Make the checksum wrong, as if a worker had been killed while it published its tokens."""
-    tokens._published[10] ^= 1
-
-
-def test_a_later_process_waits_for_a_complete_publication(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    master = TokenFile(path)
-    worker = copy(master)
-    worker._digests = Tokens(["second"])._digests
-    corrupt_published(worker)
-    fake_time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: worker._publish())
-    monkeypatch.setattr("plants.tokens.time", fake_time)
-    assert not copy(master).accepts("first")
-
-
-def test_a_later_process_ignores_a_corrupt_publication(path: Path) -> None:
-    master = TokenFile(path)
-    worker = copy(master)
-    worker._digests = Tokens(["second"])._digests
-    worker._publish()
-    corrupt_published(worker)
-    later_worker = copy(master)
-    assert (later_worker.accepts("first"), later_worker.accepts("second")) == (True, False)
+    assert in_a_child(check)
 
 
 def test_the_thread_ends_when_its_token_file_object_is_gone(path: Path) -> None:

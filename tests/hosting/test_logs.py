@@ -45,10 +45,12 @@ FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.00000
 APP = """
 import logging
 from plants import MemoryStore
-from plants.app import create_app_with_resources
-from plants.probes import probes
+from plants.app import build_app
+from plants.auth import BearerAuth
+from plants.public_paths import public_resources
 
-service = create_app_with_resources(probes(MemoryStore()), MemoryStore(), tokens=["unused"])
+resources = public_resources(MemoryStore())
+service = build_app(MemoryStore(), BearerAuth(public_paths=resources.keys()), resources)
 
 def app(environ, start_response):
     if environ["PATH_INFO"] == "/livez":
@@ -191,7 +193,7 @@ def test_the_access_log_flushes_whole_lines_up_to_pipe_buf(capfd: pytest.Capture
     flushed: list[str] = []
     for number in range(100):
         environ = {"REMOTE_ADDR": "127.0.0.1", "plants.request_id": f"{number}"}
-        log.write(Request(listener, environ, 0), response, 0.001)
+        log.write(Request(listener, environ, 0), response, (0, ""), 0.001)
         flushed += filter(None, [capfd.readouterr().out])
     log.flush()
     flushed.append(capfd.readouterr().out)

@@ -15,10 +15,12 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore
-from plants.app import create_app_with_resources
+from plants.app import build_app
+from plants.auth import BearerAuth
 from plants.errors import ErrorCode
 from plants.hosting.page import PAGE
-from plants.probes import probes
+from plants.public_paths import public_resources
+from plants.tokens import Tokens
 from tests.contract import TOKEN
 from tests.support.browser import CONTROL, ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -30,7 +32,8 @@ FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "t
 
 def hosted() -> WSGIApplication:
     store = MemoryStore()
-    return create_app_with_resources(probes(store) | PAGE, store, tokens=[TOKEN])
+    resources = public_resources(store) | PAGE
+    return build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources)
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

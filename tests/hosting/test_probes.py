@@ -8,15 +8,19 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.app import create_app_with_resources
+from plants.app import build_app
+from plants.auth import BearerAuth
 from plants.hosting.page import PAGE, redirect_browsers
-from plants.probes import probes
+from plants.public_paths import public_resources
 from plants.testing import FaultyStore
+from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
 
 
 def hosted(store: PlantStore, **environ: Any) -> WebTestApp:
-    app = redirect_browsers(create_app_with_resources(probes(store) | PAGE, store, tokens=[TOKEN]))
+    resources = public_resources(store) | PAGE
+    auth = BearerAuth(Tokens([TOKEN]), public_paths=resources.keys())
+    app = redirect_browsers(build_app(store, auth, resources))
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 

@@ -10,7 +10,7 @@ import falcon
 import pytest
 from marshmallow import Schema, fields, post_load
 
-from plants.framework import json_app
+from plants.falcon_defaults import json_app
 
 
 def test_falcon_app_has_meta_methods() -> None:

@@ -3,8 +3,9 @@
 import json
 import math
 import re
+from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Never
+from typing import Any, Final, Never
 
 import falcon
 
@@ -15,7 +16,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-_MAX_LENGTH_DIGITS = 640  # int() accepts this many, even with the lowest PYTHONINTMAXSTRDIGITS.
+MAX_BODY_BYTES: Final = 1_048_576  # the default limit of a request's body
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -48,11 +49,7 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     length = None
     if (value := req.env.get("CONTENT_LENGTH")) not in (None, ""):
-        digits = str(value).strip(" \t")
-        # RFC 9110, section 8.6. int() also accepts other forms, such as 1_0.
-        if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MAX_LENGTH_DIGITS:
-            raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
-        length = int(digits)
+        length = _parse_length(str(value).strip(" \t"))
         if length > max_bytes:
             raise _too_large(max_bytes)
     elif not req.env.get("wsgi.input_terminated"):
@@ -77,6 +74,14 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
     if length is not None and received < length:
         raise http_error(ErrorCode.MALFORMED_REQUEST, "The body is shorter than its Content-Length.")
     return b"".join(chunks)
+
+
+def _parse_length(digits: str) -> int:
+    # RFC 9110, section 8.6. int() also accepts other forms, such as 1_0, and rejects thousands of digits.
+    with suppress(ValueError):
+        if digits.isascii() and digits.isdecimal():
+            return int(digits)
+    raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
 
 
 def _too_large(max_bytes: int) -> falcon.HTTPError:

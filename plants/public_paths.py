@@ -1,4 +1,4 @@
-"""The public paths of a service: probes and the interface description. They need no token, and show no store data."""
+"""The public paths of a service, which need no token: probes and the interface description. They show no store data."""
 
 from importlib.resources import files
 
@@ -39,7 +39,7 @@ class Constant:
     on_head = on_get
 
 
-def probes(store: PlantStore) -> dict[str, object]:
+def public_resources(store: PlantStore) -> dict[str, object]:
     """Return the public resources that every deployment has, keyed by path."""
     return {
         # It does not check the store, because a restart of the process would not end an outage of the store.
