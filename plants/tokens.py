@@ -48,7 +48,7 @@ class Tokens:
             raise TypeError("tokens is a string; pass a list of strings")
         self._digests = [digest_of(token) for token in tokens]
         if not self._digests:
-            raise ValueError("tokens is empty, so every request would be rejected")
+            raise ValueError("tokens has no token, so every request would be rejected")
 
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""

@@ -34,7 +34,7 @@ def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
-        # Every browser names text/html. Parsing the field as Falcon does would cost a stranger's long one 40 ms and 3 MB.
+        # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
             return app(environ, start_response)
         body = error_body(30200, "An interactive description is at the Location of this response.")

@@ -157,16 +157,6 @@ def test_the_configuration_escapes_what_its_output_cannot_encode(tmp_path: Path)
     assert rf"PLANTS_STORE=sqlite:///{tmp_path}/\u20ac.db  # environment" in result.stdout.splitlines()
 
 
-def test_the_configuration_reads_tokens_from_a_pipe_once() -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
-        pipe.write("one\n")
-        pipe.close()
-        # "0 tokens" counts only PLANTS_TOKENS, not the file.
-        # If the pipe were read twice, the second read would find no token, and the command would fail.
-        assert plants_config(PLANTS_TOKENS_FILE=f"/dev/fd/{reader}")["PLANTS_TOKENS"] == ("0 tokens", "default")
-
-
 def test_the_configuration_shows_only_the_number_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("seven\n")
     assert plants_config(PLANTS_TOKENS="five,six")["PLANTS_TOKENS"] == ("2 tokens", "environment")

@@ -50,8 +50,8 @@ def test_a_token_is_generated_without_changing_the_environment() -> None:
 BAD_SETTINGS = [
     ("PLANTS_TOKEN", "secret", "PLANTS_TOKEN is not a setting"),
     ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting"),
-    ("PLANTS_TOKENS", "", "there is no token"),
-    ("PLANTS_TOKENS", " , ", "there is no token"),
+    ("PLANTS_TOKENS", "", "tokens has no token"),
+    ("PLANTS_TOKENS", " , ", "tokens has no token"),
     ("PLANTS_TOKENS", "sécret", "RFC 6750"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),

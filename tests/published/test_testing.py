@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import falcon
 import pytest
 
 from plants import MemoryStore, Plant, StoreUnavailable
@@ -70,13 +69,6 @@ def test_a_store_unavailable_fault_is_503(plants_server: Server) -> None:
 def test_an_unexpected_fault_is_500(plants_server: Server) -> None:
     plants_server.store.fault = RuntimeError("on demand")
     assert post(plants_server).error == 50000
-
-
-def test_a_fault_may_determine_the_response(plants_server: Server) -> None:
-    plants_server.store.fail(falcon.HTTPStatus(418, text="tea"))
-    response = post(plants_server)
-    assert (response.status, response.body) == (418, b"tea")
-    assert [(request.status, request.error) for request in plants_server.requests] == [(418, None)]
 
 
 def test_the_old_token_gets_401_after_a_rotation(plants_server: Server) -> None:
