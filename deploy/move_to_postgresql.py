@@ -1,0 +1,34 @@
+"""Copy all plants of an SQLite file into an empty PostgreSQL table: python3 move_to_postgresql.py FILE URL
+
+Stop the service first. The table is created if it is missing. Nothing is committed unless both sides have the same
+numbers of plants, tags, empty tags and characters.
+"""
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+
+from plants import open_store
+
+COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
+    coalesce(sum(length(name)), 0), coalesce(sum(length(tag)), 0) FROM plants"""
+
+file, url = sys.argv[1:]
+open_store(url).prepare()
+with (
+    closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,
+    psycopg.connect(url) as target,
+):
+    target.execute("LOCK TABLE plants")
+    if target.execute("SELECT FROM plants LIMIT 1").fetchone():
+        sys.exit("there are plants already: nothing was moved")
+    with target.cursor().copy("COPY plants (id, name, tag) FROM STDIN") as copy:
+        for plant in source.execute("SELECT id, name, tag FROM plants"):
+            copy.write_row(plant)
+    here, there = source.execute(COUNT).fetchone(), target.execute(COUNT).fetchone()
+    if here != there:
+        sys.exit(f"{here} became {there}: nothing was moved")
+print("moved", *here)
