@@ -2,7 +2,10 @@
 
 import abc
 import os
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -146,23 +149,68 @@ class GroupCommitStore(PlantStore):
 def open_store(url: str) -> PlantStore:
     """Return the store for a URL; it connects at its first use.
 
+    A package adds a scheme by an entry point in the group ``plants.stores``: its name is the scheme, and its value a
+    callable that takes the URL and returns a ``PlantStore``, or raises ValueError.
+
     :raises ValueError: the URL names no store, or its driver is not installed; the message says how to fix it.
     """
-    scheme = url.partition(":")[0] if isinstance(url, str) else None
-    if scheme == "memory":
-        from plants.stores.memory import MemoryStore
+    scheme = url.partition(":")[0] if isinstance(url, str) else ""
+    if scheme in _OPENERS:
+        return _OPENERS[scheme](url)
+    from importlib.metadata import entry_points  # It is slow to import.
 
-        if url != "memory:":
-            raise ValueError("the dictionary store takes no path and no options: its URL is 'memory:'")
-        return MemoryStore()
-    if scheme == "sqlite":
-        from plants.stores.sqlite import SQLiteStore
+    plugins = {plugin.name: plugin for plugin in entry_points(group=_PLUGINS)}
+    if scheme not in plugins:
+        known = ", ".join(f"{name}:" for name in ("memory", "sqlite", "postgresql", *sorted(plugins)))
+        raise ValueError(
+            f"a store's URL starts with one of {known}; "
+            f"another package can add a scheme by an entry point in the group {_PLUGINS}"
+        )
+    return _open_plugin(plugins[scheme], url)
 
-        return SQLiteStore.from_url(url)
-    if scheme in {"postgresql", "postgres"}:
-        try:
-            from plants.stores.postgres import PostgresStore
-        except ImportError as error:
-            raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
-        return PostgresStore.from_url(url)
-    raise ValueError("a store's URL starts with 'memory:', 'sqlite:' or 'postgresql:'")
+
+def _open_memory(url: str) -> PlantStore:
+    from plants.stores.memory import MemoryStore
+
+    if url != "memory:":
+        raise ValueError("the dictionary store takes no path and no options: its URL is 'memory:'")
+    return MemoryStore()
+
+
+def _open_sqlite(url: str) -> PlantStore:
+    from plants.stores.sqlite import SQLiteStore
+
+    return SQLiteStore.from_url(url)
+
+
+def _open_postgres(url: str) -> PlantStore:
+    try:
+        from plants.stores.postgres import PostgresStore
+    except ImportError as error:
+        raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
+    return PostgresStore.from_url(url)
+
+
+def _open_plugin(plugin: "EntryPoint", url: str) -> PlantStore:
+    culprit = f"the store {plugin.name}: ({plugin.value})"
+    try:
+        opener = plugin.load()
+    except Exception as error:
+        raise ValueError(f"{culprit} cannot be imported: {error}") from error
+    try:
+        store: object = opener(url)
+    except ValueError:
+        raise  # As with our own stores, the message says what is wrong with the URL.
+    except Exception as error:
+        # Its message may quote the URL, and so a password.
+        raise ValueError(f"{culprit} failed with {type(error).__name__}") from error
+    if not isinstance(store, PlantStore):
+        raise ValueError(f"{culprit} is no plants.PlantStore")
+    for name in ("worker_threads", "max_batch", "multiprocess"):
+        if not hasattr(store, name):
+            raise ValueError(f"{culprit} does not declare {name}")
+    return store
+
+
+_PLUGINS = "plants.stores"
+_OPENERS = {"memory": _open_memory, "sqlite": _open_sqlite, "postgresql": _open_postgres, "postgres": _open_postgres}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, OwnerProcess, Plant, StoreUnavailable
+from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, OwnerProcess, Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.outage import CircuitBreaker
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
@@ -22,10 +22,15 @@ Outcomes = list[Exception | None]  # For each plant, why it was not stored, or N
 
 
 class PlantRejected(Exception):
-    """One plant made the whole transaction fail, and none was stored; ``reason`` is the error for that plant."""
+    """One plant made the whole transaction fail.
 
-    def __init__(self, reason: Exception) -> None:
+    :param reason: the error for that plant.
+    :param may_be_stored: whether the others may nevertheless be stored; otherwise they are not.
+    """
+
+    def __init__(self, reason: Exception, *, may_be_stored: bool = False) -> None:
         self.reason = reason
+        self.may_be_stored = may_be_stored
 
 
 class _PendingAdd:
@@ -105,7 +110,7 @@ class BatchStore(GroupCommitStore):
         :param collect: returns the plants. Call it only when a connection is ready, because plants join the batch
             until the first call. Later calls return the same plants.
         :raises StoreUnavailable: it is not known which plants are stored.
-        :raises PlantRejected: none is stored.
+        :raises PlantRejected: the plants should be added again, in smaller batches.
         """
 
     @abc.abstractmethod
@@ -115,6 +120,10 @@ class BatchStore(GroupCommitStore):
     @abc.abstractmethod
     def _check(self, deadline: float) -> None:
         """Raise StoreUnavailable if plants cannot be added now, or if the table could lose a plant."""
+
+    @abc.abstractmethod
+    def _prepare(self, deadline: float) -> None:
+        """Create what is missing, and check it; leave neither a connection nor a thread, because a fork follows."""
 
     @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
@@ -149,11 +158,7 @@ class BatchStore(GroupCommitStore):
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
         self._may_create = create
-        deadline = time.monotonic() + self._timeout
-        try:
-            self._check(deadline)
-        finally:
-            self._disconnect(deadline)
+        self._prepare(time.monotonic() + self._timeout)
 
     def close(self) -> None:
         try:
@@ -209,7 +214,13 @@ class BatchStore(GroupCommitStore):
             # Bisect the batch, so that only the rejected plants fail.
             middle = len(plants) // 2
             first, second = plants[:middle], plants[middle:]
-            return self._insert_or_bisect(lambda: first, deadline) + self._insert_or_bisect(lambda: second, deadline)
+            outcomes = self._insert_or_bisect(lambda: first, deadline) + self._insert_or_bisect(
+                lambda: second, deadline
+            )
+            if error.may_be_stored:
+                unknown = "the id is in use, perhaps by this plant"
+                outcomes = [StoreUnavailable(unknown) if isinstance(each, PlantIdInUse) else each for each in outcomes]
+            return outcomes
         if None in outcomes:
             self._breaker.record_write()
         return outcomes

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import re
 import select
 import threading
@@ -47,13 +48,16 @@ _INSERTS = {
 }
 _INSERT_NOTHING = _INSERT.format("SELECT 0, '', '' WHERE false").encode()
 _SELECT = b"SELECT name, tag FROM plants WHERE id = $1"
+# A transaction that inserts nothing waits for no standby. Yet the one that inserted these rows may not have waited for
+# its standby either, because the server crashed. The message makes the commit wait, on each node that has a row.
+_SELECT_IN_USE = b"SELECT id, pg_logical_emit_message(true, 'plants', '') FROM plants WHERE id = ANY ($1::bigint[])"
 _SET_UP = b"""
     SELECT set_config('statement_timeout', $1, false), set_config('client_min_messages', 'warning', false),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
         THEN set_config('synchronous_commit', 'on', false) END
 """
 _SET_LOCK_TIMEOUT = b"SELECT set_config('lock_timeout', $1, false)"
-# Each row is a reason why the table could reject or lose a plant.
+# Each row is a reason why the table could lose a plant.
 _FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
 
 _GONE = (
@@ -61,11 +65,20 @@ _GONE = (
     "restore it, and do not restart before that"
 )
 
+_NO_SYNCHRONOUS_COMMIT = b"""
+    SELECT current_user FROM pg_extension WHERE extname = 'citus' AND NOT EXISTS (
+        SELECT FROM pg_db_role_setting, pg_roles, unnest(setconfig) AS setting WHERE setrole = pg_roles.oid
+        AND rolname = current_user AND setting IN ('synchronous_commit=on', 'synchronous_commit=remote_apply'))
+"""
+_NO_SERVICE = (
+    "a PostgreSQL store takes no service= and no PGSERVICE, because libpq would look up the service's host "
+    "while the whole process waits; name the host in the URL"
+)
+
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
-# If a row is not inserted, its id is in use, or the table has changed; the table is checked at most this often.
-_CHECK_SECONDS = 0.1
+_RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
 _RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
 
 _log = logging.getLogger(__name__)
@@ -77,6 +90,10 @@ _Row = tuple[Any, ...]
 _RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
 # The server rejects a statement because of one row, and might accept the others.
 _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
+
+
+class _ServiceRefused(ValueError):
+    """The connection parameters are in a service file."""
 
 
 class _ServerFull(Exception):
@@ -96,6 +113,8 @@ class PostgresStore(BatchStore):
     def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
         super().__init__(timeout)
         parameters = conninfo_to_dict(conninfo)
+        if "service" in parameters or os.environ.get("PGSERVICE"):
+            raise _ServiceRefused(_NO_SERVICE)
         # Check the numbers here, because libpq would report a bad number only when it connects.
         timeout_from_conninfo(parameters)
         _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
@@ -117,16 +136,19 @@ class PostgresStore(BatchStore):
         self._next_attempt_at = 0.0
         self._failures = 0  # of connections; one that was opened before the last failure is not used again
         self._contended_until = 0.0
-        self._checked_at = 0.0  # when the table was last checked because a row had not been inserted
+        self._checked_at = 0.0  # when the table was last checked
+        self._role_checked = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Return the store for a libpq connection URL, which may name several hosts.
 
-        :raises ValueError: libpq cannot parse the URL.
+        :raises ValueError: libpq cannot parse the URL, or would block the process to connect.
         """
         try:
             return cls(url)
+        except _ServiceRefused:
+            raise
         except (psycopg.ProgrammingError, ValueError):
             # libpq's message may quote the password.
             raise ValueError(
@@ -135,14 +157,23 @@ class PostgresStore(BatchStore):
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert_batch, collect), deadline)
-        # A trigger created after the last check may have suppressed an insert, so check the table.
-        if len(stored) < len(collect()) and time.monotonic() - self._checked_at > _CHECK_SECONDS:
-            self._check(deadline)
-            self._checked_at = time.monotonic()
+        plants = collect()
+        in_use: set[int] = set()
+        if not_stored := {plant.id for plant in plants} - stored:
+            in_use = self._run(lambda connection: connection.find_in_use(not_stored), deadline)
+            if in_use != not_stored:
+                # A new trigger may have suppressed the insert; then this raises StoreUnusable.
+                self._check(deadline)
         outcomes: Outcomes = []
-        for plant in collect():
-            outcomes.append(None if plant.id in stored else PlantIdInUse(plant.id))
-            stored.discard(plant.id)  # A second plant of the batch with this id is not stored.
+        for plant in plants:
+            if plant.id in stored:
+                outcomes.append(None)
+                stored.remove(plant.id)
+                in_use.add(plant.id)  # A second plant of the batch with this id is not stored.
+            elif plant.id in in_use:
+                outcomes.append(PlantIdInUse(plant.id))
+            else:
+                outcomes.append(StoreUnavailable("a plant was not stored, but its id is not in use either"))
         return outcomes
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:
@@ -151,6 +182,9 @@ class PostgresStore(BatchStore):
 
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
+
+    def _prepare(self, deadline: float) -> None:  # noqa: ARG002  # Connecting has a time limit of its own.
+        self._connect().close()
 
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
         while self._idle_connections:
@@ -249,6 +283,8 @@ class PostgresStore(BatchStore):
         connection.close()
 
     def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
+        if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
+            self._check_for_faults(connection)
         first_by_id = {plant.id: plant for plant in reversed(collect())}
         plants = sorted(first_by_id.values())  # Sort them, so that two batches with common ids cannot deadlock.
         contended = time.monotonic() < self._contended_until
@@ -260,27 +296,31 @@ class PostgresStore(BatchStore):
                 self._insert_nothing(connection)
         except _REJECTIONS as error:
             raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
+        except psycopg.OperationalError as error:
+            if not (error.sqlstate or "").startswith("08"):
+                raise
+            # The server has lost its connection to another node of a cluster, which may have committed its part.
+            raise PlantRejected(_unavailable(error), may_be_stored=True) from None
         except UnicodeEncodeError as error:
             raise PlantRejected(error) from None
         self._contended_until = time.monotonic() + _CONTENTION_SECONDS
         raise PlantRejected(StoreUnavailable("another transaction holds the id"))
 
     def _check_table(self, connection: "_Connection") -> None:
-        had_table = str(not self._may_create)
-        faults = connection.run(_FAULTS, [had_table])
-        if faults[:1] == [("is gone",)] and self._may_create:
-            # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
-            with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
-                connection.execute(_TABLE)
-                _log.warning("the table plants did not exist; a new one was created, without plants")
-        # Check again, because this or another process may have created the table since the first query.
-        faults = faults and connection.run(_FAULTS, [had_table])
-        if faults:
-            raise (
-                StoreMissing(_GONE) if faults[0] == ("is gone",) else StoreUnusable(f"the table plants {faults[0][0]}")
-            )
-        self._may_create = False
+        self._check_for_faults(connection)
         self._insert_nothing(connection)
+
+    def _check_for_faults(self, connection: "_Connection") -> None:
+        """Raise StoreUnusable if the table could lose a plant."""
+        self._checked_at = time.monotonic()
+        faults = connection.run(_FAULTS, [str(not self._may_create)])
+        if not faults:
+            self._may_create = False
+            return
+        [reason], *_ = faults
+        if reason == "is gone":
+            raise StoreMissing(_GONE)
+        raise (StoreMissing if reason.startswith("is missing") else StoreUnusable)(f"the table plants {reason}")
 
     def _insert_nothing(self, connection: "_Connection") -> None:
         """Raise a psycopg.Error if the role may not insert plants or the table is locked."""
@@ -288,26 +328,57 @@ class PostgresStore(BatchStore):
         connection.run(_INSERT_NOTHING)
 
     def _connect(self) -> "_Connection":
-        """Connect to the first host that accepts writes, beginning with the one that did so last."""
-        failures = []
+        """Connect to the first host that accepts writes and has the table, beginning with the one that did so last."""
+        try:
+            try:
+                return self._connect_to_first_host()
+            except StoreMissing:
+                if not self._may_create:
+                    raise
+            return self._connect_to_first_host(create=True)
+        except psycopg.Error as error:
+            raise _unavailable(error) from None
+
+    def _connect_to_first_host(self, *, create: bool = False) -> "_Connection":
+        failures: list[str] = []
+        missing: StoreMissing | None = None
         for conninfo in self._conninfos.copy():
             try:
                 connection = _Connection.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+                try:
+                    self._set_up(connection, create=create)
+                except BaseException:
+                    connection.close()
+                    raise
             except psycopg.OperationalError as error:
-                failures.append(str(error))
+                failures.append(_reason(error))
+                continue
+            except StoreMissing as error:
+                missing = error
                 continue
             self._conninfos.remove(conninfo)
             self._conninfos.insert(0, conninfo)
-            try:
-                connection.deadline = time.monotonic() + self._timeout
-                connection.add_notice_handler(connection.note_warning)
-                connection.run(_SET_UP, [str(self._statement_timeout_ms)])
-                self._check_table(connection)
-            except BaseException as error:
-                connection.close()
-                raise (_unavailable(error) if isinstance(error, psycopg.Error) else error) from None
             return connection
-        raise StoreUnavailable("; ".join(failures))
+        raise missing or StoreUnavailable("; ".join(failures))
+
+    def _set_up(self, connection: "_Connection", *, create: bool) -> None:
+        connection.deadline = time.monotonic() + self._timeout
+        connection.add_notice_handler(connection.note_warning)
+        connection.run(_SET_UP, [str(self._statement_timeout_ms)])
+        try:
+            self._check_table(connection)
+        except StoreMissing as missing:
+            if not create or missing.args != (_GONE,):
+                raise
+            # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
+            with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+                connection.execute(_TABLE)
+                _log.warning("the table plants did not exist; a new one was created, without plants")
+            self._check_table(connection)
+        if not self._role_checked:
+            self._role_checked = True
+            for (role,) in connection.run(_NO_SYNCHRONOUS_COMMIT):
+                _log.warning("a node may lose plants in a crash; send: ALTER ROLE %s SET synchronous_commit = on", role)
 
 
 class _Connection(psycopg.Connection[_Row]):
@@ -322,14 +393,25 @@ class _Connection(psycopg.Connection[_Row]):
         """Insert plants and return the ids that were not in use."""
         self.set_lock_timeout(lock_timeout)
         rows = next(rows for rows in _INSERTS if rows >= len(plants))
-        # A repeated plant is not inserted twice, because its id is then in use.
-        padded = plants + plants[-1:] * (rows - len(plants))
+        # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
+        shortest = min(plants, key=lambda plant: len(plant.name) + len(plant.tag or ""))
+        padded = plants + [shortest] * (rows - len(plants))
+        inserted = self.run_durably(_INSERTS[rows], [value for plant in padded for value in _parameters(plant)])
+        return {plant_id for (plant_id,) in inserted}
+
+    def find_in_use(self, plant_ids: set[int]) -> set[int]:
+        """Return those of the ids that are in use, once their rows are as durable as those of an insert."""
+        rows = self.run_durably(_SELECT_IN_USE, [f"{{{','.join(map(str, plant_ids))}}}"])
+        return {plant_id for plant_id, _ in rows}
+
+    def run_durably(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
+        """Run a statement that commits; raise an OperationalError if the server does not promise durability."""
         self._warning = None
-        inserted = self.run(_INSERTS[rows], [value for plant in padded for value in _parameters(plant)])
+        rows = self.run(query, parameters)
         if self._warning:
             self.close()
             raise psycopg.OperationalError(self._warning)
-        return {plant_id for (plant_id,) in inserted}
+        return rows
 
     def run(self, query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
         try:
@@ -384,7 +466,9 @@ def _parameters(plant: Plant) -> tuple[str, str, str | None]:
 
 
 def _unavailable(error: psycopg.Error) -> StoreUnavailable:
-    if isinstance(error, errors.UndefinedTable):
-        return StoreUnusable(_GONE)
+    return StoreMissing(_GONE) if isinstance(error, errors.UndefinedTable) else StoreUnavailable(_reason(error))
+
+
+def _reason(error: psycopg.Error) -> str:
     # Omit the server's message about a statement, because it may quote a plant.
-    return StoreUnavailable(f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error))
+    return f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error)

@@ -87,10 +87,11 @@ class SQLiteStore(BatchStore):
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
-    def prepare(self, *, create: bool = True) -> None:
+    def _prepare(self, deadline: float) -> None:
         try:
-            super().prepare(create=create)
+            self._check(deadline)
         finally:
+            self._disconnect(deadline)
             self._may_create = False  # Even if this failed, no worker creates the file.
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:

@@ -376,7 +376,7 @@ class TestPostgresStore(StoreContract):
         return server.url
 
 
-START = "^a store's URL starts with 'memory:', 'sqlite:' or 'postgresql:'$"
+START = "^a store's URL starts with one of memory:, sqlite:, postgresql:"
 SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {

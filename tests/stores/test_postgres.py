@@ -383,32 +383,10 @@ WRONG_TABLES = {
         "TABLE plants (id bigint PRIMARY KEY DEFERRABLE, name text, tag text)",
         "no unique key on id alone",
     ),
-    "unique names": ("TABLE plants (id bigint PRIMARY KEY, name text UNIQUE, tag text)", "another unique key"),
-    "unique names with their ids": (
-        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, UNIQUE (name) INCLUDE (id))",
-        "another unique key",
-    ),
-    "a tag required": (
-        "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
-        "rejects the store's inserts: tag",
-    ),
-    "another required column": (
-        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, place text NOT NULL)",
-        "rejects the store's inserts: place",
-    ),
-    "generated ids": (
-        "TABLE plants (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text, tag text)",
-        "rejects the store's inserts: id",
-    ),
-    "a check": ("TABLE plants (id bigint PRIMARY KEY, name text CHECK (name <> ''), tag text)", "plants_name_check"),
     "a trigger": (f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}", "the trigger guard"),
     "a rule": (
         f"{PLANTS}; CREATE RULE never AS ON INSERT TO plants DO INSTEAD NOTHING",
         "the rule never",
-    ),
-    "row security": (
-        f"{PLANTS}; ALTER TABLE plants ENABLE ROW LEVEL SECURITY",
-        "row security",
     ),
     "unlogged": (f"UNLOGGED {PLANTS}", "UNLOGGED"),
     "a partition of another table": (
@@ -420,30 +398,12 @@ WRONG_TABLES = {
         f"{partitioned('HASH', WHOLE)} PARTITION BY HASH (id); CREATE UNLOGGED TABLE leaf PARTITION OF p0 {WHOLE}",
         "UNLOGGED",
     ),
-    "a partition with unique names": (
-        f"{partitioned('HASH', WHOLE)}; CREATE UNIQUE INDEX ON p0 (name)",
-        "another unique key",
-    ),
-    "a partition that needs a tag": (
-        f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ALTER tag SET NOT NULL",
-        "rejects the store's inserts: tag",
-    ),
-    "a partition with a check": (
-        f"{partitioned('HASH', WHOLE)}; ALTER TABLE p0 ADD CONSTRAINT small CHECK (id < 9)",
-        "the constraint small",
+    "a child that inherits": (f"{PLANTS}; CREATE TABLE trees () INHERITS (plants)", "is inherited from"),
+    "a parent": (
+        "TABLE trees (id bigint, name text, tag text); CREATE TABLE plants (PRIMARY KEY (id)) INHERITS (trees)",
+        "inherits from",
     ),
     "a partition with a trigger": (f"{partitioned('HASH', WHOLE)}; {TRIGGER} ON p0 {FUNCTION}", "the trigger guard"),
-    "no partition": (partitioned("HASH"), "no partition for some ids"),
-    "a hash without a partition": (partitioned("HASH", *THIRDS[:2]), "no partition for some ids"),
-    "a gap between ranges": (
-        partitioned("RANGE", "FOR VALUES FROM (MINVALUE) TO (0)", "FOR VALUES FROM (10) TO (MAXVALUE)"),
-        "no partition for some ids",
-    ),
-    "ranges that end": (
-        partitioned("RANGE", "FOR VALUES FROM (MINVALUE) TO (0)", "FOR VALUES FROM (0) TO (1000)"),
-        "no partition for some ids",
-    ),
-    "a list": (partitioned("LIST", "FOR VALUES IN (1, 2)"), "no partition for some ids"),
 }
 
 
@@ -457,7 +417,7 @@ def test_a_table_with_the_wrong_schema_is_rejected_with_a_reason(
             with pytest.raises(StoreUnavailable, match=reason):
                 use()
     assert reason in caplog.text
-    server.execute("DROP TABLE plants")
+    server.execute("DROP TABLE plants CASCADE; DROP TABLE IF EXISTS trees")
 
 
 @pytest.mark.parametrize(
@@ -501,7 +461,7 @@ def citus(server: PostgresServer) -> Iterator[None]:
 @pytest.mark.usefixtures("citus")
 def test_with_citus_the_operator_creates_the_table(store: PostgresStore, admin: psycopg.Connection) -> None:
     for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
-        with pytest.raises(StoreUnavailable, match=r"is missing; .*SELECT create_distributed_table\('plants', 'id'\)"):
+        with pytest.raises(StoreUnavailable, match=r"is missing; .*SELECT create_distributed_table"):
             use()
     assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
     admin.execute(f"CREATE {PLANTS}")
@@ -643,8 +603,6 @@ def test_a_plant_rejected_by_a_constraint_fails_alone(
     plants = [Plant(number, name) for number, name in enumerate(["oak", "fern", "poison", "moss", "ivy"])]
     assert add_together(store, [*plants, Plant(2, "birch")]) == [*["added"] * 2, "unavailable", *["added"] * 3]
     assert caplog.messages == ["the store is unavailable: CheckViolation, SQLSTATE 23514"]
-    with pytest.raises(StoreUnavailable, match="plants_name_check"):
-        store.check()
 
 
 def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore) -> None:
@@ -673,6 +631,7 @@ def test_a_store_first_tries_the_host_that_last_accepted_writes(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = f"{silent.getsockname()[1]},{server.port}"
         url = f"user=postgres dbname=postgres host=127.0.0.1,127.0.0.1 port={ports}"
+        server.execute(f"CREATE {PLANTS}")
         with closing(PostgresStore(url, timeout=20)) as store:
             store.check()
             rows(admin, f"SELECT pg_terminate_backend(pid, 5000) {OURS}")

@@ -1,0 +1,145 @@
+"""Stores of other packages, found by an entry point, and the example of one on Redis."""
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from plants import PlantStore, StoreUnavailable, open_store
+from plants.store_suite import StoreSuite
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.stores.test_every_store import is_available
+from tests.support.hosted import CHECKOUT, serving
+from tests.support.needs import needs
+from tests.support.process import Process, free_port, wait_until
+
+EXAMPLE = CHECKOUT / "examples" / "redis_store"
+PLUGINS = """
+import plants
+
+class Nameless(plants.MemoryStore):
+    def __init__(self, url):
+        super().__init__()
+
+class Undeclared(plants.PlantStore):
+    add = get = check = close = None
+    def __init__(self, url):
+        pass
+
+def reject(url):
+    raise ValueError("the host is missing")
+
+def crash(url):
+    raise RuntimeError(url)
+
+def forget(url):
+    pass
+
+del Undeclared.__abstractmethods__
+"""
+
+
+def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> None:
+    """Write a module and its entry points into a folder as pip would."""
+    (folder / f"{module}.py").write_text(source)
+    metadata = folder / f"{module}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    lines = "\n".join(f"{scheme} = {value}" for scheme, value in schemes.items())
+    (metadata / "entry_points.txt").write_text(f"[plants.stores]\n{lines}\n")
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["Nameless", "Undeclared", "reject", "crash", "forget", "absent"]
+    schemes = {name.lower(): f"plugins:{name}" for name in names}
+    install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_such_module:Store"})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "plugins", raising=False)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_store_is_found_by_the_scheme_of_its_entry_point() -> None:
+    with closing(open_store("nameless://secret@host")) as store:
+        assert type(store).__name__ == "Nameless"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_unknown_scheme_is_rejected_with_the_known_ones_and_the_group() -> None:
+    with pytest.raises(
+        ValueError, match=r"^a store's URL starts with one of memory:, .*postgresql:, .*crash:"
+    ) as caught:
+        open_store("mysql://user:secret@host")
+    assert str(caught.value).endswith("by an entry point in the group plants.stores")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (
+            "broken",
+            r"^the store broken: \(no_such_module:Store\) cannot be imported: No module named 'no_such_module'$",
+        ),
+        ("absent", r"^the store absent: \(plugins:absent\) cannot be imported: module 'plugins' has no attribute"),
+        ("crash", r"^the store crash: \(plugins:crash\) failed with RuntimeError$"),
+        ("forget", r"^the store forget: \(plugins:forget\) is no plants.PlantStore$"),
+        ("undeclared", r"^the store undeclared: \(plugins:Undeclared\) does not declare worker_threads$"),
+        ("reject", "^the host is missing$"),
+    ],
+)
+def test_a_broken_plugin_is_rejected_by_its_name(scheme: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        open_store(f"{scheme}://secret@host")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    directory = str(tmp_path_factory.mktemp("redis"))
+    options = ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, *options]
+    with Process(command, cwd=CHECKOUT, env=dict(os.environ)):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@pytest.fixture
+def redis_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install the example."""
+    [(group, schemes)] = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"].items()
+    assert group == "plants.stores"
+    install(tmp_path, "plants_redis", (EXAMPLE / "plants_redis.py").read_text(), schemes)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@needs("redis-server")
+@pytest.mark.skipif(not find_spec("redis"), reason="not installed: redis")
+@pytest.mark.usefixtures("redis_folder")
+class TestRedisStore(StoreSuite):
+    @pytest.fixture
+    def store(self, redis_url: str) -> Iterator[PlantStore]:
+        from redis import Redis
+
+        with closing(open_store(redis_url)) as store, Redis.from_url(redis_url) as redis:
+            wait_until(lambda: is_available(store))
+            redis.flushall()
+            yield store
+
+    def test_a_store_that_cannot_be_reached_is_unavailable(self) -> None:
+        with closing(open_store(f"redis://127.0.0.1:{free_port()}")) as store, pytest.raises(StoreUnavailable):
+            store.check()
+
+    def test_a_service_with_two_workers_uses_it(self, store: PlantStore, redis_url: str, redis_folder: Path) -> None:
+        with serving(workers=2, PLANTS_STORE=redis_url, PYTHONPATH=f"{redis_folder}:{CHECKOUT}") as service:
+            responses = [service.send(new_plant(id=1), headers=[AUTH, JSON_TYPE]) for _ in range(2)]
+            assert [response.status for response in responses] == [200, 400]
+            assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert store.get(1)
