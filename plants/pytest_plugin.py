@@ -3,22 +3,23 @@
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from plants._webtest import Client
     from plants.testing import Server
 
 
 @pytest.fixture
-def plants_app() -> "Client":
-    """A WebTest client of a new in-process service; it sends the service's first token."""
+def plants_app() -> Any:
+    """A ``webtest.TestApp`` of a new in-process service, its ``deployment``, which sends the service's first token."""
+    deployment = _need("plants.testing").Deployment()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
-        client: Client = _need("plants._webtest").Client()
+        client = _need("webtest").TestApp(deployment)
+    client.authorization = ("Bearer", deployment.token)
+    client.deployment = deployment
     return client
 
 
@@ -36,7 +37,7 @@ def plants_session_server() -> "Iterator[Server]":
         yield server
 
 
-def _need(module: str) -> ModuleType:
+def _need(module: str) -> Any:
     # The import is here so that a session without these fixtures does not pay for it.
     try:
         return import_module(module)

@@ -4,12 +4,10 @@ Needs the extra ``testing``. Use it in tests only. ``python -m plants.testing`` 
 """
 
 import argparse
-import atexit
 import io
 import itertools
 import json
 import math
-import os
 import secrets
 import signal
 import socket
@@ -19,7 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
 from waitress import create_server, wasyncore
@@ -39,46 +37,20 @@ _FAILURES = {"reset", "cut", *(status for status in HTTPStatus if status >= HTTP
 _HEADERS_BY_STATUS = {status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)}
 
 
-class _Strict:
-    """Base class whose objects reject a misspelled attribute, because setting it would have no effect."""
+class FaultyStore(PlantStore):
+    """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary.
 
-    __slots__ = ()
-    _hint: ClassVar[str]
+    ``delay`` is the duration of an ``add`` in seconds; ``waiting`` is how many adds are delayed now.
+    """
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and not hasattr(type(self), name):
-            raise AttributeError(f"a {type(self).__name__} has no {name}; {self._hint}")
-        super().__setattr__(name, value)
-
-
-def _number(name: str, value: float, largest: float = math.inf) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= largest:
-        raise ValueError(f"{name} is a number from 0 to {largest}, not {value!r}")
-    return value
-
-
-class FaultyStore(_Strict, PlantStore):
-    """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary."""
-
-    _hint = "it has fault, delay and fail()"
-    waiting: int = 0  #: how many adds are delayed now
+    delay: float
+    waiting: int = 0
 
     def __init__(self, store: PlantStore | None = None) -> None:
-        if not isinstance(store, PlantStore | None):
-            raise TypeError(f"store is a plants.PlantStore or None, not {store!r}")
         self._wrapped_store = store
         self._end_delays_count = 0
         self._changed = threading.Condition()
         self.reset()
-
-    @property
-    def delay(self) -> float:
-        """The duration of an ``add``, in seconds."""
-        return self._delay
-
-    @delay.setter
-    def delay(self, seconds: float) -> None:
-        self._delay = _number("delay", seconds, threading.TIMEOUT_MAX)
 
     @property
     def fault(self) -> Exception | None:
@@ -87,8 +59,6 @@ class FaultyStore(_Strict, PlantStore):
 
     @fault.setter
     def fault(self, fault: Exception | None) -> None:
-        if not isinstance(fault, Exception | None):
-            raise TypeError(f"a fault is an exception, such as plants.StoreUnavailable(), not {fault!r}")
         self._fault, self._failures_left = fault, math.inf
         self._failing_id: int | None = None
 
@@ -97,11 +67,8 @@ class FaultyStore(_Strict, PlantStore):
 
         With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
         """
-        _number("times", times)
-        if not isinstance(plant_id, int | None):
-            raise TypeError(f"plant_id is an integer or None, not {plant_id!r}")
         with self._changed:
-            self.fault = (StoreUnavailable("on demand") if fault is None else fault) if times else None
+            self.fault = (fault or StoreUnavailable("on demand")) if times else None
             self._failures_left, self._failing_id = times, plant_id
 
     def reset(self) -> None:
@@ -176,68 +143,58 @@ class Received(NamedTuple):
     response: bytes
 
 
-class Deployment(_Strict):
+class Deployment:
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
-    ``requests`` has the requests in the order of their responses.
+    ``store`` fails on demand, ``token`` is the only valid token, and ``requests`` are in the order of their responses.
     """
 
-    _failures: "itertools.repeat[int | str]"
-    __slots__ = ("_app", "_failures", "_first_token", "_store", "_token", "requests")
-    _hint = "it has fail(), and its store has fault, delay and fail()"
+    requests: list[Received]
+    token: str
+    _failures: "itertools.repeat[Any]"
 
     def __init__(
         self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
     ) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
         digest_of(self._first_token)  # This raises if no client could send the token.
-        self._store = store = FaultyStore(store)
+        self.store = FaultyStore(store)
         self.reset()
-        resources = public_resources(store)
+        resources = public_resources(self.store)
         auth = BearerAuth(self, public_paths=resources.keys())
-        self._app = build_app(store, auth, resources, max_body_bytes=max_body_bytes)
-
-    @property
-    def store(self) -> FaultyStore:
-        """The store, which fails on demand."""
-        return self._store
-
-    @property
-    def token(self) -> str:
-        """The only valid token."""
-        return self._token
+        self._app = build_app(self.store, auth, resources, max_body_bytes=max_body_bytes)
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of a create: the valid token and the media type."""
-        return {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        return {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
 
     def accepts(self, token: str) -> bool:
         """Return whether this is the valid token."""
-        return token == self._token
+        return token == self.token
 
     def rotate_token(self) -> str:
         """Return a new token, the only valid one from now on."""
-        self._token = secrets.token_urlsafe()
-        return self._token
+        self.token = secrets.token_urlsafe()
+        return self.token
 
     def fail(self, failure: int | str, *, times: float = math.inf) -> None:
         """Fail the next ``times`` requests to ``/plants``, or all from now on, whatever they contain.
 
         :param failure: the status of an Error, such as 429; or ``"reset"``, which resets the connection and stores
             nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
+        :raises ValueError: there is no such failure.
         """
-        if not isinstance(failure, int | str) or failure not in _FAILURES:
+        if failure not in _FAILURES:
             raise ValueError(f"a failure is an HTTP error status, 'reset' or 'cut', not {failure!r}")
-        _number("times", times)
-        self._failures = itertools.repeat(failure) if times > sys.maxsize else itertools.repeat(failure, int(times))
+        self._failures = itertools.repeat(failure) if times == math.inf else itertools.repeat(failure, int(times))
 
     def reset(self) -> None:
         """Restore the initial state: the first token, no failures, no requests, no plants except in a wrapped store."""
-        self._token = self._first_token
+        self.token = self._first_token
         self._failures = itertools.repeat(0, 0)
         self.store.reset()
-        self.requests: list[Received] = []
+        self.requests = []
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
@@ -254,41 +211,43 @@ class Deployment(_Strict):
             status = int(line[:3])
             return start_response(line, headers, *exc_info)
 
-        match failure:
-            case None | "cut":
-                response = b"".join(self._app(environ, start))
-            case int():
-                response = error_body(failure * 100)
-                headers = HEADERS | _HEADERS_BY_STATUS.get(failure, {}) | {"Content-Length": str(len(response))}
-                start(f"{failure} {HTTPStatus(failure).phrase}", [*headers.items()])
-                response = b"" if environ["REQUEST_METHOD"] == "HEAD" else response
+        if isinstance(failure, int):
+            response = self._error(failure, start)
+        elif failure != "reset":
+            response = b"".join(self._app(environ, start))
+        if environ["REQUEST_METHOD"] == "HEAD":
+            response = b""
         code, _ = parse_error(response) if status >= HTTPStatus.BAD_REQUEST else (0, "")
         if failure == "cut":
             response = response[: len(response) // 2]
-        fields = {
-            key.removeprefix("HTTP_").replace("_", "-").lower(): value
-            for key, value in environ.items()
-            if key.startswith(("HTTP_", "CONTENT_"))
-        }
-        path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-        method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-        requests.append(Received(method, path, query, fields, body, status, code or None, response))
+        requests.append(_received(environ, body, status, code or None, response))
         if failure == "reset":
             raise ConnectionResetError("on demand")
         return [response]
+
+    def _error(self, status: int, start_response: Any) -> bytes:
+        body = error_body(status * 100)
+        headers = HEADERS | _HEADERS_BY_STATUS.get(status, {}) | {"Content-Length": str(len(body))}
+        start_response(f"{status} {HTTPStatus(status).phrase}", [*headers.items()])
+        return body
+
+
+def _received(environ: dict[str, Any], body: bytes, status: int, error: int | None, response: bytes) -> Received:
+    headers = {
+        key.removeprefix("HTTP_").replace("_", "-").lower(): value
+        for key, value in environ.items()
+        if key.startswith(("HTTP_", "CONTENT_"))
+    }
+    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
+    query = environ.get("QUERY_STRING", "")
+    return Received(environ["REQUEST_METHOD"], path, query, headers, body, status, error, response)
 
 
 class Server(Deployment):
     """A new deployment on a real port; ``url`` is its base address, without a slash at the end."""
 
-    __slots__ = ("_sockets", "url")
-
     url: str
     _sockets: dict[int, Any]
-
-    def __repr__(self) -> str:
-        """Name the address."""
-        return f"<{type(self).__name__} {self.url}>"
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), or reset its connection."""
@@ -313,9 +272,8 @@ def serve(
     :param store: where plants are stored; a dictionary if None. It is not closed.
     :param max_body_bytes: the size of the largest request body.
     :raises OSError: the port is in use.
-    :raises TypeError, ValueError: an argument is not usable.
+    :raises ValueError: no client could send the token.
     """
-    _number("port", port, 65535)
     server = Server(token=token, store=store, max_body_bytes=max_body_bytes)
     # waitress would leave its own socket open if the port is in use.
     listener = socket.create_server(("127.0.0.1", port))
@@ -323,7 +281,6 @@ def serve(
     sockets = server._sockets = {}
     http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
     ended = threading.Event()
-    pid = os.getpid()
 
     def run() -> None:
         while not ended.is_set():
@@ -331,10 +288,9 @@ def serve(
 
     thread = threading.Thread(target=run, name="plants.testing", daemon=True)
     thread.start()
-
-    def stop() -> None:
-        if os.getpid() != pid:  # A forked child has no threads to stop.
-            return
+    try:
+        yield server
+    finally:
         server.store.delay = 0.0  # Requests that still wait for a thread are then not delayed.
         server.store.end_delays()
         ended.set()
@@ -343,44 +299,28 @@ def serve(
         http.task_dispatcher.shutdown()
         wasyncore.close_all(sockets)
 
-    with ExitStack() as stack:
-        stack.callback(stop)
-        stack.callback(atexit.unregister, stack.close)
-        atexit.register(stack.close)  # If the caller does not end the context, the end of the process does.
-        yield server
+
+def _run_command(server: Server, command: str) -> None:
+    """Run ``reset``, ``fail FAILURE [TIMES]`` or ``fail id ID [TIMES]``.
+
+    :raises ValueError: there is no such command.
+    """
+    match command.split():
+        case ["reset"]:
+            server.reset()
+        case ["fail", "id", plant_id, *times] if not times[1:]:
+            server.store.fail(plant_id=int(plant_id), times=_times(times))
+        case ["fail", "500" | "503" as status, *times] if not times[1:]:
+            fault = RuntimeError("on demand") if status == "500" else None
+            server.store.fail(fault, times=_times(times))
+        case ["fail", failure, *times] if not times[1:]:
+            server.fail(int(failure) if failure.isdecimal() else failure, times=_times(times))
+        case _:
+            raise ValueError("no such command")
 
 
 def _times(words: list[str]) -> float:
-    return int(*words) if words else math.inf
-
-
-def _run_command(server: Server, command: str) -> object:
-    match command.split():
-        case ["fail", "503", *times] if not times[1:]:
-            server.store.fail(times=_times(times))
-        case ["fail", "500", *times] if not times[1:]:
-            server.store.fail(RuntimeError("on demand"), times=_times(times))
-        case ["fail", "id", plant_id, *times] if not times[1:]:
-            server.store.fail(times=_times(times), plant_id=int(plant_id))
-        case ["fail", failure, *times] if not times[1:]:
-            server.fail(int(failure) if failure.isdecimal() else failure, times=_times(times))
-        case ["delay", seconds]:
-            server.store.delay = float(seconds)
-        case ["rotate"]:
-            server.rotate_token()
-        case ["reset"]:
-            server.reset()
-        case ["requests"]:
-            return [
-                {
-                    name: value.decode(errors="replace") if isinstance(value, bytes) else value
-                    for name, value in request._asdict().items()
-                }
-                for request in server.requests
-            ]
-        case _:
-            raise ValueError("no such command")
-    return {"url": server.url, "token": server.token}
+    return int(words[0]) if words else math.inf
 
 
 def _main() -> None:
@@ -393,12 +333,14 @@ def _main() -> None:
     with ExitStack() as stack:
         try:
             server = stack.enter_context(serve(token=args.token, port=args.port))
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError, ValueError) as error:
             parser.error(str(error))
-        print(json.dumps({"url": server.url, "token": server.token}), flush=True)
+        ready = {"url": server.url, "token": server.token}
+        print(json.dumps(ready), flush=True)
         for line in sys.stdin or ():  # It is None if standard input was closed at the start.
+            answer = ready
             try:
-                answer = _run_command(server, line)
+                _run_command(server, line)
             except ValueError as error:
                 answer = {"error": f"{line.strip()}: {error}"}
             print(json.dumps(answer), flush=True)

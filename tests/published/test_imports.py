@@ -29,7 +29,7 @@ def imports_of(module: str) -> set[str]:
 
 TOP_LEVEL_MODULES = {
     "hosting": {"plants.wsgi", "plants.__main__"},
-    "testing": {"plants.testing", "plants.store_suite", "plants.pytest_plugin", "plants._webtest"},
+    "testing": {"plants.testing", "plants.store_suite", "plants.pytest_plugin"},
 }
 
 
