@@ -2,11 +2,14 @@
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from select import PIPE_BUF, POLLOUT, poll
 
 _MAX_WAIT_SECONDS = 1.0
+_SHORTEST_WAIT_SECONDS = 0.001
 _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 
 
@@ -21,7 +24,7 @@ class Output:
         self._descriptor = descriptor
         self._report = report
         # RWF_NOWAIT affects one write; O_NONBLOCK would affect every process that shares the descriptor.
-        self._flags = getattr(os, "RWF_NOWAIT", 0)
+        self._flags = getattr(os, "RWF_NOWAIT", 0) if _has_reader(descriptor) else 0
         self._poll = poll()
         self._poll.register(descriptor, POLLOUT)
         self._wait_budget = _MAX_WAIT_SECONDS
@@ -62,7 +65,7 @@ class Output:
             except OSError as error:
                 if error.errno != errno.EOPNOTSUPP:
                     raise
-                self._flags = 0  # a file, a terminal, or a pipe before Linux 6.4
+                self._flags = 0  # a pipe before Linux 6.4
         if not self._poll.poll(0):
             raise BlockingIOError
         return os.write(self._descriptor, piece)
@@ -72,7 +75,16 @@ class Output:
             return False
         now = time.monotonic()
         self._wait_budget = min(_MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)
-        is_writable = bool(self._poll.poll(self._wait_budget * 1000))
+        is_writable = self._wait_budget >= _SHORTEST_WAIT_SECONDS and bool(self._poll.poll(self._wait_budget * 1000))
         self._waited_at = time.monotonic()
-        self._wait_budget = max(0.0, self._wait_budget - (self._waited_at - now))
+        # If the descriptor is always ready and every write fails all the same, the budget must end, too.
+        self._wait_budget = max(0.0, self._wait_budget - max(_SHORTEST_WAIT_SECONDS, self._waited_at - now))
         return is_writable
+
+
+def _has_reader(descriptor: int) -> bool:
+    """Return whether this is a pipe or a socket. Some file systems (XFS, btrfs) reject RWF_NOWAIT for every file."""
+    with suppress(OSError):  # Standard output may be closed.
+        mode = os.fstat(descriptor).st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return False

@@ -9,6 +9,9 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final
 
+import falcon
+
+from plants.auth import BearerAuth
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
@@ -23,13 +26,16 @@ _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{
 
 
 class PlantService(Service):
-    """Request ids, Error bodies, the access log and the metrics."""
+    """The check of the token before a body arrives, request ids, Error bodies, the access log and the metrics."""
 
     # The responders of these paths do not use the store.
     non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
+    checks_body_size: bool = True
 
-    def __init__(self, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
+    def __init__(self, auth: BearerAuth, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
         """If ``access_log`` is None, log requests with Gunicorn's logger ``log``."""
+        self._auth = auth
+        self._bodiless_paths = self.non_blocking_paths | {"/readyz"}  # They need no token, and read no body.
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
@@ -47,6 +53,24 @@ class PlantService(Service):
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
 
+    def before_body(self, request: Request) -> Response | None:
+        """Return the response to a request without a valid token, whose body is then never received."""
+        if request.path in self._bodiless_paths:
+            request.drop_body()
+            return None
+        try:
+            error = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
+        except Exception:  # The application's check fails in the same way, and is logged.
+            request.drop_body()
+            return None
+        request.trusted = error is None
+        return None if error is None else self._refusal(error, request)
+
+    def _refusal(self, error: falcon.HTTPError, request: Request) -> Response:
+        headers = [*HEADERS.items(), *dict(error.headers or {}).items()]
+        body = error_body(error.code or 0, error.description)
+        return make_response(falcon.code_to_http_status(error.status), headers, body, is_head=request.method == "HEAD")
+
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""
         status = HTTPStatus(error.status)
@@ -61,6 +85,8 @@ class PlantService(Service):
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
         error = parse_error(response.body) if response.status[0] in "45" else _NO_ERROR
+        if response.status.startswith("200") and request.path not in self._bodiless_paths:
+            request.trusted = True  # The application has checked the token.
         if self._metrics:
             self._metrics.count_response(request, response, error[0], seconds)
         self._responses.append((request, response, error, seconds))

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from plants.auth import BearerAuth
 from plants.hosting.environment import settings, store
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
@@ -64,7 +65,8 @@ class Worker(ServerWorker):
         gunicorn_writes_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
         use_packaged_log = issubclass(cfg.logger_class, Logger) and not gunicorn_writes_access_log
         access_log = AccessLog(self.log.loglevel) if use_packaged_log else None
-        self._service = PlantService(self.log, access_log, self._metrics)
+        auth = BearerAuth(settings.tokens)
+        self._service = PlantService(auth, self.log, access_log, self._metrics)
         return self._service
 
     def make_listeners(self) -> list[Listener]:

@@ -1,4 +1,12 @@
-"""One client's connection: its state, and the deadline of that state."""
+"""One client's connection: its state, and the deadline of that state.
+
+In: bytes from the socket. They become a ``Request``, which goes to ``Shared.ready_requests`` when it is complete.
+Out: the ``Response`` that the loop passes to ``respond``, or that of the service to an ``HTTPError``.
+The loop calls ``ready`` for each event of the socket, ``continue_reading`` for each of ``unfinished_connections``,
+``expire`` after ``deadline``, and ``respond``, ``reject``, ``stop`` and ``close``: each in its guarded step, in its own
+thread. One step reads, parses or sends a bounded amount. The application gets a body only if the service's hook
+``before_body`` lets it arrive. What a connection holds is bounded in each state; see ``bounds``.
+"""
 
 import contextlib
 import socket
@@ -6,7 +14,17 @@ from collections import deque
 from select import POLLIN, POLLOUT
 from typing import Any, Final
 
-from plants.server.request import NO_BODY, Environ, HTTPError, Limits, Listener, Request, Timeouts, check_growing_head
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Clients, Places, network_of
+from plants.server.request import (
+    NO_BODY,
+    Environ,
+    HTTPError,
+    Limits,
+    Listener,
+    Request,
+    Timeouts,
+    check_growing_head,
+)
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
 from plants.server.tls import READ_BYTES, TLS
@@ -19,14 +37,30 @@ _LINGER_SECONDS: Final = 2.0
 _MAX_ENCRYPTED_BYTES: Final = 16384  # one TLS record; the next is encrypted after the socket has accepted this one
 _EMPTY: Final = memoryview(b"")
 
-# The states: what the connection waits for -> what the server does at the deadline.
-OPEN: Final = "open"  # first byte -> respond with 408; while stopping or in the TLS handshake, close
-RECEIVING: Final = "receiving"  # rest of the request -> respond with 408
-RESPONDING: Final = "responding"  # application -> respond with 503
-WRITING: Final = "writing"  # client to read the response -> close
-IDLE: Final = "idle"  # next request -> close
-CLOSING: Final = "closing"  # client to close its side -> close
-CLOSED: Final = "closed"  # nothing
+OPEN: Final = "open"
+RECEIVING: Final = "receiving"
+RESPONDING: Final = "responding"
+WRITING: Final = "writing"
+IDLE: Final = "idle"
+CLOSING: Final = "closing"
+CLOSED: Final = "closed"
+
+# state      | waits for                        | at its deadline
+# OPEN       | the first byte                   | responds with 408; closes while stopping or in the TLS handshake
+# RECEIVING  | the rest of the request          | responds with 408
+# RESPONDING | the application                  | responds with 503
+# WRITING    | the client to read the response  | closes
+# IDLE       | the next request                 | closes
+# CLOSING    | the client to close its side     | closes
+_NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
+    OPEN: (RECEIVING, CLOSED),
+    RECEIVING: (RESPONDING, WRITING, CLOSED),  # WRITING if the request is rejected
+    RESPONDING: (WRITING, CLOSED),
+    WRITING: (IDLE, CLOSING, CLOSED),
+    IDLE: (RECEIVING, CLOSED),
+    CLOSING: (CLOSED,),
+    CLOSED: (),
+}
 
 
 class Shared:
@@ -38,18 +72,17 @@ class Shared:
     ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
-    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts) -> None:
+    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts, places: Places) -> None:
         self.poll = poll
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.limits = limits
         self.timeouts = timeouts
+        self.places = places
+        self.clients = Clients()
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
-        # Connections that wait for their client, the longest inactive first. A client is active when it completes a
-        # head, sends part of a body, or reads part of a response.
-        self.connections_waiting_for_client: dict[Connection, None] = {}
         self.unfinished_connections: deque[Connection] = deque()
         self.ready_requests: list[tuple[Connection, Request]] = []
 
@@ -66,38 +99,36 @@ class Shared:
 
 
 class Connection:
-    """One connection of an event loop.
-
-    The loop calls each method in one guarded step, so a failure here closes no other connection. ``deadline`` is a time
-    like ``Shared.now``; ``counted_bytes`` is this connection's part of the buffered bytes that the loop has counted.
-    """
+    """One connection of an event loop; ``deadline`` is a time like ``Shared.now``."""
 
     def __init__(
         self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ, tls: TLS | None = None
     ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
+        self._descriptor = sock.fileno()
         self.state: str = OPEN
         self.deadline: float = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
         self.request: Request | None = None
-        self.counted_bytes: int = 0
         self._shared = shared
         self._listener = listener
         self._base = base
+        self._tls = tls
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
-        self._tls = tls
-        shared.connections_waiting_for_client[self] = None
         self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
         self._output: bytes | memoryview = b""  # not accepted by the socket yet
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
+        self._trusted: bool = False
+        self._group = shared.clients.join(network_of(base["REMOTE_ADDR"]), trusted=False)
+        self._group.waiting[self] = None
+        shared.connections.add(self)
 
-    def buffered_bytes(self) -> int:
-        """Return the number of bytes that this connection holds in memory."""
-        body = len(self.request.body.content) if self.request else 0
-        return len(self._input) + body + len(self._response) + len(self._output)
+    def is_idle(self) -> bool:
+        """Return whether the connection is between two requests, and nothing of the next one has arrived."""
+        return self.state == IDLE and not self._input
 
     # Called by the loop
 
@@ -105,7 +136,7 @@ class Connection:
         """Watch the socket for these events (0: none)."""
         if events != self._watched_events:
             self._watched_events = events
-            self._shared.watch(self.sock.fileno(), events, self)
+            self._shared.watch(self._descriptor, events, self)
 
     def ready(self) -> None:
         """Continue, because the socket is readable or writable."""
@@ -117,20 +148,27 @@ class Connection:
         elif not self._unfinished:
             self._receive()
 
-    def parse_more(self) -> None:
+    def continue_reading(self) -> None:
         """Continue with received bytes that did not fit into one step."""
         self._unfinished = False
-        if self.state in (IDLE, RECEIVING):
-            self._parse()
+        if self.state in (OPEN, RECEIVING, IDLE) and not self._output:
+            if self._tls and self._tls.has_more:
+                self._decrypt(self._tls, b"")
+            else:
+                self._parse()
 
     def respond(self, request: Request, response: Response) -> None:
         """Send the response, unless the request was rejected meanwhile or the client has gone."""
-        if self.request is request:
-            shared = self._shared
-            # If the worker stops or the client has ended TLS, respond to what has been received, then close.
-            ended = shared.stopping or (self._tls is not None and self._tls.closed)
-            last = not shared.timeouts.keepalive or (ended and not self._input)
-            self._finish_request(request, response, close=last or not request.keep_alive)
+        if self.request is not request:
+            return
+        shared = self._shared
+        tls = self._tls
+        # The response is the last one if
+        # 1. the request or a failure of the application ends the connection, or
+        # 2. connections are not kept alive, or
+        # 3. the worker stops or the client has ended TLS, and no other request has been received.
+        ended = (shared.stopping or (tls is not None and tls.closed)) and not self._input
+        self._finish_request(request, response, close=not request.keep_alive or not shared.timeouts.keepalive or ended)
 
     def reject(self, error: HTTPError) -> None:
         """Send an error response and close the connection."""
@@ -160,13 +198,6 @@ class Connection:
                 self._send_close_notify()
             self.close()
 
-    def shed(self) -> None:
-        """Reject the request or close the connection, because all connections together hold too much memory."""
-        if self.state == RECEIVING:
-            self.reject(HTTPError(503, "The service is receiving as much as it can hold."))
-        else:
-            self.close()
-
     def stop(self, *, at_once: bool) -> None:
         """Wait at most STOPPING_SECONDS for a new request; if ``at_once``, drop one that has not arrived completely."""
         if at_once and self.state in (OPEN, RECEIVING, IDLE):
@@ -176,17 +207,31 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection and release everything that it holds."""
-        if self.state != CLOSED:
-            self.state = CLOSED
-            self._drop_request()
-            self._input = b""
-            self._response = _EMPTY
-            self._output = b""
-            self._shared.connections.discard(self)
-            self._shared.connections_waiting_for_client.pop(self, None)
-            with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
-                self.watch(0)
+        if self.state == CLOSED:
+            return
+        self._enter(CLOSED, 0.0)
+        self._drop_request()
+        self._input = b""
+        self._response = _EMPTY
+        self._output = b""
+        self._tls = None
+        self._shared.connections.discard(self)
+        self._shared.clients.leave(self._group, self)
+        with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
+            self.watch(0)
+        with contextlib.suppress(OSError):
             self.sock.close()
+
+    def _enter(self, state: str, seconds: float) -> None:
+        """Change the state, for at most this long."""
+        if state not in _NEXT_STATES[self.state]:
+            raise RuntimeError(f"a connection cannot be {state} after it was {self.state}")
+        self.state = state
+        self.deadline = self._shared.now + seconds
+        if state == RESPONDING:
+            del self._group.waiting[self]
+        elif state in (IDLE, CLOSING, CLOSED):
+            self._shared.places.release(self)
 
     # Receiving a request
 
@@ -197,12 +242,35 @@ class Connection:
             return
         if self.state == CLOSING and data:
             self.deadline = min(self._shared.now + _LINGER_SECONDS, self._linger_until)
-            return
-        tls = self._tls
-        if tls and data:
-            data = self._decrypt(tls, data)
-            if not data and not tls.closed:
-                return
+        elif self._tls and data:
+            self._decrypt(self._tls, data)
+        else:
+            self._receive_plaintext(data)
+
+    def _decrypt(self, tls: TLS, ciphertext: bytes) -> None:
+        data = b""
+        try:
+            data = tls.receive(ciphertext)
+            if tls.has_more:
+                self._continue_later()
+            if data or tls.closed:
+                self._receive_plaintext(data)
+        finally:
+            # If the application is called now, its response takes these bytes along.
+            if self.state not in (RESPONDING, CLOSED):
+                self._flush_tls(tls)
+
+    def _flush_tls(self, tls: TLS) -> None:
+        """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
+
+        The server receives nothing more until the socket has accepted these bytes, so the pending output stays small.
+        """
+        if not self._output and (pending := tls.data_to_send()):
+            self._output = pending
+            self._flush()
+
+    def _receive_plaintext(self, data: bytes) -> None:
+        """Parse received data; no data is the end of the client's data."""
         if data:
             self._input = self._input + data if self._input else data
             self._parse()
@@ -210,30 +278,6 @@ class Connection:
             self.reject(HTTPError(400))
         else:
             self.close()
-        # In the state RESPONDING, the response also flushes the pending TLS records.
-        if tls and self.state != RESPONDING:
-            self._flush_tls(tls)
-
-    def _decrypt(self, tls: TLS, ciphertext: bytes) -> bytes:
-        handshaking = not tls.established
-        data = b""
-        try:
-            data = tls.receive(ciphertext)
-            if handshaking and tls.established and not data:
-                self._receive()  # A request often follows the handshake at once.
-        finally:
-            if not data and self.state != RESPONDING:
-                self._flush_tls(tls)
-        return data
-
-    def _flush_tls(self, tls: TLS) -> None:
-        """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
-
-        The server receives nothing more until the socket has accepted these bytes, so the pending output stays small.
-        """
-        if pending := tls.data_to_send():
-            self._output = pending
-            self._flush()
 
     def _parse(self) -> None:
         if self.request is None and b"\r\n".startswith(self._input):
@@ -247,8 +291,7 @@ class Connection:
 
     def _begin_request(self) -> Request:
         shared = self._shared
-        self.state = RECEIVING
-        self.deadline = shared.now + shared.timeouts.request
+        self._enter(RECEIVING, shared.timeouts.request)
         self.request = request = Request(self._listener, self._base, shared.now)
         return request
 
@@ -264,37 +307,63 @@ class Connection:
         return True
 
     def _parse_body(self, request: Request) -> None:
-        shared = self._shared
         body = request.body
-        limit = shared.limits.body_bytes
+        limit = self._shared.limits.body_bytes
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
-        if body.size <= limit and not body.complete:
-            # Send 100 Continue only if nothing of the body has arrived yet, not even with the head.
-            if request.awaits_continue and unread_bytes == body.overlap:
-                self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
-                self._flush()
-            request.awaits_continue = False
-            if 0 < len(self._input) < unread_bytes:
-                self._parse_later()
-            self._note_activity()
-            return
-        if body.size:
-            request.environ["CONTENT_LENGTH"] = str(body.size)
+        if not request.admitted and (not body.complete or body.size > limit):
+            if not self._admit(request, nothing_arrived=unread_bytes == body.overlap):
+                return
+            body = request.body  # The service may have dropped it.
         if body.size > limit:
-            # The application gets the length without the body, so it can check a token before it rejects the size.
-            request.body = NO_BODY
-            request.keep_alive = False
+            self._reject_size(request)
+            return
+        if len(body.content) > SMALL_BODY_BYTES and not self._shared.places.take(self):
+            raise HTTPError(503, "The service is receiving as much as it can hold.")
+        if body.complete:
+            self._complete(request)
+            return
+        if 0 < len(self._input) < unread_bytes:
+            self._continue_later()
+        self._note_activity()
+
+    def _admit(self, request: Request, *, nothing_arrived: bool) -> bool:
+        """Return whether the rest of the body may arrive; if not, send the service's response."""
+        request.admitted = True
+        response = self._shared.service.before_body(request)
+        self._trust(request)
+        if response:
+            self._finish_request(request, response, close=True)
+            return False
+        # Send 100 Continue only if nothing of the body has arrived yet, not even with the head.
+        if request.awaits_continue and nothing_arrived and request.body.size <= self._shared.limits.body_bytes:
+            self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._flush()
+        return True
+
+    def _reject_size(self, request: Request) -> None:
+        shared = self._shared
+        if not shared.service.checks_body_size:
+            raise HTTPError(413)
+        request.environ["CONTENT_LENGTH"] = str(request.body.size)
+        request.body = NO_BODY
+        request.keep_alive = False
+        self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        """Pass a complete request to the loop."""
+        shared = self._shared
+        if request.body.size:
+            request.environ["CONTENT_LENGTH"] = str(request.body.size)
         request.environ["server.stopping"] = shared.stopping
-        self.state = RESPONDING
-        del shared.connections_waiting_for_client[self]
-        self.deadline = shared.now + shared.timeouts.response
+        self._enter(RESPONDING, shared.timeouts.response)
         shared.ready_requests.append((self, request))
 
-    def _parse_later(self) -> None:
-        self._unfinished = True
-        self._shared.unfinished_connections.append(self)
+    def _continue_later(self) -> None:
+        if not self._unfinished:
+            self._unfinished = True
+            self._shared.unfinished_connections.append(self)
 
     # Sending a response
 
@@ -305,22 +374,33 @@ class Connection:
         if close:
             self._input = b""
         self._shared.service.before_response(request, response)
+        self._trust(request)
         if self._tls or self._output:
             self._response = memoryview(data)
         else:
             self._output = data
-        self.state = WRITING
-        self.deadline = self._shared.now + self._shared.timeouts.request
+        self._enter(WRITING, self._shared.timeouts.request)
         self._flush()
 
     def _drop_request(self) -> None:
         if self.request:
-            self.request.body = NO_BODY  # A thread may still hold the request; release its body now.
+            # A thread may still hold the request. Release its body now, and do not call the application any more.
+            self.request.cancel()
             self.request = None
+
+    def _trust(self, request: Request) -> None:
+        """Prefer this connection from now on if the service trusts its client."""
+        if request.trusted and not self._trusted:
+            self._trusted = True
+            clients = self._shared.clients
+            is_waiting = self in self._group.waiting
+            clients.leave(self._group, self)
+            self._group = clients.join(self._group.address, trusted=True)
+            if is_waiting:
+                self._note_activity()
 
     def _flush(self) -> None:
         """Send as much as the socket accepts. After a response, wait for the next request, or close."""
-        shared = self._shared
         while self._output or self._response:
             if not self._output:
                 self._encrypt()
@@ -329,27 +409,37 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             if sent < len(self._output):
-                self._output = memoryview(self._output)[sent:]
-                if self.state == WRITING:
-                    self._note_activity()
-                self.watch(POLLOUT)
+                self._hold_output(memoryview(self._output)[sent:])
                 return
             self._output = b""
-        if self.state != WRITING:
-            self.watch()
-        elif self._close_after_response:
-            self._linger()
+        if self.state == WRITING:
+            if self._close_after_response:
+                self._linger()
+                return
+            self._enter(IDLE, self._shared.timeouts.keepalive)
+            self._group.waiting[self] = None
+        if self._input or (self._tls and self._tls.has_more):
+            self._continue_later()
+        self.watch()
+
+    def _hold_output(self, rest: memoryview) -> None:
+        """Wait until the socket accepts more; without a place, hold no more than a small response."""
+        if len(rest) + len(self._response) <= SMALL_RESPONSE_BYTES:
+            # Copy the rest, because a view would hold everything that has been sent, too.
+            self._output = bytes(rest)
+            self._response = memoryview(bytes(self._response))
+        elif self._shared.places.take(self):
+            self._output = rest
         else:
-            self.state = IDLE
-            self.deadline = shared.now + shared.timeouts.keepalive
-            shared.connections_waiting_for_client[self] = None
-            if self._input:
-                self._parse_later()
-            self.watch()
+            self.close()
+            return
+        if self.state == WRITING:
+            self._note_activity()
+        self.watch(POLLOUT)
 
     def _note_activity(self) -> None:
-        """Note that the client is active. If the worker is full, the loop closes the longest inactive connection."""
-        waiting = self._shared.connections_waiting_for_client
+        """Note that the client is active. If the worker is full, the loop closes an inactive connection."""
+        waiting = self._group.waiting
         waiting.pop(self, None)
         waiting[self] = None
 
@@ -364,10 +454,9 @@ class Connection:
 
     def _linger(self) -> None:
         shared = self._shared
-        self.state = CLOSING
-        self._note_activity()
         self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
-        self.deadline = min(shared.now + _LINGER_SECONDS, self._linger_until)
+        self._enter(CLOSING, min(_LINGER_SECONDS, self._linger_until - shared.now))
+        self._note_activity()
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

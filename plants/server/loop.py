@@ -1,4 +1,12 @@
-"""The event loop: it serves all connections of a worker process. None of them can block another or make it fail."""
+"""The event loop: it serves all connections of a worker process. None of them can block another or make it fail.
+
+``run`` repeats one iteration, in one thread: wait for events; accept, and read from every connection that is ready;
+call the application, or pass requests to threads; send the responses; now and then check the deadlines. Each kind of
+work in an iteration is bounded: one step for each connection, in which it reads and parses little; 0.1 s of calls; some
+hundreds of new connections. So a client never waits for more than the work of one iteration. Whatever the loop does for
+one connection it does in ``step``, and a failure there closes only this connection. A signal handler may call
+``stop``, and only the loop's thread may call everything else.
+"""
 
 import os
 import resource
@@ -8,26 +16,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import nlargest
-from operator import attrgetter
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
+from plants.server.bounds import PLACES, Places, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
-from plants.server.request import HEAD_BYTES, Environ, HTTPError, Limits, Listener, Timeouts
+from plants.server.request import Environ, HTTPError, Limits, Listener, Timeouts
 from plants.server.service import Service
-from plants.server.threads import Calls, Completed, Job, current_request, is_current, is_large
+from plants.server.threads import Caller, Completed, Job, Threads, current_request, is_current
 from plants.server.tls import TLS
 
-# After this much work of one kind, the loop goes on to the next kind, so that a burst cannot delay other clients.
-_MAX_ACCEPTS_PER_ITERATION: Final = 16
-# A stage of an iteration handles up to this many events, then calls the applications for them, then responds. Also, at
-# most this many connections are shed at a time.
-_MAX_STEPS_PER_STAGE: Final = 64
-_MAX_UNFINISHED_PER_ITERATION: Final = 32
+_MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
-_SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines; also the time limit for the calls of one stage
-_MAX_BUFFERED_BODIES: Final = 64  # of the largest size; if the connections buffer more in total, some are shed
+_MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
+# A request with a larger body, or whose body exceeds the total for an iteration, is called in a thread of its own. Tiny
+# bodies are called at once in any case, because thousands of them cost less than one large body.
+_LARGE_BODY_BYTES: Final = 32_768
+_MAX_BODY_BYTES_PER_ITERATION: Final = 262_144
+_TINY_BODY_BYTES: Final = 1024
+_SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
+_REPORT_SECONDS: Final = 10.0  # between two warnings that the worker is full
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
@@ -36,7 +44,7 @@ class Config(NamedTuple):
 
     ``base_environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
     ``threads`` 0, the loop calls the applications, which must not block. Otherwise ``threads`` threads call them, each
-    for up to ``max_batch`` requests at a time.
+    for up to ``max_batch`` requests at a time. In both cases, one more thread calls them for large bodies.
     """
 
     limits: Limits
@@ -47,6 +55,7 @@ class Config(NamedTuple):
     max_requests: int
     threads: int
     max_batch: int
+    places: int = PLACES
 
 
 class Loop:
@@ -67,22 +76,24 @@ class Loop:
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
         self._max_connections = _allow_descriptors(config.max_connections)
+        if self._max_connections < config.max_connections:
+            log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
         # The classes of the module selectors would run Python code for each event. A system without epoll has poll,
-        # which has the same methods but takes milliseconds, and is slower with many connections.
-        has_epoll = hasattr(select, "epoll")
-        self._poll_unit: float = 1.0 if has_epoll else 1000.0
-        poll: Any = select.epoll() if has_epoll else select.poll()
-        self.shared = Shared(poll, service, config.limits, config.timeouts)
+        # which has nearly the same methods, and is slower with many connections.
+        self._has_epoll = hasattr(select, "epoll")
+        poll: Any = select.epoll() if self._has_epoll else select.poll()
+        self.shared = Shared(poll, service, config.limits, config.timeouts, Places(config.places))
         self.shared.now = time.monotonic()
-        self._max_buffered_bytes = _MAX_BUFFERED_BODIES * max(config.limits.body_bytes, HEAD_BYTES)
-        self._buffered_bytes = 0
-        self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop
-        self._large_loop_jobs: deque[Job] = deque()
+        self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
+        self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes
         self._has_threads = config.threads > 0
-        self._calls = Calls(service, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
+        self._caller = Caller(service, log)
+        self._threads = Threads(self._caller, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
         self._on_sweep: Callable[[], None] | None = None
         self._sweep_at = 0.0
+        self._report_at = 0.0
+        self._evicted = self._refused = 0
         self._listening = False
         self._stopping_at_once = False
         self._base_environ: Environ = {
@@ -94,7 +105,7 @@ class Loop:
             # the application for all requests of a batch before it iterates over the first response.
             "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
-            "wsgi.multithread": self._has_threads,
+            "wsgi.multithread": True,
             "wsgi.run_once": False,
             "wsgi.url_scheme": "https" if config.tls else "http",
             "wsgi.version": (1, 0),
@@ -140,61 +151,66 @@ class Loop:
     def run_once(self) -> None:
         """Run one iteration."""
         shared = self.shared
+        for descriptor, _ in self._events():
+            handler = shared.handlers.get(descriptor)  # None if an earlier step of this iteration has closed it
+            if isinstance(handler, Connection):
+                self.step(handler, handler.ready)
+            elif handler:
+                handler()
         unfinished = shared.unfinished_connections
-        has_more = unfinished or self._loop_jobs or self._large_loop_jobs or self._calls.can_start()
-        timeout = 0.0 if has_more else max(0.0, self._sweep_at - time.monotonic())
-        events = shared.poll.poll(timeout * self._poll_unit)
-        shared.now = time.monotonic()
-        for start in range(0, max(1, len(events)), _MAX_STEPS_PER_STAGE):
-            for descriptor, _ in events[start : start + _MAX_STEPS_PER_STAGE]:
-                handler = shared.handlers.get(descriptor)  # None if an earlier step of this iteration has closed it
-                if isinstance(handler, Connection):
-                    self._step(handler, handler.ready)
-                elif handler:
-                    handler()
-            self._call_in_loop()
-            if self._buffered_bytes > self._max_buffered_bytes:
-                self._free_memory()
-        if unfinished:
-            for _ in range(min(len(unfinished), _MAX_UNFINISHED_PER_ITERATION)):
-                connection = unfinished.popleft()
-                self._step(connection, connection.parse_more)
-            self._call_in_loop()
-        if self._has_threads:
-            for connection, request, response in self._calls.completed():
-                self._step(connection, connection.respond, request, response)
-            self._calls.start_batches(shared.now)
+        for _ in range(len(unfinished)):
+            connection = unfinished.popleft()
+            self.step(connection, connection.continue_reading)
+        self._dispatch()
+        self._call_in_loop()
+        for connection, request, response in self._threads.completed():
+            self.step(connection, connection.respond, request, response)
+        self._threads.start_batches(shared.now)
         if shared.now >= self._sweep_at:
             self._sweep()
         self._service.after_iteration()
 
-    def _step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
-        """Run one step of one connection, and update the memory count. A failure closes only this connection."""
+    def _events(self) -> list[tuple[int, int]]:
+        """Wait until there is something to do; return the descriptors that are ready, and their events."""
+        shared = self.shared
+        has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs or self._threads.can_start()
+        timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
+        # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
+        events: list[tuple[int, int]] = (
+            shared.poll.poll(timeout, self._max_connections + _OTHER_DESCRIPTORS)
+            if self._has_epoll
+            else shared.poll.poll(timeout * 1000)
+        )
+        shared.now = time.monotonic()
+        return events
+
+    def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
+        """Run one step for one connection. If it fails, close only this connection."""
         try:
             step(*args)
         except OSError:  # The client has gone.
             connection.close()
         except Exception:
-            self._fail(connection)
-        buffered = connection.buffered_bytes()
-        if buffered != connection.counted_bytes:
-            self._buffered_bytes += buffered - connection.counted_bytes
-            connection.counted_bytes = buffered
-
-    def _fail(self, connection: Connection) -> None:
-        self._log.exception("a connection failed and is closed")
-        connection.close()
+            self._log.exception("a connection failed and is closed")
+            connection.close()
 
     def _dispatch(self) -> None:
-        """Queue the complete requests for the loop or for a thread."""
+        """Pass the complete requests to the loop's queues or to threads."""
         ready = self.shared.ready_requests
+        waiting = self._threads.queued_jobs if self._has_threads else self._loop_jobs
+        total = 0
         for job in ready:
+            size = len(job[1].body.content)
             if job[1].path in self._non_blocking_paths:
-                self._loop_jobs.appendleft(job)  # It does not block, so it need not wait behind slower requests.
-            elif self._has_threads:
-                (self._calls.queued_large_jobs if is_large(job) else self._calls.queued_jobs).append(job)
+                self._probe_jobs.append(job)
+            # A thread of its own calls the application if
+            # 1. the body is large, or
+            # 2. the bodies of this iteration are large together, and this one has a share in that.
+            elif size > _LARGE_BODY_BYTES or (size > _TINY_BODY_BYTES and total + size > _MAX_BODY_BYTES_PER_ITERATION):
+                self._threads.call_alone(job)
             else:
-                (self._large_loop_jobs if is_large(job) else self._loop_jobs).append(job)
+                total += size
+                waiting.append(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
@@ -202,29 +218,22 @@ class Loop:
         ready.clear()
 
     def _call_in_loop(self) -> None:
-        # Run a stage in three phases (receive, call, respond), so that the code of each phase stays in the CPU cache.
-        # Also, a response wakes its client, which may preempt this process. Sending all in a row makes this rarer.
-        self._dispatch()
-        if not (self._loop_jobs or self._large_loop_jobs):
+        # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
+        # which may preempt this process. Sending all in a row makes this rarer.
+        if not (self._probe_jobs or self._loop_jobs):
             return
-        until = time.monotonic() + _SWEEP_SECONDS
+        until = time.monotonic() + _MAX_CALL_SECONDS
         completed: list[Completed] = []
-        while (waiting := self._loop_jobs or self._large_loop_jobs) and time.monotonic() < until:
+        while (waiting := self._probe_jobs or self._loop_jobs) and time.monotonic() < until:
             job = waiting.popleft()
             if is_current(job):
-                try:
-                    completed.append((job[0], job[1], self._calls.call(job[1])))
-                except Exception:
-                    self._fail(job[0])
+                self.step(job[0], self._call, job, completed)
         current_request.set(None)
         for connection, request, response in completed:
-            self._step(connection, connection.respond, request, response)
+            self.step(connection, connection.respond, request, response)
 
-    def _free_memory(self) -> None:
-        sheddable = [connection for connection in self.shared.connections if connection.state != RESPONDING]
-        for connection in nlargest(_MAX_STEPS_PER_STAGE, sheddable, key=attrgetter("counted_bytes")):
-            if self._buffered_bytes > self._max_buffered_bytes and connection.counted_bytes:
-                self._step(connection, connection.shed)
+    def _call(self, job: Job, completed: list[Completed]) -> None:
+        completed.append((job[0], job[1], self._caller.call(job[1])))
 
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.
@@ -235,12 +244,27 @@ class Loop:
             self._listen(True)
         else:
             for connection in list(shared.connections):
-                self._step(connection, partial(connection.stop, at_once=self._stopping_at_once))
+                self.step(connection, partial(connection.stop, at_once=self._stopping_at_once))
         expired = [connection for connection in shared.connections if connection.deadline <= shared.now]
         for connection in expired[:_MAX_EXPIRED_PER_ITERATION]:
-            self._step(connection, connection.expire)
+            self.step(connection, connection.expire)
         if len(expired) <= _MAX_EXPIRED_PER_ITERATION:
             self._sweep_at = shared.now + _SWEEP_SECONDS
+        self._report_overload()
+
+    def _report_overload(self) -> None:
+        """Log at times how many clients were turned away because the worker is full."""
+        places = self.shared.places
+        if self.shared.now >= self._report_at and (self._evicted or self._refused or places.refused):
+            self._report_at = self.shared.now + _REPORT_SECONDS
+            self._log.warning(
+                "the worker is full: %d connections were closed to make room, %d were refused, "
+                "and %d large bodies or responses had no place",
+                self._evicted,
+                self._refused,
+                places.refused,
+            )
+            self._evicted = self._refused = places.refused = 0
 
     def _listen(self, listening: bool) -> None:
         if listening == self._listening:
@@ -261,20 +285,28 @@ class Loop:
                 self._log.warning("cannot accept connections for now: %s", error)
                 self._listen(False)
                 return
-            full = len(self.shared.connections) >= self._max_connections + listener.reserved_connections
-            if full and self.shared.connections_waiting_for_client:
-                longest_inactive = next(iter(self.shared.connections_waiting_for_client))
-                self._step(longest_inactive, longest_inactive.close)
-                full = False
+            has_room = self._make_room(listener, peer[0] if isinstance(peer, tuple) else "")
             try:
                 sock.setblocking(False)
                 connection = self.connect(listener, sock, peer)
             except OSError:  # The client has gone.
                 sock.close()
                 continue
-            if full:
-                self._step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
-                self._step(connection, connection.close)
+            if not has_room:
+                self._refused += 1
+                self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
+                self.step(connection, connection.close)
+
+    def _make_room(self, listener: Listener, host: str) -> bool:
+        """Return whether there is room for a new connection, if necessary after closing another one."""
+        if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
+            return True
+        connection: Connection | None = self.shared.clients.to_evict(network_of(host))
+        if connection is None:
+            return False
+        self._evicted += 1
+        self.step(connection, connection.close)
+        return True
 
     def connect(self, listener: Listener, sock: socket.socket, peer: Any) -> Connection:
         """Serve a client on a connected, non-blocking socket; ``peer`` is its address."""
@@ -284,9 +316,9 @@ class Loop:
             environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
         if isinstance(server, tuple):
             environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
-        connection = Connection(self.shared, listener, sock, environ, TLS(self._tls) if self._tls else None)
-        self.shared.connections.add(connection)
-        self._step(connection, connection.watch)
+        tls = TLS(self._tls) if self._tls else None
+        connection = Connection(self.shared, listener, sock, environ, tls)
+        self.step(connection, connection.watch)
         return connection
 
 
@@ -294,6 +326,8 @@ def _allow_descriptors(connections: int) -> int:
     """Raise the limit of descriptors if necessary and allowed; return the possible number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_DESCRIPTORS
-    soft = max(soft, needed if hard == resource.RLIM_INFINITY else min(needed, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:  # RLIM_INFINITY is -1.
+        return connections
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return max(1, min(connections, soft - _OTHER_DESCRIPTORS))

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 Environ = dict[str, Any]
 WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 
-HEAD_BYTES: Final = 65536
+HEAD_BYTES: Final = 16_384  # all of it, and all trailers
+_MAX_LIST_ELEMENTS: Final = 32  # of Connection and Transfer-Encoding
 _CHUNK_LINE_BYTES: Final = 4096
 # A client with tiny chunks must not delay other clients.
 _MAX_CHUNKS_PER_STEP: Final = 64
@@ -48,6 +49,7 @@ _environ_keys: Final[dict[str, str]] = {}
 _MAX_CACHED_NAMES: Final = 512
 _MAX_CACHED_NAME_LENGTH: Final = 64
 _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are too large.")
+_TOO_MANY_ELEMENTS: Final = (431, "A header field has too many elements.")
 _ONLY_CHUNKED: Final = (501, "The only supported transfer coding is chunked.")
 
 
@@ -186,7 +188,8 @@ class Request:
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
     ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
-    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response.
+    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. ``admitted`` is
+    set once the rest of the body may arrive. The service sets ``trusted`` if the client has shown valid credentials.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:
@@ -202,6 +205,32 @@ class Request:
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
         self.extra_headers: bytes = b""
+        self.admitted: bool = False
+        self.trusted: bool = False
+        self._permits: list[None] = [None]
+
+    def claim(self) -> bool:
+        """Return whether the application may be called; True at most once, and never after ``cancel``.
+
+        Any thread may call this. Removing an element from a list is atomic.
+        """
+        try:
+            self._permits.pop()
+        except IndexError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Drop the body, and prevent a call of the application that has not begun."""
+        self._permits.clear()
+        self.body = NO_BODY
+
+    def drop_body(self) -> None:
+        """Continue as if the request had no body, and end the connection with the response."""
+        self.body = NO_BODY
+        self.environ.pop("CONTENT_LENGTH", None)
+        self.awaits_continue = False
+        self.keep_alive = False
 
     def parse_head(self, head: str, limits: Limits) -> None:
         """Parse a complete head, with its empty line.
@@ -236,7 +265,7 @@ class Request:
         environ = self.environ
         self.keep_alive = is_1_1
         if "HTTP_CONNECTION" in environ:
-            options = {option.strip() for option in environ["HTTP_CONNECTION"].lower().split(",")}
+            options = {option.strip() for option in _elements(environ["HTTP_CONNECTION"])}
             self.keep_alive = "close" not in options and (is_1_1 or "keep-alive" in options)
         if environ["REQUEST_METHOD"] == "CONNECT":
             self.keep_alive = False  # The bytes after it may belong to a tunnel.
@@ -272,7 +301,7 @@ class Request:
                 raise HTTPError(400)
             self.body = SizedBody(int(length))
         if "HTTP_TRANSFER_ENCODING" in environ:
-            codings = [coding.strip(" \t") for coding in environ.pop("HTTP_TRANSFER_ENCODING").lower().split(",")]
+            codings = [coding.strip(" \t") for coding in _elements(environ.pop("HTTP_TRANSFER_ENCODING"))]
             if not _CODINGS.issuperset(codings):
                 raise HTTPError(*_ONLY_CHUNKED)
             # RFC 9112, sections 6.1 and 6.3: the end of the body is ambiguous if there is also a length, if the request
@@ -287,6 +316,13 @@ class Request:
             if expectation.lower() != "100-continue":
                 raise HTTPError(417, "The only supported expectation is 100-continue.")
             self.awaits_continue = is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
+
+
+def _elements(value: str) -> list[str]:
+    elements = value.lower().split(",", _MAX_LIST_ELEMENTS)
+    if len(elements) > _MAX_LIST_ELEMENTS:
+        raise HTTPError(*_TOO_MANY_ELEMENTS)
+    return elements
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:

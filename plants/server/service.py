@@ -13,9 +13,18 @@ class Service:
 
     # The application responds to requests for these paths without blocking, so they need no thread.
     non_blocking_paths: frozenset[str] = frozenset()
+    # The application checks Content-Length itself. Otherwise the server responds to a body above its limit with 413.
+    checks_body_size: bool = False
 
     def after_head(self, request: Request) -> None:
         """Handle a request whose head was parsed or rejected; called once for each request."""
+
+    def before_body(self, request: Request) -> Response | None:
+        """Decide whether the body of a request may arrive; called once, if it has not come completely with its head.
+
+        Return the response to send instead, or None. In both cases this may set ``request.trusted``; in the second one
+        it may also call ``request.drop_body()``.
+        """
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return the response to a rejected request, or to a request whose application failed (500)."""
@@ -25,7 +34,7 @@ class Service:
         return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Handle a response before it is sent."""
+        """Handle a response before it is sent; this may set ``request.trusted``."""
 
     def after_iteration(self) -> None:
         """Do work after an event-loop iteration, when its responses have been sent."""

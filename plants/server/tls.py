@@ -1,21 +1,34 @@
 """TLS for one connection: ciphertext in, plaintext out. It owns no socket.
 
 ``SSLSocket.recv`` does not return while records without application data arrive faster than OpenSSL processes them, so
-one client could hold the event loop. Here OpenSSL sees only the bytes that one step has received.
+one client could hold the event loop. Here OpenSSL sees only complete records, and few of them in one step.
 """
 
 import contextlib
-from ssl import OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
+from ssl import (
+    CERT_NONE,
+    OP_NO_RENEGOTIATION,
+    MemoryBIO,
+    SSLContext,
+    SSLError,
+    SSLObject,
+    SSLWantReadError,
+    TLSVersion,
+)
 from typing import Any, Final
 
-# The most ciphertext per ``receive``. Almost any record fits, and even many small ones are decrypted in milliseconds.
-READ_BYTES: Final = 16384
-_MAX_RECORD_BYTES = 16384  # of plaintext (RFC 8446, section 5.1)
-# The most that a client may send besides application data. OpenSSL accepts chains of certificates of up to 100 KiB.
-MAX_OVERHEAD_BYTES: Final = 131072
-# Each record with application data reduces the client's overhead by this much, but not below 0. This allows for padding
-# (RFC 8446, section 5.4) and an occasional KeyUpdate.
-OVERHEAD_BYTES_PER_RECORD: Final = 4096
+READ_BYTES: Final = 16384  # the most ciphertext per ``receive``
+MAX_RECORDS_PER_STEP: Final = 64
+_HEADER_BYTES: Final = 5
+_MAX_RECORD_BYTES: Final = 16384  # of plaintext (RFC 8446, section 5.1)
+_LARGEST_RECORD_BYTES: Final = _MAX_RECORD_BYTES + 2048  # of ciphertext, without its header (RFC 5246, section 6.2.3)
+_RECORD_TYPES: Final = b"\x14\x15\x16\x17"
+# What a client may send before the handshake is complete. Chains of certificates are larger.
+HANDSHAKE_BYTES: Final = 16_384
+HANDSHAKE_BYTES_WITH_CERTIFICATE: Final = 49_152
+# A client may send this many records without application data, and a hundred more for each record that has some.
+MAX_EMPTY_RECORDS: Final = 4096
+EMPTY_RECORDS_PER_RECORD: Final = 100
 
 
 def restricted(context: Any) -> SSLContext:
@@ -40,20 +53,32 @@ class TLS:
     def __init__(self, context: SSLContext) -> None:
         self.established: bool = False  # The handshake is complete.
         self.closed: bool = False  # The client has sent close_notify: no more data will follow.
+        self.has_more: bool = False  # Complete records are left for the next step.
         self._incoming = MemoryBIO()
         self._outgoing = MemoryBIO()
         self._ssl: SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._overhead = 0
+        self._handshake_bytes_left: int = (
+            HANDSHAKE_BYTES if context.verify_mode == CERT_NONE else HANDSHAKE_BYTES_WITH_CERTIFICATE
+        )
+        self._empty_records: int = 0
+        self._ciphertext: bytes = b""  # not passed to OpenSSL yet: an incomplete record, or what follows a full step
 
     def receive(self, ciphertext: bytes) -> bytes:
-        """Decrypt at most ``READ_BYTES`` of ciphertext, and return the plaintext of the records that are now complete.
+        """Decrypt a limited number of records, and return the plaintext of those that are complete now.
+
+        If ``has_more`` is set then, call this again, without new ciphertext.
 
         :raises SSLError: the handshake failed, a record is invalid, or too much came without application data.
         """
+        if self.closed:
+            self._ciphertext = b""
+            self.has_more = False
+            return b""
+        count = self._pass_records(self._ciphertext + ciphertext if self._ciphertext else ciphertext)
         records: list[bytes] = []
-        self._incoming.write(ciphertext)
         with contextlib.suppress(SSLWantReadError):
             if not self.established:
+                self._handshake_bytes_left -= len(ciphertext)
                 self._ssl.do_handshake()
                 self.established = True
             while self._incoming.pending and not self.closed:
@@ -61,12 +86,30 @@ class TLS:
                     records.append(data)
                 else:
                     self.closed = True
-        plaintext = records[0] if len(records) == 1 else b"".join(records)
-        overhead = self._overhead + len(ciphertext) - len(plaintext) - len(records) * OVERHEAD_BYTES_PER_RECORD
-        if overhead > MAX_OVERHEAD_BYTES:
-            raise SSLError("too many bytes without application data")
-        self._overhead = max(0, overhead)
-        return plaintext
+        if not self.established and self._handshake_bytes_left < 0:
+            raise SSLError("the handshake is too large")
+        self._empty_records = max(0, self._empty_records + count - len(records) * (EMPTY_RECORDS_PER_RECORD + 1))
+        if self._empty_records > MAX_EMPTY_RECORDS:
+            raise SSLError("too many records without application data")
+        return records[0] if len(records) == 1 else b"".join(records)
+
+    def _pass_records(self, data: bytes) -> int:
+        """Pass the first complete records to OpenSSL, keep the rest of the data, and return the number of records."""
+        count = end = 0
+        while count < MAX_RECORDS_PER_STEP and end + _HEADER_BYTES <= len(data):
+            size = data[end + 3] << 8 | data[end + 4]
+            if data[end] in _RECORD_TYPES and size <= _LARGEST_RECORD_BYTES:
+                record_end = end + _HEADER_BYTES + size
+            else:
+                record_end = len(data)  # This is not TLS. OpenSSL rejects it, with the right alert.
+            if record_end > len(data):
+                break
+            end = record_end
+            count += 1
+        self._incoming.write(data[:end])
+        self._ciphertext = data[end:]
+        self.has_more = count == MAX_RECORDS_PER_STEP and end < len(data)
+        return count
 
     def send(self, plaintext: bytes | memoryview) -> None:
         """Encrypt data for the client."""
@@ -74,7 +117,7 @@ class TLS:
 
     def close(self) -> None:
         """If the handshake is complete, send close_notify, and do not wait for the client's."""
-        # ``unwrap`` also reads, but not for long, because ``receive`` has left at most one incomplete record.
+        # ``unwrap`` also reads, but not for long, because ``receive`` passes few records on, and each of them whole.
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()
 

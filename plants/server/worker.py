@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Sequence
 from ssl import SSLContext
 from types import FrameType
@@ -27,6 +28,9 @@ _UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 262_144
+# A thread that parses a large body holds the interpreter for this long while the event loop waits for it. With Python's
+# default of 5 ms, small requests would take ten times as long beside large ones.
+_SWITCH_SECONDS = 0.0005
 
 _tls_contexts: WeakKeyDictionary[Any, SSLContext] = WeakKeyDictionary()
 
@@ -79,6 +83,7 @@ class Worker(base.Worker):
         super().load_wsgi()
         with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
         for name, setting in cfg.settings.items():
             if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():

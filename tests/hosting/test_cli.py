@@ -622,7 +622,7 @@ def test_a_blocking_store_gets_a_thread_even_if_threads_is_1(tmp_path: Path) -> 
     (tmp_path / "threaded.py").write_text(
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [])\n"
-        "    return [str(environ['wsgi.multithread']).encode()]\n"
+        "    return [str(environ['server.deferred_response']).encode()]\n"
     )
     for store, is_threaded in (("memory:", b"False"), (f"sqlite:///{tmp_path}/plants.db", b"True")):
         with serving("--threads=1", command=[*SERVE, "threaded:app"], cwd=tmp_path, PLANTS_STORE=store) as service:

@@ -79,6 +79,35 @@ def test_a_write_to_a_full_disk_does_not_raise(pipe: Pipe) -> None:
         pipe.output.write(LINE)
 
 
+def reject(*_: object) -> int:
+    raise BlockingIOError
+
+
+def test_a_descriptor_that_is_ready_but_rejects_every_write_ends_the_wait(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So do some file systems (XFS, btrfs) with RWF_NOWAIT.
+    with monkeypatch.context() as rejecting:
+        rejecting.setattr(os, "pwritev", reject)
+        rejecting.setattr(os, "write", reject)
+        pipe.output.write(LINE)
+    pipe.output.write("next\n")
+    assert pipe.read() == "1 dropped\nnext\n"
+
+
+def test_a_write_to_a_file_uses_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwritev", reject)
+    with (tmp_path / "log").open("w") as file:
+        Output(file.fileno(), report).write(LINE)
+    assert (tmp_path / "log").read_text() == LINE
+
+
+def test_a_closed_descriptor_drops_its_lines(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        descriptor = file.fileno()
+    Output(descriptor, report).write(LINE)
+
+
 def test_every_line_is_written_to_a_file(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         log = Output(file.fileno(), report)

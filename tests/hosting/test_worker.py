@@ -113,7 +113,7 @@ def test_the_response_to_a_rejected_request_has_its_request_id(service: Service)
 
 
 def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
-    head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+    head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer correct-horse\r\nContent-Length: 9\r\n\r\n"
     with serving(PLANTS_REQUEST_TIMEOUT="1") as service:
         clients = [client_of(service).send(head[:length]) for length in (0, 19, len(head))]
         for client, request in zip(clients, [("", ""), ("", ""), ("POST", "/plants")], strict=True):

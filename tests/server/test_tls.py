@@ -12,7 +12,14 @@ import pytest
 from gunicorn.config import Config
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
-from plants.server.tls import MAX_OVERHEAD_BYTES, OVERHEAD_BYTES_PER_RECORD, READ_BYTES, TLS, restricted
+from plants.server.tls import (
+    EMPTY_RECORDS_PER_RECORD,
+    HANDSHAKE_BYTES,
+    MAX_EMPTY_RECORDS,
+    READ_BYTES,
+    TLS,
+    restricted,
+)
 from plants.server.worker import tls_context
 from tests.support.loop_driver import Driver
 from tests.support.tls_client import Records12, Records13, TLSClient, make_certificate, trusting
@@ -42,7 +49,12 @@ def tls(context: ssl.SSLContext) -> TLS:
 
 def receive(tls: TLS, ciphertext: bytes, step: int = READ_BYTES) -> bytes:
     """Pass ciphertext to the server as the event loop does, step by step."""
-    return b"".join(tls.receive(ciphertext[start : start + step]) for start in range(0, len(ciphertext), step))
+    data = b""
+    for start in range(0, len(ciphertext), step):
+        data += tls.receive(ciphertext[start : start + step])
+        while tls.has_more:
+            data += tls.receive(b"")
+    return data
 
 
 def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> TLSClient:
@@ -99,7 +111,7 @@ def test_large_records_are_received_and_sent(tls: TLS, version: ssl.TLSVersion) 
 def test_many_records_in_one_step_are_all_returned(tls: TLS, version: ssl.TLSVersion) -> None:
     client = connect(tls, trusting(version))
     pieces = [b"%03d" % number for number in range(100)]
-    assert tls.receive(b"".join(map(client.encrypt, pieces))) == b"".join(pieces)
+    assert receive(tls, b"".join(map(client.encrypt, pieces))) == b"".join(pieces)
 
 
 def test_data_sent_with_the_end_of_the_handshake_is_returned(tls: TLS) -> None:
@@ -192,24 +204,24 @@ def test_a_required_client_certificate_is_verified(
 
 def test_a_flood_of_key_updates_is_bounded(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
-    flood = b"".join(records.key_update() for _ in range(3 * MAX_OVERHEAD_BYTES // 27))
+    flood = b"".join(records.key_update() for _ in range(2 * MAX_EMPTY_RECORDS))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server answers each KeyUpdate with one.
+    assert len(tls.data_to_send()) <= 40 * MAX_EMPTY_RECORDS  # The server answers each KeyUpdate with one.
 
 
 def test_a_flood_of_client_hellos_is_bounded(tls: TLS, tmp_path: Path) -> None:
     records = records12(tls, tmp_path)
-    flood = b"".join(records.client_hello() for _ in range(3 * MAX_OVERHEAD_BYTES // 33))
+    flood = b"".join(records.client_hello() for _ in range(2 * MAX_EMPTY_RECORDS))
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, flood)
-    assert len(tls.data_to_send()) <= MAX_OVERHEAD_BYTES + READ_BYTES  # The server sends an alert for each hello.
+    assert len(tls.data_to_send()) <= 40 * MAX_EMPTY_RECORDS  # The server sends an alert for each hello.
 
 
 def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
-    key_updates = 2 * OVERHEAD_BYTES_PER_RECORD // 27
-    rounds = MAX_OVERHEAD_BYTES // OVERHEAD_BYTES_PER_RECORD + 10
+    key_updates = 2 * EMPTY_RECORDS_PER_RECORD
+    rounds = MAX_EMPTY_RECORDS // EMPTY_RECORDS_PER_RECORD + 10
     flood = [records.data(b"x") + b"".join(records.key_update() for _ in range(key_updates)) for _ in range(rounds)]
     with pytest.raises(ssl.SSLError, match="without application data"):
         receive(tls, b"".join(flood))
@@ -218,14 +230,14 @@ def test_a_flood_with_little_data_in_between_is_bounded(tls: TLS, tmp_path: Path
 def test_an_endless_handshake_is_bounded(tls: TLS) -> None:
     # The client hello announces 64 KiB. 60,000 of these bytes follow, each in a record of its own.
     client_hello = b"\x16\x03\x01\x00\x04\x01\x01\x00\x00"
-    with pytest.raises(ssl.SSLError, match="without application data"):
+    with pytest.raises(ssl.SSLError, match="handshake is too large"):
         receive(tls, client_hello + 60_000 * b"\x16\x03\x01\x00\x01x")
 
 
 def test_100_key_updates_per_data_record_are_allowed(tls: TLS, tmp_path: Path) -> None:
     records = records13(tls, tmp_path)
-    for _ in range(MAX_OVERHEAD_BYTES // 2000):
-        assert tls.receive(b"".join(records.key_update() for _ in range(100)) + records.data(b"x")) == b"x"
+    for _ in range(2 * MAX_EMPTY_RECORDS // 100):
+        assert receive(tls, b"".join(records.key_update() for _ in range(100)) + records.data(b"x")) == b"x"
 
 
 def test_many_small_records_do_not_close_a_connection(tls: TLS, tmp_path: Path) -> None:
@@ -312,7 +324,7 @@ def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
 
 @pytest.fixture
 def driver(context: ssl.SSLContext) -> Iterator[Driver]:
-    driver = Driver(tls=context, app=respond)
+    driver = Driver(tls=context, app=respond, max_body_bytes=100_000)
     yield driver
     driver.end()
 
@@ -368,7 +380,8 @@ def test_requests_share_a_connection(peers: Peers, version: ssl.TLSVersion) -> N
     assert peer.connection.state == OPEN
     for _ in range(2):
         assert peer.request(GET).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert peer.request(GET + GET).count(b"HTTP/1.1 200 OK\r\n") == 2
+    data = peer.request(GET + GET) + peer.client.decrypt(peer.exchange(b""))
+    assert data.count(b"HTTP/1.1 200 OK\r\n") == 2
     assert peer.connection.state == IDLE
 
 
@@ -379,12 +392,12 @@ def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> Non
         sock.sendall(client.step())
         driver.run_once()
         end_of_handshake = client.step(sock.recv(READ_BYTES))
-        request = GET.replace(b"\r\n\r\n", 3 * (b"\r\nX-A: " + b"a" * 8000) + b"\r\n\r\n")
+        request = POST.replace(b": 9\r\n", b": 30000\r\n") + b"x" * 30_000
         records = [client.encrypt(request[start : start + 1000]) for start in range(0, len(request), 1000)]
         assert len(request) > READ_BYTES
         sock.sendall(end_of_handshake + b"".join(records))
-        driver.run_until(lambda: connection.state not in (OPEN, RECEIVING))
-        assert client.decrypt(sock.recv(READ_BYTES)).startswith(b"HTTP/1.1 200 OK\r\n")
+        driver.run_until_state(connection, IDLE)
+        assert client.decrypt(sock.recv(100_000)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @VERSIONS
@@ -392,12 +405,10 @@ def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: 
     peer = peers(trusting(version))
     data = peer.request(GET.replace(b"/late", b"/large"))
     assert peer.connection.state == WRITING
-    assert peer.connection.buffered_bytes() > 0
     while peer.connection.state == WRITING:
         peer.driver.run_once()
         data += peer.client.decrypt(peer.received())
     assert data.endswith(LARGE)
-    assert peer.connection.buffered_bytes() == 0
 
 
 def test_a_client_that_waits_for_100_continue_gets_it(peers: Peers) -> None:
@@ -460,9 +471,8 @@ def test_a_response_to_a_key_update_waits_for_the_client(peers: Peers, data: byt
     for _ in range(3):
         peer.driver.run_once()
     assert peer.connection.state == (WRITING if data else OPEN)
-    assert peer.connection.buffered_bytes() > 0
     received = b""
-    while peer.connection.buffered_bytes() or len(received) <= filled:
+    while peer.connection.state == WRITING or len(received) <= filled:
         received += peer.received()
         peer.driver.run_once()
     assert peer.client.decrypt(received[filled:])[:12] == (b"HTTP/1.1 200" if data else b"")
@@ -484,13 +494,11 @@ def test_a_flood_closes_the_connection(peers: Peers, tmp_path: Path) -> None:
     context.keylog_filename = str(tmp_path / "keys")
     peer = peers(context)
     records = Records13(peer.client.ssl, tmp_path / "keys")
-    sent = 0
-    while peer.connection.state == OPEN:
-        flood = b"".join(records.key_update() for _ in range(100))
-        sent += len(flood)
-        peer.exchange(flood)
+    for _ in range(MAX_EMPTY_RECORDS // 100):
+        assert peer.connection.state == OPEN
+        peer.exchange(b"".join(records.key_update() for _ in range(100)))
+    peer.exchange(b"".join(records.key_update() for _ in range(100)))
     assert peer.connection.state == CLOSED
-    assert MAX_OVERHEAD_BYTES // 2 < sent < MAX_OVERHEAD_BYTES + len(flood)
 
 
 @VERSIONS
@@ -519,14 +527,37 @@ def test_a_close_notify_that_cannot_be_sent_is_dropped(peers: Peers, caplog: pyt
     assert caplog.messages == []
 
 
-def test_one_step_decrypts_a_limited_number_of_bytes(peers: Peers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["data", "key updates"])
+def test_one_step_decrypts_a_limited_number_of_records(peers: Peers, tmp_path: Path, kind: str) -> None:
     context = trusting()
     context.keylog_filename = str(tmp_path / "keys")
     peer = peers(context)
     records = Records13(peer.client.ssl, tmp_path / "keys")
-    peer.sock.sendall(b"".join(records.key_update() for _ in range(2 * READ_BYTES // 27)))
+    updates = 0 if kind == "data" else 200
+    sent = [records.key_update() for _ in range(updates)] + [records.data(GET[i : i + 1]) for i in range(len(GET))]
+    peer.sock.sendall(b"".join(sent) + b"".join(records.data(b"x") for _ in range(200)))
     peer.driver.step(peer.connection, peer.connection.ready)
-    assert peer.connection.sock.recv(1, socket.MSG_PEEK)
+    assert peer.connection in peer.driver.loop.shared.unfinished_connections
+    peer.driver.run_until(lambda: peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 200"))
+
+
+def test_a_handshake_has_a_limited_size(driver: Driver) -> None:
+    client, connection = driver.connect(b"\x16\x03\x01\x40\x00\x01\x00\xff\xf0".ljust(HANDSHAKE_BYTES, b"\0"))
+    driver.run_once()
+    assert connection.state == OPEN
+    client.sendall(bytes(1000))
+    driver.run_until_state(connection, CLOSED)
+
+
+def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) -> None:
+    client, _ = driver.connect()
+    tls = TLSClient(trusting())
+    client.sendall(tls.step())
+    driver.run_until_readable(client)
+    client.sendall(tls.step(client.recv(READ_BYTES)))
+    client.shutdown(socket.SHUT_WR)
+    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.assert_nothing_is_held()
 
 
 def close_notify(peer: Peer) -> None:

@@ -73,13 +73,6 @@ def test_the_environ_describes_the_request(server: Server, client: Client) -> No
     assert environ["server.stopping"] is False
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_wsgi_multithread_is_set_if_there_are_threads(tmp_path: Path) -> None:
-    for threads in (1, 2):
-        with running_worker(tmp_path, f"--threads={threads}") as server:
-            assert environ_of(server.get())["wsgi.multithread"] is (threads > 1)
-
-
 def test_a_header_with_an_underscore_is_dropped(client: Client) -> None:
     environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).response())
     assert not environ.keys() & {"HTTP_X_A", "HTTP_CONTENT_LENGTH", "CONTENT_LENGTH", ""}
@@ -208,13 +201,6 @@ def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> Non
     client.send(request(b"Content-Length: 3000000\r\n", b"/limit", b"POST"))
     client.send(b"x" * 3_000_000)
     assert client.response().status == 413
-
-
-def test_no_byte_of_an_oversized_body_reaches_the_application(client: Client) -> None:
-    client.send(post(b"/echo", b"x" * 1001))
-    response = client.response()
-    assert body_of(response) == ""
-    assert environ_of(response)["CONTENT_LENGTH"] == "1001"
 
 
 def test_write_and_a_returned_list_are_one_response(client: Client) -> None:

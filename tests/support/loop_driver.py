@@ -2,9 +2,10 @@
 
 import logging
 import os
+import select
 import socket
 import ssl
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,34 +31,39 @@ class Driver:
         threads: int = 0,
         max_batch: int = 10,
         max_connections: int = 1000,
+        max_body_bytes: int = 1000,
+        places: int = 4,
+        keepalive: float = 2,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.service = service or Service()
         self.pipe = os.pipe()
-        self.threads = threads
+        self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
-            limits=Limits(8190, 8190, 100, 1000),
-            timeouts=Timeouts(request=60, response=60, keepalive=2),
+            limits=Limits(8190, 8190, 100, max_body_bytes),
+            timeouts=Timeouts(request=60, response=60, keepalive=keepalive),
             base_environ={"wsgi.errors": ErrorLog(LOG.error), "wsgi.multiprocess": False},
             tls=tls,
             max_connections=max_connections,
             max_requests=100_000,
             threads=threads,
             max_batch=max_batch,
+            places=places,
         )
         self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, self.pipe)
 
-    def connect(self) -> tuple[socket.socket, Connection]:
-        """Return a client and its connection."""
+    def connect(self, sent: bytes = b"", host: str = "") -> tuple[socket.socket, Connection]:
+        """Return a client that has sent these bytes, and its connection."""
         client, served = socket.socketpair()
         client.settimeout(60)
         served.setblocking(False)
-        return client, self.loop.connect(self.listener, served, "")
+        client.sendall(sent)
+        self.clients.append(client)
+        return client, self.loop.connect(self.listener, served, (host, 1) if host else "")
 
     def run_once(self) -> None:
-        # If there is no event, the loop waits until the next sweep. Wait at most 10 ms.
-        self.loop._sweep_at = min(self.loop._sweep_at, time.monotonic() + 0.01)
+        os.write(self.pipe[1], b"\0")  # Do not wait for an event.
         self.loop.run_once()
 
     def run_until(self, condition: Callable[[], object]) -> None:
@@ -67,14 +73,59 @@ class Driver:
 
         wait_until(holds)
 
+    def run_until_readable(self, *clients: socket.socket) -> None:
+        self.run_until(lambda: all(is_readable(client) for client in clients))
+
+    def run_until_state(self, connection: Connection, state: str) -> None:
+        self.run_until(lambda: connection.state == state)
+
     def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
-        self.loop._step(connection, step, *args)
+        self.loop.step(connection, step, *args)
+
+    def close_all(self) -> None:
+        for connection in list(self.loop.shared.connections):
+            self.step(connection, connection.close)
+        self.run_once()
+
+    def assert_nothing_is_held(self) -> None:
+        """Check that no connection has left anything behind."""
+        shared = self.loop.shared
+        listeners = {listener.sock.fileno() for listener in self.loop.listeners}
+        assert shared.handlers.keys() - listeners == {self.pipe[0]}
+        assert not shared.connections
+        assert not shared.ready_requests
+        assert not shared.unfinished_connections
+        assert (shared.clients.strangers, shared.clients.trusted) == ({}, {})
+        assert shared.places.in_use() == 0
 
     def end(self) -> None:
-        for connection in list(self.loop.shared.connections):
-            connection.close()
+        self.close_all()
+        self.assert_nothing_is_held()
         self.loop.shared.poll = None  # This closes epoll's descriptor.
-        self.listener.sock.close()
-        # With threads, leave the pipe open: a thread may still write to it after its last batch.
-        for descriptor in () if self.threads else self.pipe:
-            os.close(descriptor)
+        for sock in (self.listener.sock, *self.clients):
+            sock.close()
+        # Leave the pipe open, because a thread may still write to it after its last batch.
+
+
+def is_readable(client: socket.socket) -> bool:
+    return bool(select.select([client], [], [], 0)[0])
+
+
+class GatedApp:
+    """An application that records the path of each call, and does not respond before ``gate`` is set.
+
+    A path that begins with ``/free`` gets its response at once.
+    """
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.calls = threading.Semaphore(0)
+        self.paths: list[str] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        self.paths.append(environ["PATH_INFO"])
+        self.calls.release()
+        if not environ["PATH_INFO"].startswith("/free"):
+            self.gate.wait(60)
+        start_response("200 OK", [])
+        return [b"late"]

@@ -1,0 +1,748 @@
+"""The event loop, iteration by iteration: what one connection does harms no other one, and nothing is left of it."""
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import pytest
+
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES
+from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
+from plants.server.request import HTTPError, Request
+from plants.server.response import Response, make_response
+from plants.server.service import Service
+from tests.support.loop_driver import Driver, GatedApp, is_readable
+
+GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
+
+
+def get(path: str) -> bytes:
+    return GET.replace(b"/late", path.encode())
+
+
+def post(path: str, size: int) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path.encode(), size) + b"x" * size
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.end()
+
+
+# A failure ends one connection
+
+
+class Failing(Service):
+    """A service that raises an exception before each response to /unlogged, and instead of each error response."""
+
+    def before_response(self, request: Request, response: Response) -> None:
+        if request.path == "/unlogged":
+            raise RuntimeError("no log", response.status)
+
+    def error_response(self, error: HTTPError, request: Request) -> Response:
+        raise RuntimeError("no error response", error, request)
+
+
+@pytest.mark.parametrize(("path", "logged"), [("/unlogged", "no log"), ("/fail", "no error response")])
+def test_a_failure_closes_one_connection_only(path: str, logged: str, caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(service=Failing())
+    clients = [driver.connect(get(target))[0] for target in ("/late", path, "/late")]
+    driver.run_until_readable(*clients)
+    assert [client.recv(1000)[:12] for client in clients] == [b"HTTP/1.1 200", b"", b"HTTP/1.1 200"]
+    assert logged in caplog.text
+    driver.end()
+
+
+def test_a_closed_socket_ends_only_its_own_connection(driver: Driver) -> None:
+    (_, connection), (other, _) = driver.connect(GET), driver.connect(GET)
+    connection.sock.close()
+    driver.run_until_readable(other)
+    driver.step(connection, connection.expire)
+    assert connection.state == CLOSED
+    assert other.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_thread_survives_an_error_response_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(service=Failing(), threads=1)
+    for count in (1, 2):
+        _, connection = driver.connect(get("/fail"))
+        while caplog.text.count("the error response failed") < count:
+            driver.run_once()
+        driver.step(connection, connection.expire)
+        assert connection.state == CLOSED
+    driver.end()
+
+
+# Nothing is left of a connection
+
+
+class Admitting(Service):
+    """A service whose clients have shown a token if the path of their request begins with /trusted."""
+
+    non_blocking_paths = frozenset({"/probe"})
+
+    def before_body(self, request: Request) -> Response | None:
+        request.trusted = request.path.startswith("/trusted")
+        if request.path == "/probe":
+            request.drop_body()
+            return None
+        return None if request.trusted else make_response("401 Unauthorized", [], b"no token", is_head=False)
+
+    def before_response(self, request: Request, response: Response) -> None:  # noqa: ARG002
+        request.trusted = request.path.startswith("/trusted")
+
+
+LARGE_BODY = 2 * SMALL_BODY_BYTES
+
+
+def large_response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    start_response("200 OK", [])
+    return [b"x" * (20 * SMALL_RESPONSE_BYTES if environ["PATH_INFO"] == "/trusted/large" else 4)]
+
+
+STATES = {
+    "connected": (b"", OPEN),
+    "in the head": (GET[:-2], RECEIVING),
+    "in a body": (post("/trusted", 900)[:-1], RECEIVING),
+    "in a large body": (post("/trusted", LARGE_BODY)[:-1], RECEIVING),
+    "in a chunk": (b"POST /trusted HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nxx", RECEIVING),
+    "idle": (GET, IDLE),
+    "idle after a large body": (post("/trusted", LARGE_BODY), IDLE),
+    "idle, with the next request": (GET + b"\r", IDLE),
+    "not reading": (get("/trusted/large"), WRITING),
+    "refused": (post("/stranger", 900)[:-1], CLOSING),
+    "rejected": (b"GET\r\n\r\n", CLOSING),
+}
+
+
+@pytest.mark.parametrize(("sent", "state"), STATES.values(), ids=STATES)
+@pytest.mark.parametrize("end", ["close", "expire", "disconnect", "reset", "stop"])
+def test_nothing_is_held_however_a_connection_ends(sent: bytes, state: str, end: str) -> None:
+    driver = Driver(app=large_response, service=Admitting(), max_body_bytes=10**6)
+    client, connection = driver.connect(sent)
+    driver.run_until_state(connection, state)
+    driver.run_once()
+    if end == "expire":
+        driver.step(connection, connection.expire)
+    elif end == "stop":
+        driver.loop.stop(at_once=True)
+    elif end == "reset":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    if end == "close":
+        driver.step(connection, connection.close)
+        driver.step(connection, connection.close)  # Closing it again does nothing.
+    else:
+        client.close()
+    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.run_once()
+    driver.assert_nothing_is_held()
+    driver.end()
+
+
+def test_a_request_in_flight_holds_nothing_after_its_connection_is_closed() -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1, max_body_bytes=10**6)
+    requests = []
+    for sent in (GET, post("/waiting", 900), post("/large", LARGE_BODY)):
+        _, connection = driver.connect(sent)
+        driver.run_until_state(connection, RESPONDING)
+        requests.append(connection.request)
+    assert gated.calls.acquire(timeout=60)
+    driver.close_all()
+    driver.assert_nothing_is_held()
+    assert [len(request.body.content) for request in requests if request] == [0, 0, 0]
+    gated.gate.set()
+    driver.end()
+
+
+def test_each_state_has_its_next_states_only(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    client, connection = driver.connect()
+    response = driver.service.error_response(HTTPError(500), Request(driver.listener, {}, 0.0))
+    connection.request = request = Request(driver.listener, {}, 0.0)
+    driver.step(connection, connection.respond, request, response)
+    assert connection.state == CLOSED
+    assert client.recv(1000) == b""
+    assert "a connection cannot be writing after it was open" in caplog.text
+
+
+# What may be large needs a place
+
+
+def test_a_large_body_without_a_place_is_503_and_the_others_finish() -> None:
+    driver = Driver(max_body_bytes=10**6, places=2)
+    uploads = [driver.connect(post("/limit", LARGE_BODY)[:-1]) for _ in range(3)]
+    driver.run_until(lambda: any(is_readable(client) for client, _ in uploads))
+    driver.run_once()
+    rejected = [client for client, _ in uploads if is_readable(client)]
+    assert [client.recv(1000)[9:12] for client in rejected] == [b"503"]
+    small, _ = driver.connect(POST + b"x" * 900)
+    driver.run_until_readable(small)
+    assert small.recv(1000).startswith(b"HTTP/1.1 200")
+    for client, _ in uploads:
+        if client not in rejected:
+            client.sendall(b"x")
+            driver.run_until_readable(client)
+            assert client.recv(1000).startswith(b"HTTP/1.1 413")  # from the application
+    assert driver.loop.shared.places.in_use() == 0
+    driver.end()
+
+
+def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(app=large_response, places=1)
+    (_, first), (_, second) = driver.connect(get("/trusted/large")), driver.connect(get("/trusted/large"))
+    driver.run_until(lambda: CLOSED in (first.state, second.state))
+    assert {first.state, second.state} == {WRITING, CLOSED}
+    driver.run_until(lambda: "1 large bodies or responses had no place" in caplog.text)
+    driver.end()
+
+
+# The service decides before the body arrives
+
+
+def test_a_stranger_is_refused_before_the_body() -> None:
+    driver = Driver(service=Admitting(), max_body_bytes=10**6)
+    client, connection = driver.connect(post("/stranger", LARGE_BODY)[:-1])
+    driver.run_until_readable(client)
+    response = client.recv(1000)
+    assert response.startswith(b"HTTP/1.1 401")
+    assert b"Connection: close" in response
+    assert connection.state == CLOSING
+    driver.run_once()  # It reads and discards what still arrives.
+    assert connection.request is None
+    driver.end()
+
+
+@pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])
+def test_a_probe_with_an_incomplete_body_gets_its_response_at_once(fields: bytes) -> None:
+    driver = Driver(service=Admitting())
+    client, _ = driver.connect(b"GET /probe HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % fields)
+    driver.run_until_readable(client)
+    response = client.recv(10_000)
+    assert response.startswith(b"HTTP/1.1 200")
+    assert b'"body": ""' in response
+    assert b"CONTENT_LENGTH" not in response
+    assert client.recv(1000) == b""
+    driver.end()
+
+
+def test_a_body_that_comes_with_its_head_is_left_to_the_application() -> None:
+    driver = Driver(service=Admitting())
+    client, _ = driver.connect(post("/stranger", 9))
+    driver.run_until_readable(client)
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
+class Checked(Service):
+    checks_body_size = True
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["sized", "chunked"])
+@pytest.mark.parametrize(("size", "service"), [(1000, Service()), (1001, Service()), (1001, Checked())])
+def test_only_a_body_within_the_limit_reaches_the_application(is_chunked: bool, size: int, service: Service) -> None:
+    driver = Driver(service=service)
+    fields = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"
+    body = f"{size:x}\r\n{'x' * size}\r\n0\r\n\r\n" if is_chunked else "x" * size
+    client, _ = driver.connect(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}".encode())
+    driver.run_until_readable(client)
+    response = client.recv(10_000)
+    if size > 1000 and not service.checks_body_size:
+        assert response.startswith(b"HTTP/1.1 413")
+    else:
+        assert f'"body": "{"x" * size if size <= 1000 else ""}"'.encode() in response
+        assert f'"CONTENT_LENGTH": "{size}"'.encode() in response
+    driver.end()
+
+
+class HeaderPerCall(Service):
+    """A service that adds a header in each call of after_head."""
+
+    def after_head(self, request: Request) -> None:
+        request.extra_headers += b"X-Request-ID: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(GET, b"200"), (b"malformed\r\n\r\n", b"400"), (b"GET /unfinished", b"408"), (POST, b"408")],
+)
+def test_the_hook_after_head_is_called_once_per_request(data: bytes, status: bytes) -> None:
+    driver = Driver(service=HeaderPerCall())
+    client, connection = driver.connect(data)
+    driver.run_once()
+    if connection.state == RECEIVING:
+        driver.step(connection, connection.expire)
+    response = client.recv(1000)
+    assert (response[9:12], response.count(b"X-Request-ID: 1\r\n")) == (status, 1)
+    driver.end()
+
+
+# A full event loop
+
+
+class FullDriver(Driver):
+    """An event loop with room for three connections."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(socket.create_server(("127.0.0.1", 0)), max_connections=3, **options)
+        self.run_once()
+
+    def accept(self, sent: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
+        """Connect a client from this address, send ``sent``, run two iterations, and return the client."""
+        address = self.listener.sock.getsockname()
+        client = socket.create_connection(address, timeout=60, source_address=(host, 0))
+        self.clients.append(client)
+        client.sendall(sent)
+        self.run_once()
+        self.run_once()
+        return client
+
+
+@pytest.fixture
+def full() -> Iterator[FullDriver]:
+    driver = FullDriver(service=Admitting())
+    yield driver
+    driver.end()
+
+
+def test_a_full_loop_closes_the_oldest_incomplete_head(full: FullDriver) -> None:
+    silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
+    byte.sendall(b"O")  # A part of a head does not count as activity.
+    for closed in (silent, byte, half):
+        assert full.accept(GET).recv(1000).startswith(b"HTTP/1.1 200")
+        assert closed.recv(1) == b""
+
+
+def test_a_full_loop_closes_the_longest_idle_connection(full: FullDriver) -> None:
+    clients = [full.accept(GET) for _ in range(3)]
+    first, *others = clients
+    first.sendall(GET)
+    full.run_once()
+    for closed in others:
+        full.accept()
+        assert is_readable(closed)
+    assert first.recv(1000).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_full_loop_closes_a_connection_of_the_address_with_most(full: FullDriver) -> None:
+    honest = full.accept(GET[:-2], "127.0.0.2")
+    for _ in range(5):
+        full.accept(host="127.0.0.3")
+    other = full.accept(GET, "127.0.0.4")
+    assert other.recv(1000).startswith(b"HTTP/1.1 200")
+    honest.sendall(GET[-2:])
+    full.run_once()
+    assert honest.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_full_loop_closes_no_client_with_a_token_in_a_request(full: FullDriver) -> None:
+    upload = full.accept(post("/trusted", 900)[:-1])
+    crowd = [full.accept() for _ in range(5)]
+    assert [bool(client.recv(1) == b"") for client in crowd[:3]] == [True] * 3
+    upload.sendall(b"x")
+    full.run_once()
+    assert upload.recv(10_000).startswith(b"HTTP/1.1 200")
+    # If every connection has a token, the longest idle one of them is closed, but none with a request.
+    uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(2)]
+    full.accept(post("/trusted", 900)[:-1])
+    assert upload.recv(1) == b""
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    assert not any(is_readable(client) for client in uploads)
+
+
+def test_a_full_loop_counts_whom_it_turns_away(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(4):
+        full.accept(post("/trusted", 900)[:-1])
+    full.run_until(lambda: caplog.messages)
+    assert "0 connections were closed to make room, 1 were refused" in caplog.text
+
+
+def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
+    gated = GatedApp()
+    full = FullDriver(app=gated, threads=3)
+    served = [full.accept(GET) for _ in range(3)]
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    full.listener.reserved_connections = 1
+    reserved = full.accept(GET)
+    assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
+    gated.gate.set()
+    full.run_until(lambda: not full.loop.pending_request_count())
+    for client in (*served, reserved):
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    full.end()
+
+
+class ShortOfDescriptors(socket.socket):
+    """A listening socket whose process has no free descriptors while ``short`` is set.
+
+    Once ``short`` is cleared, the first accepted connection fails, as if its client had already disconnected.
+    """
+
+    short = True
+    clients_gone = 1
+
+    def accept(self) -> Any:
+        if self.short:
+            raise OSError(errno.EMFILE, "Too many open files")
+        sock, peer = super().accept()
+        if self.clients_gone:
+            self.clients_gone -= 1
+            sock.close()  # Using it then raises OSError, as if the client had disconnected.
+        return sock, peer
+
+
+def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCaptureFixture) -> None:
+    listener = ShortOfDescriptors(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    driver = Driver(listener)
+    address = listener.getsockname()
+    with closing(socket.create_connection(address)), closing(socket.create_connection(address, 60)) as client:
+        driver.run_until(lambda: caplog.messages)
+        assert listener.fileno() not in driver.loop.shared.handlers
+        assert caplog.messages == ["cannot accept connections for now: [Errno 24] Too many open files"]
+        listener.short = False
+        client.sendall(GET)
+        driver.run_until_readable(client)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
+def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    full = FullDriver()
+    clients = [full.accept() for _ in range(3)]
+    for client in clients:
+        client.sendall(GET)
+    newcomers = [socket.create_connection(full.listener.sock.getsockname(), 60) for _ in range(3)]
+    full.run_once()
+    full.run_once()
+    assert full.loop.connection_count() == 3
+    assert not any("failed" in message for message in caplog.messages)
+    full.end()
+    for client in newcomers:
+        client.close()
+
+
+# Requests
+
+
+def test_a_late_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
+    client, connection = driver.connect(POST)
+    driver.run_once()
+    request = connection.request
+    assert request
+    connection.reject(HTTPError(503))
+    connection.respond(request, driver.service.error_response(HTTPError(500), request))
+    assert client.recv(1000).startswith(b"HTTP/1.1 503")
+    assert client.recv(1000) == b""
+
+
+def test_input_after_a_last_response_extends_the_linger_deadline(driver: Driver) -> None:
+    client, connection = driver.connect(POST.replace(b"900", b"1000000") + b"x")
+    driver.run_once()
+    assert client.recv(1000).startswith(b"HTTP/1.1 413")
+    first_deadline = connection.deadline
+    while connection.deadline < first_deadline + 0.1:
+        client.sendall(b"x")
+        driver.run_once()
+    assert connection.state == CLOSING
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"])
+def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver, end: bytes) -> None:
+    client, connection = driver.connect(GET + end)
+    driver.run_until_readable(client)
+    driver.run_once()
+    assert connection.state is IDLE
+    client.sendall(b"\n" * (2 - len(end)) + GET)
+    driver.run_once()
+    assert client.recv(1000).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_body_may_begin_with_a_line_feed(driver: Driver) -> None:
+    client, _ = driver.connect(b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n\n{}")
+    driver.run_once()
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
+def test_one_leading_empty_line_is_allowed_however_it_is_split(driver: Driver, lines: int, status: bytes) -> None:
+    data = b"\r\n" * lines + GET
+    for cut in range(1, 2 * lines + 2):
+        client, _ = driver.connect(data[:cut])
+        driver.run_once()
+        client.sendall(data[cut:])
+        driver.run_once()
+        assert client.recv(1000)[9:12] == status
+
+
+@pytest.mark.parametrize(
+    ("version", "body_with_head"),
+    [pytest.param(b"1.0", b"", id="HTTP/1.0"), pytest.param(b"1.1", b"b", id="body-has-begun")],
+)
+def test_no_100_continue_in_http_1_0_or_after_body_bytes(driver: Driver, version: bytes, body_with_head: bytes) -> None:
+    fields = b"Host: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+    client, connection = driver.connect(b"POST / HTTP/%b\r\n%b%b" % (version, fields, body_with_head))
+    driver.run_once()
+    assert connection.state == RECEIVING
+    assert not is_readable(client)
+
+
+def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
+    start = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 200
+    client, connection = driver.connect(start + b"0\r\n\r\n")
+    driver.step(connection, connection.ready)
+    assert connection.state == RECEIVING
+    driver.run_until_readable(client)
+    assert b"x" * 400 in client.recv(10_000)
+    client, connection = driver.connect(start)
+    driver.step(connection, connection.ready)
+    driver.step(connection, connection.reject, HTTPError(408))  # A rejected request is read no further.
+    driver.run_once()
+    assert client.recv(1000).startswith(b"HTTP/1.1 408")
+    assert client.recv(1000) == b""
+
+
+def test_a_request_that_arrived_before_its_timeout_is_served(driver: Driver) -> None:
+    client, connection = driver.connect()
+    for _ in range(2):  # The state is OPEN the first time, and IDLE the second.
+        client.sendall(GET)
+        driver.step(connection, connection.expire)
+        assert connection.state is RESPONDING
+        driver.run_once()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.step(connection, connection.expire)
+    assert connection.state is CLOSED
+
+
+def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) -> None:
+    clients = [driver.connect() for _ in range(200)]
+    for _, connection in clients:
+        connection.deadline = 0.0
+    driver.run_until(lambda: any(connection.state != OPEN for _, connection in clients))
+    assert sum(connection.state != OPEN for _, connection in clients) < 100
+    driver.run_until(lambda: all(connection.state == CLOSED for _, connection in clients))
+
+
+def test_a_spurious_wakeup_of_a_socket_is_ignored(driver: Driver) -> None:
+    client, connection = driver.connect()
+    driver.step(connection, connection.ready)
+    client.sendall(GET)
+    driver.run_once()
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_response_waits_while_the_socket_buffer_is_full(driver: Driver) -> None:
+    client, connection = driver.connect()
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += connection.sock.send(b"x" * 1000)
+    client.sendall(GET)
+    driver.run_once()
+    driver.step(connection, connection.ready)  # The socket buffer is still full.
+    assert connection.state == WRITING
+    with client.makefile("rb") as received:
+        assert received.read(filled) == b"x" * filled
+        driver.run_once()
+        assert received.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+# Calls of the application
+
+
+def test_probes_overtake_slow_calls_in_the_loop() -> None:
+    called: list[str] = []
+
+    def response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        called.append(environ["PATH_INFO"])
+        if environ["PATH_INFO"] == "/long":
+            time.sleep(0.11)  # It uses up the time of an iteration for calls.
+        start_response("200 OK", [])
+        return []
+
+    driver = Driver(app=response, service=Admitting())
+    clients = [driver.connect(get("/long")) for _ in range(3)]
+    driver.run_once()
+    assert called == ["/long"]
+    driver.connect(get("/probe"))
+    # The second request is rejected while it waits, so the application is not called for it.
+    driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
+    driver.run_once()
+    driver.run_once()
+    driver.run_once()
+    assert called == ["/long", "/probe", "/long"]
+    driver.end()
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+def test_small_requests_do_not_wait_behind_large_ones(threads: int) -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=threads, max_body_bytes=10**6)
+    large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
+    driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
+    assert gated.calls.acquire(timeout=60)
+    small, _ = driver.connect(get("/free"))
+    driver.run_until_readable(small)
+    assert gated.paths == ["/large", "/free"]
+    gated.gate.set()
+    driver.run_until_readable(*[client for client, _ in large])
+    driver.end()
+
+
+def test_small_requests_do_not_wait_behind_many_medium_ones() -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, max_body_bytes=10**6)
+    clients = [driver.connect(post("/free", 15_000)) for _ in range(17)] + [driver.connect(post("/large", 15_000))]
+    for _, connection in clients:
+        driver.step(connection, connection.ready)
+    small, connection = driver.connect(post("/free/tiny", 1000))
+    driver.step(connection, connection.ready)
+    driver.run_until_readable(small)
+    assert all(is_readable(client) for client, _ in clients[:17])
+    gated.gate.set()
+    driver.run_until_readable(clients[17][0])
+    driver.end()
+
+
+@pytest.mark.parametrize("data", [GET, post("/large", 40_000)], ids=["small", "large"])
+def test_a_late_response_is_dropped_after_a_503(data: bytes) -> None:
+    statuses: list[str] = []
+
+    class Recording(Service):
+        def before_response(self, request: Request, response: Response) -> None:  # noqa: ARG002
+            statuses.append(response.status)
+
+    gated = GatedApp()
+    driver = Driver(app=gated, service=Recording(), threads=2, max_body_bytes=10**6, places=8)
+    client, connection = driver.connect(data)
+    driver.run_until(lambda: gated.paths)
+    driver.step(connection, connection.expire)
+    gated.gate.set()
+    response = client.recv(1000)
+    assert response.startswith(b"HTTP/1.1 503")
+    assert b"could not be answered in time" in response
+    assert client.recv(1000) == b""
+    # A second response could not reach the client, because the server closed its sending side after the 503. So check
+    # which responses the service has seen, after the threads have responded to other requests.
+    others = [driver.connect(data) for _ in range(5)]
+    driver.run_until_readable(*[client for client, _ in others])
+    assert statuses == ["503 Service Unavailable"] + ["200 OK"] * 5
+    driver.end()
+
+
+@pytest.mark.parametrize("size", [0, 40_000], ids=["small", "large"])
+def test_a_request_that_got_503_is_never_executed(size: int) -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=1, max_body_bytes=10**6)
+    paths = ("/first", "/rejected", "/last", "/rejected")
+    clients = [driver.connect() for _ in paths]
+    for (client, connection), path in zip(clients, paths, strict=True):
+        client.sendall(post(path, size))
+        driver.run_until_state(connection, RESPONDING)
+        if path == "/first":
+            driver.run_until(lambda: gated.paths)
+    for _, connection in clients[1::2]:
+        driver.step(connection, connection.reject, HTTPError(503))
+    gated.gate.set()
+    driver.run_until_readable(*[client for client, _ in clients])
+    assert [client.recv(1000)[9:12] for client, _ in clients] == [b"200", b"503", b"200", b"503"]
+    assert gated.paths == ["/first", "/last"]
+    driver.end()
+
+
+def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
+    gated = GatedApp()
+    driver = Driver(app=gated, threads=2)
+    client, connection = driver.connect(GET)
+    driver.run_once()
+    client.sendall(b"\r\n")
+    driver.run_once()
+    assert connection.sock.fileno() not in driver.loop.shared.handlers
+    gated.gate.set()
+    driver.run_until_state(connection, IDLE)
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_only_a_server_with_threads_accepts_deferred_responses(threads: int) -> None:
+    environs: list[dict[str, Any]] = []
+
+    def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        environs.append(environ)
+        start_response("200 OK", [])
+        return []
+
+    driver = Driver(app=note, threads=threads)
+    driver.connect(GET)
+    driver.run_until(lambda: environs)
+    assert environs[0]["server.deferred_response"] is bool(threads)
+    assert environs[0]["wsgi.multithread"] is True
+    driver.end()
+
+
+def test_each_completed_batch_wakes_the_loop() -> None:
+    driver = Driver(threads=1, max_body_bytes=10**6)
+    client, connection = driver.connect()
+    for data in (GET, GET, post("/late", 40_000)):
+        client.sendall(data)
+        while connection.state != RESPONDING:
+            driver.loop.run_once()
+        while connection.state == RESPONDING:  # Each iteration waits for an event, or for the next sweep.
+            driver.loop.run_once()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        assert not select.select([driver.pipe[0]], [], [], 0)[0]
+    driver.end()
+
+
+def test_the_loop_needs_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("select.epoll")
+    driver = Driver()
+    monkeypatch.undo()
+    client, connection = driver.connect(GET)
+    driver.run_until_state(connection, IDLE)
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.end()
+
+
+# The worker stops
+
+
+def test_a_stopping_worker_waits_briefly_for_a_request_and_for_a_close(driver: Driver) -> None:
+    driver.loop.stop()
+    client, connection = driver.connect()
+    assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
+    client.sendall(GET)
+    driver.run_until_state(connection, CLOSING)
+    assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "after-a-request"])
+def test_half_an_empty_line_does_not_delay_a_stop(driver: Driver, before: bytes) -> None:
+    client, connection = driver.connect(before)
+    driver.run_once()
+    client.sendall(b"\r")
+    driver.run_once()
+    driver.loop.stop()
+    driver.step(connection, lambda: connection.stop(at_once=False))
+    assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
+
+
+def test_a_stopping_loop_serves_the_whole_backlog() -> None:
+    driver = Driver(socket.create_server(("127.0.0.1", 0), backlog=400))
+    driver.run_once()
+    # An iteration accepts fewer connections.
+    clients = [socket.create_connection(driver.listener.sock.getsockname(), 60) for _ in range(300)]
+    for client in clients:
+        client.sendall(GET)
+    driver.loop.stop()
+    driver.loop.run(60, lambda: None)
+    for client in clients:
+        with client:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    driver.assert_nothing_is_held()
