@@ -22,7 +22,7 @@ PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
 BLOCKS = {
     "README.md": 7,
     "contributing.md": 2,
-    "embedding.md": 3,
+    "embedding.md": 4,
     "hosting.md": 5,
     "interface.md": 2,
     "operating.md": 12,
@@ -145,6 +145,11 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
         for number, path in enumerate(["/store/plants", "/plants/"], start=2):
             response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
             assert response.plant == {"name": "Fern"}
+
+
+def test_the_documented_entry_point_is_that_of_the_example() -> None:
+    (entry_point,) = blocks(page("embedding"), "toml")
+    assert entry_point in (CHECKOUT / "examples/redis_store/pyproject.toml").read_text()
 
 
 def test_every_benchmark_accepts_its_documented_options() -> None:
