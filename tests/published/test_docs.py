@@ -12,6 +12,9 @@ from plants import Plant, __version__
 from plants.errors import ErrorCode
 from plants.hosting import settings
 from plants.hosting.settings import Settings
+from plants.hosting.worker import Worker
+from plants.server import bounds, tls
+from plants.server.request import HEAD_BYTES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT
@@ -109,6 +112,22 @@ def test_the_table_of_settings_agrees_with_the_code() -> None:
     assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{default_settings.request_timeout:.0f}"
     assert defaults["PLANTS_METRICS_BIND"] == "none"
     assert default_settings.metrics_bind is None
+
+
+def test_the_table_of_limits_agrees_with_the_code() -> None:
+    text = " ".join(page("hosting").split())
+    per_connection, with_tls = bounds.CONNECTION_BYTES >> 10, bounds.TLS_CONNECTION_BYTES >> 10
+    small_body, small_response = bounds.SMALL_BODY_BYTES >> 10, bounds.SMALL_RESPONSE_BYTES >> 10
+    for limit in (
+        f"a head above {HEAD_BYTES >> 10} KiB",
+        f"{Worker.response_timeout} s, then 503",
+        f"{per_connection} KiB in every state, {with_tls - per_connection} KiB more with TLS",
+        f"`worker_connections` times {per_connection} KiB ({with_tls} KiB with TLS), and {bounds.PLACES} times",
+        f"bodies above {small_body} KiB, and responses above {small_response} KiB | {bounds.PLACES} connections",
+        f"{tls.HANDSHAKE_BYTES >> 10} KiB of handshake, {tls.HANDSHAKE_BYTES_WITH_CERTIFICATE >> 10} KiB if",
+        f"{tls.MAX_EMPTY_RECORDS} records without data, and {tls.EMPTY_RECORDS_PER_RECORD} for each one",
+    ):
+        assert limit in text
 
 
 def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
