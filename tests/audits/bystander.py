@@ -77,72 +77,37 @@ def new_id() -> int:
 
 
 class _GoodClient:
-    """The well-behaved client, the ids of the plants that it created, and its responses."""
+    """The well-behaved client, and its responses."""
 
     def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
         host, _, port = address.rpartition(":")
         self._persistent, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
         self._persistent_share = 0 if fresh else 0.5
         self._token = token
-        self.created: list[int] = []
         self.slowest = 0.0
         self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
         self._last_persistent_response_at = 0.0
-        self._connection = ""
 
     def create(self) -> None:
-        plant_id = new_id()
-        response = self._request("POST", "/plants", self._token, plant(plant_id))
-        if (response.status, response.body) == (200, {"name": f"plant {plant_id}"}):
-            self.created.append(plant_id)
-        else:
-            self._fault("creating a plant: expected 200", response)
-
-    def create_again(self, plant_id: int = 0) -> None:
-        response = self._request("POST", "/plants", self._token, plant(plant_id or random.choice(self.created)))
-        if response.error != 40003:
-            self._fault("creating an existing plant again: expected 40003", response)
-
-    def make_other_request(self) -> None:
-        method, path, token, body, error = random.choice(
-            [
-                ("POST", "/plants", "", plant(1), 40100),
-                ("POST", "/plants", "no", plant(1), 40101),
-                ("GET", "/plants", self._token, None, 40500),
-                ("POST", "/nothing", self._token, plant(1), 40400),
-                ("POST", "/plants", self._token, b"{}", 40002),
-                ("POST", "/plants", self._token, b"not JSON", 40001),
-                ("GET", "/livez", "", None, None),
-                ("GET", "/readyz", "", None, None),
-                ("GET", "/openapi.json", "", None, None),
-            ]
-        )
-        response = self._request(method, path, token, body)
-        if response.error != error or not response.status:
-            self._fault(f"{method} {path}: expected {error or 200}", response)
-
-    def _fault(self, what: str, response: Response) -> None:
-        found = response.error or response.status or response.reason
-        took = response.ended - response.began
-        when = time.strftime("%H:%M:%S", time.gmtime())
-        self.faults.append(f"{when} {what}, got {found} after {took:.3f} s on {self._connection}")
-
-    def _request(self, method: str, path: str, token: str, body: bytes | None) -> Response:
         client = self._persistent if random.random() < self._persistent_share else self._fresh
-        self._connection = "a new connection"
+        connection = "a new connection"
         if client.sock:
             closed = bool(select.select([client.sock], [], [], 0)[0])
             paused = time.monotonic() - self._last_persistent_response_at
             state = "closed" if closed else "open"
-            self._connection = f"a persistent connection, idle for {paused:.3f} s, {state} when used"
-        response = exchange(client, method, path, token, body)
-        self.slowest = max(self.slowest, response.ended - response.began)
+            connection = f"a persistent connection, idle for {paused:.3f} s, {state} when used"
+        plant_id = new_id()
+        response = exchange(client, "POST", "/plants", self._token, plant(plant_id))
+        took = response.ended - response.began
+        self.slowest = max(self.slowest, took)
         if client is self._persistent:
             self._last_persistent_response_at = response.ended
         self.responses[str(response.error or response.status)] += 1
         self._fresh.close()
-        return response
+        if (response.status, response.body) != (200, {"name": f"plant {plant_id}"}):
+            found = response.error or response.status or response.reason
+            self.faults.append(f"a create got {found} after {took:.3f} s on {connection}")
 
 
 def main() -> None:
@@ -152,10 +117,6 @@ def main() -> None:
     parser.add_argument(
         "--pause", type=float, default=0.002, help="the pause between two requests, in seconds (%(default)s)"
     )
-    parser.add_argument(
-        "--mixed", action="store_true", help="also repeat creates, send bad requests and request other paths"
-    )
-    parser.add_argument("--again", action="store_true", help="at the end, create each plant again, which must fail")
     parser.add_argument("--fresh", action="store_true", help="make each request on a new connection")
     parser.add_argument("--scheme", default="http", choices=["http", "https"])
     options = parser.parse_args()
@@ -174,16 +135,13 @@ def main() -> None:
         began = time.monotonic()
         over.wait(options.pause)
         longest_delay = max(longest_delay, time.monotonic() - began - options.pause)
-        if not options.mixed or not good.created or random.random() < 0.3:
-            good.create()
-        elif random.random() < 0.3:
-            good.create_again()
-        else:
-            good.make_other_request()
-    slowest = good.slowest
-    for plant_id in good.created if options.again else ():
-        good.create_again(plant_id)
-    summary = {"slowest": slowest, "longest_delay": longest_delay, "responses": good.responses, "faults": good.faults}
+        good.create()
+    summary = {
+        "slowest": good.slowest,
+        "longest_delay": longest_delay,
+        "responses": good.responses,
+        "faults": good.faults,
+    }
     print(json.dumps(summary))
 
 

@@ -198,24 +198,15 @@ class Crowd:
 class Bystander:
     """A good client in a process of its own, so that the attackers in this process do not slow it down.
 
-    ``pause``, ``mixed``, ``again`` and ``fresh`` are options of the command tests.audits.bystander.
+    With ``fresh``, it makes each request on a new connection.
     """
 
-    pause: ClassVar[float] = 0.002  # between two requests, in seconds, by default
+    pause: ClassVar[float] = 0.002  # between two requests, in seconds
 
-    def __init__(
-        self, service: Target, *, pause: float = 0, mixed: bool = False, again: bool = False, fresh: bool = False
-    ) -> None:
-        options = [f"--pause={pause or self.pause}", f"--scheme={service.scheme}"]
-        options += [*["--mixed"] * mixed, *["--again"] * again, *["--fresh"] * fresh]
-        command = [
-            sys.executable,
-            "-m",
-            "tests.audits.bystander",
-            f"{service.host}:{service.port}",
-            service.token,
-            *options,
-        ]
+    def __init__(self, service: Target, *, fresh: bool = False) -> None:
+        options = [f"--pause={self.pause}", f"--scheme={service.scheme}", *["--fresh"] * fresh]
+        address = f"{service.host}:{service.port}"
+        command = [sys.executable, "-m", "tests.audits.bystander", address, service.token, *options]
         self._process = start(
             [*NO_SUBPROCESS_COVERAGE, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
         )

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from plants import Plant, PlantStore, StoreUnavailable
@@ -15,7 +16,8 @@ from tests.audits.bystander import Response, exchange
 from tests.support.process import children, free_port, kill, start, wait_until
 
 TOKEN = "audit"
-SERVE = f"{shlex.quote(sys.executable)} -m gunicorn --config python:plants.hosting.gunicorn_conf --log-level error"
+GUNICORN = shlex.quote(str(Path(sys.executable).with_name("gunicorn")))
+SERVE = f"{GUNICORN} --config python:plants.hosting.gunicorn_conf --log-level error"
 ID_IN_USE = 40003
 
 

@@ -33,7 +33,7 @@ for group in groups:
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
 """
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
 @cache
@@ -77,7 +77,7 @@ def end(process: "subprocess.Popen[Any]") -> None:
         kill(process)
 
 
-def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -> _T:
+def comes_true(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     """Wait until a condition holds or the time is over; return its last value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < deadline:
@@ -85,7 +85,7 @@ def comes_true(condition: Callable[[], _T], seconds: float = PATIENCE_SECONDS) -
     return found
 
 
-def wait_until(condition: Callable[[], _T]) -> _T:
+def wait_until(condition: Callable[[], T]) -> T:
     """Wait until a condition holds, and return its value."""
     found = comes_true(condition)
     assert found, f"still {found!r} after {PATIENCE_SECONDS} s"
