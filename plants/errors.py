@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from enum import IntEnum
 from http.client import responses
 from typing import Any, Self
@@ -15,6 +16,7 @@ from plants.stores import PlantIdInUse, StoreUnavailable
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 RETRY_AFTER_SECONDS = 1
 _MAX_MESSAGE = 499
+_ERROR_BODY = re.compile(rb'\{"error": ([0-9]+), "message": (".*")\}')
 
 _log = logging.getLogger(__name__)
 _error_schema = ErrorSchema()
@@ -65,9 +67,9 @@ def error_body(code: int, message: str | None = None) -> bytes:
 
 
 def parse_error(body: bytes) -> tuple[int, str]:
-    """Return the code and the message of an Error body, or ``(0, "")`` if it is empty, as in a response to HEAD."""
-    error = json.loads(body or "{}")
-    return error.get("error", 0), error.get("message", "")
+    """Return the code and the message of an Error body, or ``(0, "")`` for another body, such as that of a HEAD."""
+    error = _ERROR_BODY.fullmatch(body)
+    return (int(error[1]), json.loads(error[2])) if error else (0, "")
 
 
 def error_response(error: Exception) -> tuple[str, dict[str, str], bytes]:

@@ -144,6 +144,11 @@ def test_every_error_has_a_message_for_people(code: ErrorCode) -> None:
     assert re.fullmatch(r"[A-Z] ?[a-z].*\.", code.message)
 
 
+@pytest.mark.parametrize("body", [b"", b"no", b"{}", b'{"error": "x", "message": 1}'], ids=repr)
+def test_another_body_has_no_error_code(body: bytes) -> None:
+    assert parse_error(body) == (0, "")
+
+
 def test_a_code_without_a_message_uses_the_status_phrase() -> None:
     assert json.loads(error_body(43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
 
