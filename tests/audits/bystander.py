@@ -79,11 +79,12 @@ def new_id() -> int:
 class _GoodClient:
     """The well-behaved client, and its responses."""
 
-    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool) -> None:
+    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool, probe: bool) -> None:
         host, _, port = address.rpartition(":")
         self._persistent, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
         self._persistent_share = 0 if fresh else 0.5
         self._token = token
+        self._probe = probe
         self.slowest = 0.0
         self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -98,16 +99,20 @@ class _GoodClient:
             state = "closed" if closed else "open"
             connection = f"a persistent connection, idle for {paused:.3f} s, {state} when used"
         plant_id = new_id()
-        response = exchange(client, "POST", "/plants", self._token, plant(plant_id))
+        expected = {"status": "live"} if self._probe else {"name": f"plant {plant_id}"}
+        if self._probe:
+            response = exchange(client, "GET", "/livez", "")
+        else:
+            response = exchange(client, "POST", "/plants", self._token, plant(plant_id))
         took = response.ended - response.began
         self.slowest = max(self.slowest, took)
         if client is self._persistent:
             self._last_persistent_response_at = response.ended
         self.responses[str(response.error or response.status)] += 1
         self._fresh.close()
-        if (response.status, response.body) != (200, {"name": f"plant {plant_id}"}):
+        if (response.status, response.body) != (200, expected):
             found = response.error or response.status or response.reason
-            self.faults.append(f"a create got {found} after {took:.3f} s on {connection}")
+            self.faults.append(f"a request got {found} after {took:.3f} s on {connection}")
 
 
 def main() -> None:
@@ -118,6 +123,7 @@ def main() -> None:
         "--pause", type=float, default=0.002, help="the pause between two requests, in seconds (%(default)s)"
     )
     parser.add_argument("--fresh", action="store_true", help="make each request on a new connection")
+    parser.add_argument("--probe", action="store_true", help="get /livez instead of creating plants")
     parser.add_argument("--scheme", default="http", choices=["http", "https"])
     options = parser.parse_args()
     over = threading.Event()
@@ -127,7 +133,7 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    good = _GoodClient(options.address, options.token, options.scheme, fresh=options.fresh)
+    good = _GoodClient(options.address, options.token, options.scheme, fresh=options.fresh, probe=options.probe)
     good.create()
     print("begun", flush=True)
     longest_delay = 0.0

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import re
 import selectors
 import socket
@@ -48,8 +49,10 @@ class Target:
         self._process = process
         self._lines_read = 0
 
-    def connect(self, receive_buffer: int = 0) -> socket.socket:
+    def connect(self, receive_buffer: int = 0, host: str = "127.0.0.1") -> socket.socket:
+        """Connect from this address."""
         sock = socket.socket()
+        sock.bind((host, 0))
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.settimeout(PATIENCE_SECONDS)
@@ -85,6 +88,11 @@ class Target:
                 total += int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text())[0])
         return total * 1024
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all workers."""
+        stats = [Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split() for worker in self.workers()]
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
     def descriptors(self) -> int:
         """Return the number of open files of all workers."""
         return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
@@ -114,8 +122,8 @@ class Target:
 class Crowd:
     """Many connections, none of which waits for another."""
 
-    def __init__(self, service: Target, size: int, receive_buffer: int = 0) -> None:
-        self.sockets = [service.connect(receive_buffer) for _ in range(size)]
+    def __init__(self, service: Target, size: int, receive_buffer: int = 0, host: str = "127.0.0.1") -> None:
+        self.sockets = [service.connect(receive_buffer, host) for _ in range(size)]
         self.received = dict.fromkeys(self.sockets, b"")
         self.closed_by_service: set[socket.socket] = set()
         for sock in self.sockets:
@@ -198,13 +206,14 @@ class Crowd:
 class Bystander:
     """A good client in a process of its own, so that the attackers in this process do not slow it down.
 
-    With ``fresh``, it makes each request on a new connection.
+    With ``fresh``, it makes each request on a new connection. With ``probe``, it gets /livez and creates no plant.
     """
 
     pause: ClassVar[float] = 0.002  # between two requests, in seconds
 
-    def __init__(self, service: Target, *, fresh: bool = False) -> None:
-        options = [f"--pause={self.pause}", f"--scheme={service.scheme}", *["--fresh"] * fresh]
+    def __init__(self, service: Target, *, fresh: bool = False, probe: bool = False) -> None:
+        flags = ["--fresh"] * fresh + ["--probe"] * probe
+        options = [f"--pause={self.pause}", f"--scheme={service.scheme}", *flags]
         address = f"{service.host}:{service.port}"
         command = [sys.executable, "-m", "tests.audits.bystander", address, service.token, *options]
         self._process = start(
