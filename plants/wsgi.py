@@ -1,20 +1,12 @@
-"""The hosted service's application, ``app``, built from the environment."""
+"""The hosted service, made from the environment; any WSGI server can run its application, ``app``."""
 
+import os
 from typing import Final
 
-from plants.app import build_app
-from plants.auth import BearerAuth
-from plants.hosting.environment import announce_new_token, settings, store
-from plants.hosting.page import PAGE, redirect_browsers
-from plants.public_paths import public_resources
+from plants.hosting.application import create_service
+from plants.hosting.settings import Settings, announce_token, generate_token
 
-announce_new_token()
-_resources = public_resources(store) | PAGE
-app: Final = redirect_browsers(
-    build_app(
-        store,
-        BearerAuth(settings.tokens, public_paths=_resources.keys()),
-        _resources,
-        max_body_bytes=settings.max_body_bytes,
-    )
-)
+_new_token = generate_token(os.environ)  # The packaged configuration has already done this, and logs the token itself.
+service: Final = create_service(Settings.from_environ(os.environ))
+announce_token(_new_token)
+app: Final = service.app

@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from contextlib import closing
 from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
 from threading import Thread
@@ -16,8 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import plants
-from plants.hosting import LAST_PORT
-from plants.hosting.settings import SETTINGS, SETTINGS_HELP, stop, without_passwords
+from plants.hosting.settings import LAST_PORT, SETTINGS, SETTINGS_HELP, stop
 from plants.tokens import digest_of
 
 _CHECK_SECONDS = 2
@@ -40,8 +40,7 @@ def main() -> None:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"plants: {message}; see {self.prog} --help.", file=sys.stderr)
-        sys.exit(2)
+        self.exit(2, f"plants: {message}; see {self.prog} --help.\n")
 
     def print_help(self, file: Any = None) -> None:
         _print(self.format_help().rstrip(), file)
@@ -52,7 +51,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("-V", "--version", action="store_const", const=_version, dest="run", help="print the versions")
     parser.set_defaults(run=lambda _options: _without_command(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    commands.add_parser("serve", help="serve; plants serve --help lists its options, which are Gunicorn's")
+    commands.add_parser("serve", help="start the service")
     check = commands.add_parser("check", help="check whether a service is ready")
     check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: that of plants serve)")
     check.set_defaults(run=_check)
@@ -85,9 +84,9 @@ def _serve() -> None:
     # Gunicorn handles these signals later. Until then, ignore them, because they would end or stop the process.
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    from plants.hosting.gunicorn_app import Serve
+    from plants.hosting.serve import Serve
 
-    Serve("%(prog)s [gunicorn options]", prog="plants serve").run()
+    Serve(prog="plants serve").run()
 
 
 def _check_environment() -> None:
@@ -118,12 +117,12 @@ def _check(options: Namespace) -> None:
 
 def _own_url() -> str:
     _check_environment()
-    from plants.hosting.checks import name_of, url_of
-    from plants.hosting.gunicorn_app import UserConfiguration
+    from plants.hosting.serve import UserConfiguration
+    from plants.hosting.startup import name_of, url_of
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these.
     service = UserConfiguration(prog="plants serve")
-    address = service.addresses[0]
+    address = service.cfg.address[0]
     if isinstance(address, int):
         stop(f"the service listens on {name_of(address)}, whose address is unknown here; run plants check URL")
     return url_of(address, service.cfg)
@@ -172,30 +171,34 @@ class _UnixConnection(HTTPConnection):
 
 def _config(options: Namespace) -> None:
     _check_environment()
-    from plants.hosting.checks import name_of
-    from plants.hosting.gunicorn_app import Serve
+    from plants.hosting.serve import Serve
+    from plants.hosting.startup import name_of
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these, and not the options of this command.
-    service = Serve(prog="plants serve")
-    from plants.hosting.environment import settings  # after Serve, which reports a bad setting in one line
+    given = dict(os.environ)  # Making the service may add a generated token.
+    cfg = Serve(prog="plants serve").cfg
+    from plants.wsgi import service
 
     defaults = {name: default for name, (default, _) in SETTINGS.items()} | {"WEB_CONCURRENCY": "1", "PORT": ""}
-    rows = {
-        name: (os.environ.get(name, default), "environment" if name in os.environ else "default")
-        for name, default in defaults.items()
-    }
-    count = len(re.findall(r"[^,\s]+", os.environ.get("PLANTS_TOKENS", "")))
-    tokens = "1 token, a new one at each start" if settings.new_token else f"{count} token{'s' * (count != 1)}"
-    rows["PLANTS_TOKENS"] = (tokens, rows["PLANTS_TOKENS"][1])
-    rows["PLANTS_STORE"] = (without_passwords(settings.store), rows["PLANTS_STORE"][1])
-    rows["PLANTS_LOG_FORMAT"] = (settings.log_format, rows["PLANTS_LOG_FORMAT"][1])
-    rows["bind"] = (",".join(map(name_of, service.addresses)), "Gunicorn")
+    shown = {name: given.get(name, default) for name, default in defaults.items()}
+    shown |= {"PLANTS_TOKENS": _shown_tokens(given), "PLANTS_STORE": service.settings.shown_store}
+    shown["PLANTS_LOG_FORMAT"] = service.settings.log_format
+    rows = {name: (value, "environment" if name in given else "default") for name, value in shown.items()}
+    rows["bind"] = (",".join(map(name_of, cfg.address)), "Gunicorn")
     for name in ("threads", "worker_connections", "certfile"):
-        rows[name] = (str(service.cfg.settings[name].get() or ""), "Gunicorn")
+        rows[name] = (str(cfg.settings[name].get() or ""), "Gunicorn")
     if options.json:
         _print(json.dumps({name: {"value": value, "from": origin} for name, (value, origin) in rows.items()}, indent=2))
     else:
         _print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
+
+
+def _shown_tokens(environ: Mapping[str, str]) -> str:
+    if "PLANTS_TOKENS" in environ:
+        count = len(re.findall(r"[^,\s]+", environ["PLANTS_TOKENS"]))
+        return f"{count} token{'s' * (count != 1)}"
+    others = " and ".join(name for name in ("PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK") if name in environ)
+    return f"none (tokens come from {others})" if others else "1 token, a new one at each start"
 
 
 def _token(_options: Namespace) -> None:

@@ -18,7 +18,6 @@ import plants
 from plants import server
 from plants.app import PLANTS_PATH
 from plants.falcon_defaults import json_app
-from plants.hosting.environment import settings
 from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
@@ -31,16 +30,14 @@ _METHODS = {"GET", "HEAD", "POST"}  # The label of any other method is "other", 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def listen(cfg: Any, *, takes_over: bool) -> None:
-    """Listen on the metrics' address, if it is set. Gunicorn's master calls this once, before it starts workers.
+def listen(address: tuple[str, int], cfg: Any, *, takes_over: bool) -> None:
+    """Listen on the metrics' address. Gunicorn's master calls this once, before it starts workers.
 
     :param takes_over: whether this master takes over from another one that is still listening (``USR2``).
     :raises OSError: it cannot listen on this address, or cannot create a folder for the files.
     """
-    if not settings.metrics_bind:
-        return
-    family = socket.AF_INET6 if ":" in settings.metrics_bind[0] else socket.AF_INET
-    listener = socket.create_server(settings.metrics_bind, family=family, reuse_port=takes_over)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    listener = socket.create_server(address, family=family, reuse_port=takes_over)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
     listener.setblocking(False)
     listening_sockets.append(listener)

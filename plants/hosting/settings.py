@@ -1,24 +1,30 @@
-"""The settings of a hosted service, from the environment."""
+"""The settings of a hosted service: its own, from the environment, and what the service sets in Gunicorn."""
 
+import logging
+import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
-from typing import Final, NamedTuple, NoReturn, Self, TypeVar
+from pkgutil import resolve_name
+from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar
 from urllib.parse import unquote
 
 from gunicorn.errors import AppImportError
 
-from plants.hosting import LAST_PORT
-from plants.stores import open_store
+from plants.stores import PlantStore, open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
+
+LAST_PORT: Final = 65535
 
 # The names, each with its default and its meaning.
 SETTINGS: Final = {
     "PLANTS_TOKENS": ("", "valid tokens, separated by commas or white space"),
     "PLANTS_TOKENS_FILE": ("", "a file of valid tokens, or of their digests"),
+    "PLANTS_TOKENS_CHECK": ("", "package.module:object, whose accepts(token) decides"),
     "PLANTS_STORE": ("memory:", "the store's URL: memory:, sqlite:///FILE or postgresql://..."),
     "PLANTS_MAX_BODY_BYTES": ("1048576", "the largest request body, in bytes"),
     "PLANTS_REQUEST_TIMEOUT": ("10", "how long a request may take to arrive whole, in seconds"),
@@ -39,6 +45,20 @@ SETTINGS_HELP: Final = "\n".join(
     ]
 )
 
+# What the packaged configuration sets in Gunicorn, beside its hooks and the number of threads, which the store decides.
+GUNICORN_SETTINGS: Final[dict[str, Any]] = {
+    "wsgi_app": "plants.wsgi:app",
+    "worker_class": "plants.hosting.gunicorn_conf.Worker",
+    "logger_class": "plants.hosting.gunicorn_conf.Logger",
+    "control_socket_disable": True,
+    # The root of a container may be read-only and without /tmp.
+    "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108  # Gunicorn makes a new file
+    # The service needs no information from a proxy.
+    "forwarded_allow_ips": "",
+    "forwarder_headers": "",
+    "secure_scheme_headers": {},
+}
+
 _T = TypeVar("_T")
 
 
@@ -58,23 +78,27 @@ def stop(problem: object) -> NoReturn:
 class Settings(NamedTuple):
     """The validated settings.
 
-    ``store`` is the store's URL; ``tokens`` decides which tokens are valid; ``max_body_bytes`` limits a request's body;
-    ``request_timeout`` is how long, in seconds, a request may take to arrive; ``log_format`` is ``json`` or ``text``;
-    ``metrics_bind`` is a host and a port, or None; ``new_token`` is the generated token, or None if the environment has
-    tokens.
+    ``store`` is at ``store_url``, and is not connected yet; a token is valid if one of the ``token_checks`` accepts it;
+    ``max_body_bytes`` limits a request's body; ``request_timeout`` is how long, in seconds, a request may take to
+    arrive; ``log_format`` is ``json`` or ``text``; ``metrics_bind`` is a host and a port, or None.
     """
 
-    store: str
-    tokens: TokenCheck
+    store: PlantStore
+    store_url: str
+    token_checks: tuple[TokenCheck, ...]
     max_body_bytes: int
     request_timeout: float
     log_format: str
     metrics_bind: tuple[str, int] | None
-    new_token: str | None
+
+    @property
+    def shown_store(self) -> str:
+        """The store's URL, without its passwords."""
+        return without_passwords(self.store_url)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
-        """Parse the settings. If neither setting for tokens is set, generate a token.
+        """Parse the settings.
 
         :raises SettingsError: a name is unknown, or a value is not usable.
         """
@@ -82,24 +106,35 @@ class Settings(NamedTuple):
         if unknown:
             # A name in an environment may have line breaks, or bytes that are not text.
             name = ascii(unknown[0])[1:-1]
-            raise SettingsError(f"{name} is not a setting; unset it. The settings are {', '.join(SETTINGS)}")
-        new_token = None
-        if not _TOKEN_CHECKS.keys() & environ.keys():
-            new_token = secrets.token_urlsafe(32)
-            environ = {**environ, "PLANTS_TOKENS": new_token}
-        if "PLANTS_LOG_FORMAT" not in environ:
-            environ = {**environ, "PLANTS_LOG_FORMAT": "text" if is_on_terminal() else "json"}
-        parse = partial(_parse, environ)
-        checks = tuple(parse(name, make_check) for name, make_check in _TOKEN_CHECKS.items() if name in environ)
+            advice = "".join(f"did you mean {match}?" for match in get_close_matches(name, SETTINGS, 1)) or "unset it."
+            raise SettingsError(f"{name} is not a setting; {advice} The settings are {', '.join(SETTINGS)}")
+        parse = partial(_parse, {"PLANTS_LOG_FORMAT": "text" if is_on_terminal() else "json", **environ})
         return cls(
-            store=parse("PLANTS_STORE", _parse_store_url),
-            tokens=checks[0] if len(checks) == 1 else _Either(checks),
+            store=parse("PLANTS_STORE", _open_store),
+            store_url=environ.get("PLANTS_STORE", SETTINGS["PLANTS_STORE"][0]),
+            token_checks=tuple(parse(name, check) for name, check in _TOKEN_CHECKS.items() if name in environ),
             max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _parse_bytes)),
             request_timeout=float(parse("PLANTS_REQUEST_TIMEOUT", _parse_seconds)),
             log_format=parse("PLANTS_LOG_FORMAT", _parse_log_format),
             metrics_bind=parse("PLANTS_METRICS_BIND", _parse_address) if "PLANTS_METRICS_BIND" in environ else None,
-            new_token=new_token,
         )
+
+
+def generate_token(environ: MutableMapping[str, str]) -> str | None:
+    """If no setting for tokens is set, set ``PLANTS_TOKENS`` to a new token, and return the token.
+
+    As the token is in the environment, all processes of the service accept it, also after ``USR2``.
+    """
+    if environ.keys() & _TOKEN_CHECKS.keys():
+        return None
+    environ["PLANTS_TOKENS"] = token = secrets.token_urlsafe(32)
+    return token
+
+
+def announce_token(token: str | None) -> None:
+    """Log a generated token, if there is one."""
+    if token:
+        logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
 
 
 def is_on_terminal() -> bool:
@@ -119,8 +154,8 @@ def without_passwords(url: str) -> str:
 def _parse(environ: Mapping[str, str], name: str, value_of: Callable[[str], _T]) -> _T:
     try:
         return value_of(environ.get(name, SETTINGS[name][0]))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{name} is not usable: {error}") from None
+    except Exception as error:  # A store or a check of somebody else's may raise any error.
+        raise SettingsError(f"{name} is not usable: {str(error) or repr(error)}") from None
 
 
 def _matching(pattern: str, advice: str, text: str) -> str:
@@ -134,9 +169,19 @@ _parse_seconds = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a 
 _parse_log_format = partial(_matching, "json|text", "json or text")
 
 
-def _parse_store_url(url: str) -> str:
-    open_store(url).close()
-    return url
+def _open_store(url: str) -> PlantStore:
+    store = open_store(url)
+    _ = store.worker_threads, store.max_batch, store.multiprocess  # A hosted service needs these class variables.
+    return store
+
+
+def _load_check(text: str) -> TokenCheck:
+    if ":" not in text:
+        raise ValueError("set package.module:object")
+    check = resolve_name(text)
+    if isinstance(check, type) or not isinstance(check, TokenCheck):
+        raise TypeError("this is not an object with a method accepts(token)")
+    return check
 
 
 def _parse_address(text: str) -> tuple[str, int]:
@@ -148,15 +193,8 @@ def _parse_address(text: str) -> tuple[str, int]:
     return address[1] or address[2], int(address[3])
 
 
-class _Either(NamedTuple):
-    checks: tuple[TokenCheck, ...]
-
-    def accepts(self, token: str) -> bool:
-        # Use a list so that all checks run, because the time must not show which one matched.
-        return any([check.accepts(token) for check in self.checks])  # noqa: C419
-
-
 _TOKEN_CHECKS: dict[str, Callable[[str], TokenCheck]] = {
     "PLANTS_TOKENS": lambda text: Tokens(re.findall(r"[^,\s]+", text)),
     "PLANTS_TOKENS_FILE": TokenFile,
+    "PLANTS_TOKENS_CHECK": _load_check,
 }

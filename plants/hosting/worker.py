@@ -1,12 +1,11 @@
 """The server's worker with the limits, errors, store, log and metrics of the hosted service."""
 
 import gc
-import tempfile
-from pathlib import Path
-from typing import Any
+import itertools
+from typing import Any, ClassVar
+from weakref import WeakSet
 
-from plants.auth import BearerAuth
-from plants.hosting.environment import settings, store
+from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog, Logger
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
@@ -19,37 +18,40 @@ _ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
 
 
 class Worker(ServerWorker):
-    """A worker of the hosted service."""
+    """A worker of a hosted service, which the packaged configuration sets in a subclass."""
 
-    may_block: bool = store.worker_threads > 1
-    max_body_bytes: int = settings.max_body_bytes
-    request_timeout: float = settings.request_timeout
+    hosted: HostedService
+
     # The deadlines: a statement (1.5 s) < the store (2.0 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
-    max_batch: int = store.max_batch
 
     # Gunicorn sets these, and has no types.
     cfg: Any
     log: Any
 
-    # Gunicorn's master sets it in pre_fork, unless the user's configuration replaces that hook.
-    metrics_slot = 0
-
+    # Gunicorn's master has an object for each living worker, and drops it when the worker has ended.
+    _living: ClassVar["WeakSet[Worker]"] = WeakSet()
+    metrics_slot: int
     _metrics: Metrics | None = None
     _service: PlantService
 
     def __init__(self, *args: Any) -> None:
-        """Create the worker in the master."""
-        *_, cfg, _ = args
-        # Some systems remove an empty folder. If this folder were missing, Gunicorn would end the service.
-        Path(cfg.worker_tmp_dir or tempfile.gettempdir()).mkdir(exist_ok=True)
+        """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
         super().__init__(*args)
+        settings = self.hosted.settings
+        self.may_block = settings.store.worker_threads > 1
+        self.max_batch = settings.store.max_batch
+        self.max_body_bytes = settings.max_body_bytes
+        self.request_timeout = settings.request_timeout
+        used = {other.metrics_slot for other in self._living}
+        self.metrics_slot = next(slot for slot in itertools.count(1) if slot not in used)
+        self._living.add(self)
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""
         if listening_sockets:
             try:
-                self._metrics = Metrics(self.metrics_slot or self.pid)
+                self._metrics = Metrics(self.metrics_slot)
             except OSError as error:
                 self.log.error("the metrics do not include this worker; check --worker-tmp-dir: %s", error)
         super().load_wsgi()
@@ -64,9 +66,8 @@ class Worker(ServerWorker):
         has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
         gunicorn_writes_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
         use_packaged_log = issubclass(cfg.logger_class, Logger) and not gunicorn_writes_access_log
-        access_log = AccessLog(self.log.loglevel) if use_packaged_log else None
-        auth = BearerAuth(settings.tokens)
-        self._service = PlantService(auth, self.log, access_log, self._metrics)
+        access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format) if use_packaged_log else None
+        self._service = PlantService(self.hosted.auth, self.log, access_log, self._metrics)
         return self._service
 
     def make_listeners(self) -> list[Listener]:
@@ -88,4 +89,4 @@ class Worker(ServerWorker):
             super().run()
         finally:
             self._service.after_iteration()
-            store.close()
+            self.hosted.settings.store.close()
