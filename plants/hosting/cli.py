@@ -1,11 +1,9 @@
 """The command ``plants``. A subcommand loads Gunicorn's configuration and the environment only if it needs them."""
 
-import json
 import os
 import re
 import secrets
 import signal
-import socket
 import ssl
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -21,6 +19,26 @@ from plants.hosting.settings import LAST_PORT, SETTINGS, SETTINGS_HELP, stop
 from plants.tokens import digest_of
 
 _CHECK_SECONDS = 2
+_SERVE_HELP = f"""\
+usage: plants serve [options]
+
+  -b, --bind ADDRESS         HOST:PORT or unix:PATH; may be repeated (default: 127.0.0.1:8000)
+  -w, --workers NUMBER       worker processes (default: 1)
+  --threads NUMBER           threads of a process (default: 1 for memory:, 2 for SQLite, 4 for PostgreSQL)
+  --worker-connections NUMBER
+                             the most connections of a process (default: 1000)
+  --certfile FILE --keyfile FILE
+                             serve TLS
+  -u, --user USER; -g, --group GROUP
+                             whom the worker processes run as (default: who starts the service)
+  -p, --pid FILE             write the process id into this file
+  -c, --config FILE          a configuration file of Gunicorn
+  --log-level LEVEL          debug, info, warning, error or critical (default: info)
+  --graceful-timeout SECONDS how long a stop may wait for responses (default: 30)
+  --check-config             say whether the service would start, and exit
+  --help-all                 list all options, which are Gunicorn's
+
+{SETTINGS_HELP}"""
 
 
 def main() -> None:
@@ -56,7 +74,6 @@ def _parser() -> ArgumentParser:
     check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: that of plants serve)")
     check.set_defaults(run=_check)
     config = commands.add_parser("config", help="print the settings that serve would use")
-    config.add_argument("--json", action="store_true", help="print them as JSON")
     config.set_defaults(run=_config)
     token = commands.add_parser("token", help="print a new random token, and its line for PLANTS_TOKENS_FILE")
     token.set_defaults(run=_token)
@@ -80,13 +97,14 @@ def _print(text: str, file: Any = None) -> None:
 
 
 def _serve() -> None:
+    if {"-h", "--help"} & {*sys.argv[2:]}:
+        _print(_SERVE_HELP)
+        return
+    sys.argv = ["--help" if word == "--help-all" else word for word in sys.argv]
     _check_environment()
-    # Gunicorn handles these signals later. Until then, ignore them, because they would end or stop the process.
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
-        signal.signal(number, signal.SIG_IGN)
     from plants.hosting.serve import Serve
 
-    Serve(prog="plants serve").run()
+    Serve().run()
 
 
 def _check_environment() -> None:
@@ -103,40 +121,43 @@ def _check_environment() -> None:
 
 
 def _check(options: Namespace) -> None:
-    url = _own_url() if options.url is None else options.url
-    address = url if url.startswith("unix:") else f"{url.rstrip('/')}/readyz"
+    url = options.url or _own_url()
+    address = f"{url.rstrip('/')}/readyz"
     # Use a thread, so that the time limit also covers the look-up of the name.
     problems = [f"no response within {_CHECK_SECONDS} seconds"]
     thread = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
     thread.start()
     thread.join(_CHECK_SECONDS)
     if problems[-1]:
-        stop(f"{address}: {problems[-1]}")
+        origin = "" if options.url else " (where plants serve would listen with these settings)"
+        stop(f"{address}{origin}: {problems[-1]}")
     _print(f"{address}: ready")
 
 
 def _own_url() -> str:
     _check_environment()
-    from plants.hosting.serve import UserConfiguration
+    from plants.hosting.serve import Serve
     from plants.hosting.startup import name_of, url_of
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these.
-    service = UserConfiguration(prog="plants serve")
-    address = service.cfg.address[0]
-    if isinstance(address, int):
-        stop(f"the service listens on {name_of(address)}, whose address is unknown here; run plants check URL")
-    return url_of(address, service.cfg)
+    cfg = Serve("plants.hosting").cfg  # The package has no settings of Gunicorn, and making the service is not needed.
+    address = cfg.address[0]
+    if not isinstance(address, tuple):
+        stop(f"the service listens on {name_of(address)}, which has no URL; run plants check URL")
+    return url_of(address, cfg)
 
 
 def _problem_at(address: str, *, verify: bool) -> str:
     """Return in one line why the service is not ready, or an empty string if it is."""
     try:
         with closing(_connection_to(address, verify=verify)) as connection:
-            connection.request("GET", "/readyz" if address.startswith("unix:") else urlsplit(address).path)
+            connection.request("GET", urlsplit(address).path)
             response = connection.getresponse()
             message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', response.read(65536))
     except HTTPException:
         return "this is not an HTTP server"
+    except ssl.SSLCertVerificationError as error:
+        return f"{error.verify_message}; if you trust the certificate's authority, set SSL_CERT_FILE to its file"
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     if response.status == OK:
@@ -145,11 +166,9 @@ def _problem_at(address: str, *, verify: bool) -> str:
 
 
 def _connection_to(address: str, *, verify: bool) -> HTTPConnection:
-    if address.startswith("unix:"):
-        return _UnixConnection(address.removeprefix("unix:"))
     parts = urlsplit(address)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("this is not an http, https or unix address")
+        raise ValueError("this is not an http or https address")
     if parts.scheme == "http":
         return HTTPConnection(parts.hostname, parts.port or 80)
     context = ssl.create_default_context()
@@ -159,24 +178,14 @@ def _connection_to(address: str, *, verify: bool) -> HTTPConnection:
     return HTTPSConnection(parts.hostname, parts.port or 443, context=context)
 
 
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self._path)
-
-
-def _config(options: Namespace) -> None:
+def _config(_options: Namespace) -> None:
     _check_environment()
     from plants.hosting.serve import Serve
     from plants.hosting.startup import name_of
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these, and not the options of this command.
     given = dict(os.environ)  # Making the service may add a generated token.
-    cfg = Serve(prog="plants serve").cfg
+    cfg = Serve().cfg
     from plants.wsgi import service
 
     defaults = {name: default for name, (default, _) in SETTINGS.items()} | {"WEB_CONCURRENCY": "1", "PORT": ""}
@@ -187,10 +196,7 @@ def _config(options: Namespace) -> None:
     rows["bind"] = (",".join(map(name_of, cfg.address)), "Gunicorn")
     for name in ("threads", "worker_connections", "certfile"):
         rows[name] = (str(cfg.settings[name].get() or ""), "Gunicorn")
-    if options.json:
-        _print(json.dumps({name: {"value": value, "from": origin} for name, (value, origin) in rows.items()}, indent=2))
-    else:
-        _print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
+    _print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
 
 
 def _shown_tokens(environ: Mapping[str, str]) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import plants
-from plants.hosting import logs, worker
-from plants.hosting.metrics import at_exit_of_master, listen, listening_sockets
+from plants.hosting import logs, metrics, startup, worker
 from plants.hosting.settings import (
     GUNICORN_SETTINGS,
     SettingsError,
@@ -19,17 +18,6 @@ from plants.hosting.settings import (
     generate_token,
     is_on_terminal,
     stop,
-)
-from plants.hosting.startup import (
-    as_workers,
-    check,
-    check_addresses,
-    check_pid_file,
-    check_raw_env,
-    problem_of_worker_count,
-    reload_or_keep,
-    try_to_bind,
-    url_of,
 )
 from plants.server import implementation
 from plants.stores import StoreUnavailable
@@ -62,19 +50,19 @@ def on_starting(server: Any) -> None:
     cfg = server.cfg
     if server.pidfile:
         # If the start fails, Gunicorn leaves this file. After USR2, the file would suggest that the new master runs.
-        at_exit_of_master(server.pidfile.unlink)
+        metrics.at_exit_of_master(server.pidfile.unlink)
     on_reload(server)
-    server.app.reload = partial(reload_or_keep, server.app, settings, server.app.reload)
-    check(cfg, settings)
+    server.app.reload = partial(startup.reload_or_keep, server.app, settings, server.app.reload)
+    startup.check(cfg, settings)
     takes_over = "GUNICORN_PID" in os.environ
     if settings.metrics_bind:
-        try_to_bind(settings.metrics_bind, reuse_port=takes_over, setting="PLANTS_METRICS_BIND")
-        listen(settings.metrics_bind, cfg, takes_over=takes_over)
+        startup.check_addresses(settings.metrics_bind, reuse_port=takes_over, setting="PLANTS_METRICS_BIND")
+        metrics.listen(settings.metrics_bind, cfg, takes_over=takes_over)
     if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
-        try_to_bind(*cfg.address, reuse_port=cfg.reuse_port)
+        startup.check_addresses(*cfg.address, reuse_port=cfg.reuse_port)
     announce_token(new_token)
     try:
-        with as_workers(cfg):  # If this creates the database file, the workers must be able to write to it.
+        with startup.as_workers(cfg):  # If this creates the database file, the workers must be able to write to it.
             # After USR2 the store is already in use, so create nothing.
             settings.store.prepare(create=not takes_over)
     except StoreUnavailable as error:
@@ -84,11 +72,11 @@ def on_starting(server: Any) -> None:
 def when_ready(server: Any) -> None:
     """Log in one line what started."""
     listeners = [listener.sock.getsockname() for listener in server.LISTENERS] or server.cfg.address
-    urls = [url_of(address, server.cfg) for address in listeners]
+    urls = [startup.url_of(address, server.cfg) for address in listeners]
     facts = [f"plants {plants.__version__} ({implementation()}) listens on {' '.join(urls)}"]
     facts.append(f"plants are stored in {settings.shown_store}{', until the process ends' * _is_in_memory()}")
     if settings.metrics_bind:
-        facts.append(f"metrics: {url_of(settings.metrics_bind, server.cfg)}/metrics")
+        facts.append(f"metrics: {startup.url_of(settings.metrics_bind, server.cfg)}/metrics")
     facts += [f"try it at {url}/docs" for url in urls if url.startswith("http")][:1]
     server.log.info("%s", "; ".join(facts))
     if _is_in_memory() and _is_deployed():
@@ -119,9 +107,9 @@ def pre_exec(server: Any) -> None:
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
-    problem = problem_of_worker_count(new_value, settings)
+    problem = startup.problem_of_worker_count(new_value, settings)
     if old_value is None:
-        check_raw_env(server.cfg)  # Gunicorn logs its configuration next, and the log must not show a token.
+        startup.check_raw_env(server.cfg)  # Gunicorn logs its configuration next, and the log must not show a token.
         if problem:
             stop(problem)
     elif problem:
@@ -142,7 +130,7 @@ def child_exit(server: Any, ended: Any) -> None:
     """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
     if _is_in_memory() and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", ended.pid)
-    if listening_sockets:
+    if metrics.listening_sockets:
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(ended.metrics_slot)
@@ -150,11 +138,12 @@ def child_exit(server: Any, ended: Any) -> None:
 
 def check_start(cfg: Any) -> None:
     """Stop with one line if a start with this configuration would fail, even if such a service is running."""
-    check(cfg, settings)
-    check_addresses(cfg, settings, may_be_in_use=True)
-    check_pid_file(cfg, may_be_in_use=True)
+    startup.check(cfg, settings)
+    startup.check_addresses(*cfg.address, may_be_in_use=True, reuse_port=cfg.reuse_port)
+    startup.check_addresses(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
+    startup.check_pid_file(cfg, may_be_in_use=True)
     try:
-        with as_workers(cfg):
+        with startup.as_workers(cfg):
             settings.store.prepare(create=False)
     except StoreUnavailable as error:
         stop(f"the store cannot be used: {error}")

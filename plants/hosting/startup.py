@@ -31,7 +31,7 @@ def check(cfg: Any, settings: Settings) -> None:
     if problem := problem_of_worker_count(cfg.workers, settings):
         stop(problem)
     if cfg.is_ssl:
-        with _or_stop(f"cannot use the certificate {_certificate(cfg)}", "--certfile and --keyfile"), as_workers(cfg):
+        with _or_stop(f"cannot use {_certificate(cfg)}", "--certfile and --keyfile"), as_workers(cfg):
             tls_context(cfg)
     for name in () if cfg.is_ssl else ("ssl_context", *cfg.ssl_options):
         if cfg.settings[name].get() != type(cfg.settings[name])().get():
@@ -40,7 +40,9 @@ def check(cfg: Any, settings: Settings) -> None:
         tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
     if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
         stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-    tokens = Path(_start_directory(cfg), os.environ.get("PLANTS_TOKENS_FILE", os.devnull))
+    if settings.metrics_bind in cfg.address:
+        stop("PLANTS_METRICS_BIND is an address of the service itself; set another one")
+    tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
     master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
     with as_workers(cfg):
         workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)
@@ -77,15 +79,6 @@ def check_pid_file(cfg: Any, *, may_be_in_use: bool = False) -> None:
         stop(f"{cfg.pidfile} has the id of another process, {pid}; set another one with --pid")
 
 
-def check_addresses(cfg: Any, settings: Settings, *, may_be_in_use: bool = False) -> None:
-    """Stop if an address of the service or of its metrics cannot be used."""
-    try_to_bind(*cfg.address, may_be_in_use=may_be_in_use, reuse_port=cfg.reuse_port)
-    if settings.metrics_bind:
-        if settings.metrics_bind in cfg.address:
-            stop("PLANTS_METRICS_BIND is an address of the service itself; set another one")
-        try_to_bind(settings.metrics_bind, may_be_in_use=may_be_in_use, setting="PLANTS_METRICS_BIND")
-
-
 def reload_or_keep(app: Any, settings: Settings, load: Callable[[], None]) -> None:
     """Reload the configuration of a Gunicorn application (``HUP``); if it is not usable, keep the old one."""
     before = vars(app).copy()
@@ -99,7 +92,7 @@ def reload_or_keep(app: Any, settings: Settings, load: Callable[[], None]) -> No
         check_pid_file(cfg)
         # If these change, Gunicorn or its workers bind all addresses again while the old workers still listen.
         if (cfg.address, cfg.reuse_port) != (before["cfg"].address, before["cfg"].reuse_port):
-            try_to_bind(*cfg.address, reuse_port=cfg.reuse_port)
+            check_addresses(*cfg.address, reuse_port=cfg.reuse_port)
     except (Exception, SystemExit) as error:
         vars(app).update(before)
         with suppress(Exception):  # A file of the old configuration may have become unusable, too.
@@ -126,38 +119,23 @@ def url_of(address: Any, cfg: Any) -> str:
     return f"{'https' if cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
 
 
-def try_to_bind(
+def check_addresses(
     *addresses: Any, may_be_in_use: bool = False, reuse_port: bool = False, setting: str = "--bind HOST:PORT"
 ) -> None:
-    """If the addresses cannot all be bound at the same time, stop and name the setting. Skip file descriptors."""
+    """Stop and name the setting if these addresses cannot all be bound at the same time; check only those of TCP."""
     with ExitStack() as probes:
-        for address in addresses:
-            with _or_stop(f"cannot listen on {name_of(address)}", setting):
+        for host, port in [address for address in addresses if isinstance(address, tuple)]:
+            with _or_stop(f"cannot listen on {name_of((host, port))}", setting):
+                probe = probes.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
                 try:
-                    _bind(address, probes, reuse_port=reuse_port)
+                    probe.bind((host, port))
+                    if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
+                        probe.listen()  # Without this, the same address could be bound a second time.
                 except OSError as error:
                     if not (may_be_in_use and error.errno == errno.EADDRINUSE):
                         raise
-
-
-def _bind(address: Any, probes: ExitStack, *, reuse_port: bool) -> None:
-    match address:
-        case host, port:
-            probe = probes.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
-            probe.bind((host, port))
-            if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
-                probe.listen()  # Without this, the same address could be bound a second time.
-        case str(path):
-            if Path(path).exists() and not Path(path).is_socket():
-                raise OSError(errno.ENOTSOCK, "not a socket")
-            with socket.socket(socket.AF_UNIX) as client:
-                client.setblocking(False)
-                # Gunicorn would replace a running service's socket. On exit, that service would remove the new socket.
-                if client.connect_ex(path) in {0, errno.EAGAIN}:
-                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            tempfile.TemporaryFile(dir=Path(path).parent).close()  # The folder must be writable.
 
 
 @contextmanager
@@ -184,14 +162,10 @@ def as_workers(cfg: Any) -> Iterator[None]:
             os.setgroups(groups)
 
 
-def _start_directory(cfg: Any) -> str:
-    """Return the working directory before ``--chdir``, to which a relative PLANTS_TOKENS_FILE refers."""
-    directory: str = cfg.settings["chdir"].default
-    return directory
-
-
 def _certificate(cfg: Any) -> str:
-    return f"{cfg.certfile}, which has no --keyfile" if cfg.certfile and not cfg.keyfile else f"{cfg.certfile}"
+    if not cfg.certfile:
+        return f"the key {cfg.keyfile} without --certfile"
+    return f"the certificate {cfg.certfile} {f'and the key {cfg.keyfile}' if cfg.keyfile else 'without --keyfile'}"
 
 
 @contextmanager

@@ -150,21 +150,6 @@ def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_gauges_of_a_worker_without_a_slot_are_removed(port: int, tmp_path: Path) -> None:
-    conf = tmp_path / "conf.py"
-    # The packaged pre_fork reserves a slot for each worker. The slot's number is in the names of the worker's files.
-    # This hook replaces the packaged one and reserves no slot, so the worker's process id is in these names instead.
-    conf.write_text("def pre_fork(server, worker):\n    pass\n")
-    with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        [worker] = children(service.process.pid)
-        gauges = folder_of(service.process.pid) / f"gauge_livesum_{worker}.db"
-        assert gauges.exists()
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: not gauges.exists())
-        assert service.stop() == 0
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = request_counts(port)
@@ -285,7 +270,7 @@ def startup_error(metrics: str, *options: str) -> str:
 def test_an_unusable_metrics_address_is_reported_in_one_line(port: int) -> None:
     address = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=address) as service:
-        line = f"plants: cannot listen on {address} (Address already in use); choose another address with "
+        line = f"plants: cannot listen on {address} (Address already in use); set another one with "
         for options in (["--bind=127.0.0.1:0"], ["--bind=127.0.0.1:0", "--reuse-port"]):
             assert startup_error(address, *options) == f"{line}PLANTS_METRICS_BIND."
         main = f"127.0.0.1:{service.port}"
@@ -301,7 +286,7 @@ def test_without_a_writable_directory_a_start_fails_in_one_line(port: int, tmp_p
     )
     command = [sys.executable, "-c", code, "serve", "--log-level=error", "-b=127.0.0.1:0", str(tmp_path / "gone")]
     result = run(*command, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}")
-    line = "cannot make a file for a worker (No such file or directory); choose another folder with --worker-tmp-dir"
+    line = "cannot make a file for a worker (No such file or directory); set another one with --worker-tmp-dir"
     assert result.stderr == f"plants: {line}.\n"
 
 
@@ -309,7 +294,7 @@ def test_check_config_accepts_the_metrics_address_of_a_service(port: int) -> Non
     options = ["--check-config", "--bind=127.0.0.1:0"]
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}"):
         assert call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}").stderr == ""
-    line = "plants: cannot listen on 192.0.2.1:9100 (Cannot assign requested address); choose another address with "
+    line = "plants: cannot listen on 192.0.2.1:9100 (Cannot assign requested address); set another one with "
     result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND="192.0.2.1:9100")
     assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
 

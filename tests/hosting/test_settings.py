@@ -4,52 +4,63 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting.settings import Settings, SettingsError
+from plants.hosting.settings import Settings, SettingsError, generate_token
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
 
 def test_unset_settings_have_the_documented_defaults() -> None:
     settings = Settings.from_environ({**ONLY_A_TOKEN})
-    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
-    assert settings.new_token is None
+    assert (settings.store_url, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
+    assert settings.metrics_bind is None
 
 
 def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
         {**ONLY_A_TOKEN, "PLANTS_STORE": "sqlite:///x", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
     )
-    assert (settings.store, settings.max_body_bytes, settings.request_timeout) == ("sqlite:///x", 5, 0.5)
+    assert (settings.store_url, settings.max_body_bytes, settings.request_timeout) == ("sqlite:///x", 5, 0.5)
+
+
+def accepted(environ: dict[str, str], *tokens: str) -> list[bool]:
+    checks = Settings.from_environ(environ).token_checks
+    return [any(check.accepts(token) for check in checks) for token in tokens]
 
 
 @pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)
 def test_tokens_are_separated_by_commas_or_white_space(text: str) -> None:
-    tokens = Settings.from_environ({"PLANTS_TOKENS": text}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
+    assert accepted({"PLANTS_TOKENS": text}, "one", "two", "three") == [True, True, False]
 
 
 def test_tokens_of_file_and_environment_are_valid_together(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("two\n")
-    tokens = Settings.from_environ({"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [True, True, False]
-    tokens = Settings.from_environ({"PLANTS_TOKENS_FILE": str(path)}).tokens
-    assert [tokens.accepts(token) for token in ("one", "two", "three")] == [False, True, False]
+    both = {"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}
+    assert accepted(both, "one", "two", "three") == [True, True, False]
+    assert accepted({"PLANTS_TOKENS_FILE": str(path)}, "one", "two", "three") == [False, True, False]
 
 
-def test_a_token_is_generated_without_changing_the_environment() -> None:
+def test_a_token_is_generated_only_if_no_setting_has_any() -> None:
     environ: dict[str, str] = {}
-    first = Settings.from_environ(environ)
-    assert first.new_token
-    assert len(first.new_token) >= 43
-    assert first.tokens.accepts(first.new_token)
-    assert environ == {}
-    assert Settings.from_environ(environ).new_token != first.new_token
+    token = generate_token(environ)
+    assert token
+    assert len(token) >= 43
+    assert environ == {"PLANTS_TOKENS": token}
+    assert generate_token(environ) is None
+    assert generate_token({"PLANTS_TOKENS_CHECK": "a:b"}) is None
+    assert generate_token({}) != token
 
 
 BAD_SETTINGS = [
-    ("PLANTS_TOKEN", "secret", "PLANTS_TOKEN is not a setting"),
-    ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting"),
+    ("PLANTS_TOKEN", "secret", r"PLANTS_TOKEN is not a setting; did you mean PLANTS_TOKENS\? "),
+    ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting; unset it. "),
+    ("PLANTS_TOKENS_CHECK", "", "set package.module:object$"),
+    ("PLANTS_TOKENS_CHECK", "json", "set package.module:object$"),
+    ("PLANTS_TOKENS_CHECK", "json:a:b", "invalid format: 'json:a:b'$"),
+    ("PLANTS_TOKENS_CHECK", "no_such_module:x", "No module named 'no_such_module'$"),
+    ("PLANTS_TOKENS_CHECK", "json:x", "has no attribute 'x'$"),
+    ("PLANTS_TOKENS_CHECK", "json:dumps", r"this is not an object with a method accepts\(token\)$"),
+    ("PLANTS_TOKENS_CHECK", "plants.tokens:Tokens", r"this is not an object with a method accepts\(token\)$"),
     ("PLANTS_TOKENS", "", "tokens has no token"),
     ("PLANTS_TOKENS", " , ", "tokens has no token"),
     ("PLANTS_TOKENS", "sécret", "RFC 6750"),

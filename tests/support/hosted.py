@@ -113,10 +113,9 @@ def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.Com
 
 
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command ``plants`` in this process, which has already imported most of what it needs.
+    """Run the command ``plants`` in this process, which has already imported what it needs.
 
-    Gunicorn, ``plants.wsgi`` and the hosting layer except ``cli`` are imported anew, because some of their modules read
-    the environment when they are imported. If the command starts to serve, it fails.
+    It cannot have PORT or WEB_CONCURRENCY, which Gunicorn reads once. If the command starts to serve, it fails.
     """
     status: object = 0
     with (
@@ -125,15 +124,17 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
         ExitStack() as stack,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTTIN", "SIGTTOU"):
+        for name in ("SIGINT", "SIGTERM"):
             number = signal.Signals[name]
             stack.callback(signal.signal, number, signal.getsignal(number))
-        for name in ("plants", "gunicorn", "gunicorn.error", "gunicorn.access"):
+        for name in ("gunicorn.error", "gunicorn.access", "plants"):
             log = logging.getLogger(name)
             stack.callback(log.setLevel, log.level)
             stack.callback(vars(log).update, handlers=[*log.handlers], propagate=log.propagate)
-        stack.enter_context(_imported_anew(re.compile(r"gunicorn(\..+)?|plants\.hosting\.(?!cli$).+|plants\.wsgi")))
+        for module in ("plants.wsgi", "plants.hosting.gunicorn_conf"):  # These two make the service when imported.
+            patch.delitem(sys.modules, module, raising=False)
         patch.delattr("gunicorn.arbiter.Arbiter.manage_workers")  # The arbiter then fails instead of serving.
+        patch.setattr("gunicorn.config.Chdir.default", str(cwd))  # Gunicorn reads the directory once.
         patch.setattr(sys, "argv", ["plants", *arguments])
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "stdout", output)
@@ -147,28 +148,10 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
             if isinstance(status, str):
                 print(status, file=errors)
                 status = 1
-        assert isinstance(status, int)
+        assert isinstance(status, int | None)
         for file in (output, errors):
             file.seek(0)
-        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
-
-
-@contextmanager
-def _imported_anew(names: re.Pattern[str]) -> Iterator[None]:
-    """Import the matching modules afresh, and restore the old ones at the end."""
-    before = {name: module for name, module in sys.modules.items() if names.fullmatch(name)}
-    for name in before:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        for name in [*filter(names.fullmatch, sys.modules)]:
-            del sys.modules[name]
-        sys.modules.update(before)
-        for name, module in before.items():
-            package, _, attribute = name.rpartition(".")
-            if package:
-                setattr(sys.modules[package], attribute, module)
+        return subprocess.CompletedProcess(arguments, status or 0, output.read(), errors.read())
 
 
 @contextmanager
