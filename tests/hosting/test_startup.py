@@ -542,14 +542,15 @@ def test_a_new_master_that_cannot_start_leaves_no_pid_file(tmp_path: Path) -> No
 
 def test_a_blocking_store_gets_a_thread_even_if_threads_is_1(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
+        "import threading\n"
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [])\n"
-        "    return [str(environ['wsgi.multithread']).encode()]\n"
+        "    return [str(threading.current_thread() is threading.main_thread()).encode()]\n"
     )
     (tmp_path / "conf.py").write_text("wsgi_app = 'threaded:app'\n")
-    for store, is_threaded in (("memory:", b"False"), (f"sqlite:///{tmp_path}/plants.db", b"True")):
+    for store, is_in_loop in (("memory:", b"True"), (f"sqlite:///{tmp_path}/plants.db", b"False")):
         with serving("--threads=1", "--config=conf.py", cwd=tmp_path, PLANTS_STORE=store) as service:
-            assert service.send(method="GET", path="/", headers=[]).body == is_threaded
+            assert service.send(method="GET", path="/", headers=[]).body == is_in_loop
 
 
 def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Path) -> None:

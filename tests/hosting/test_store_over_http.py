@@ -18,7 +18,7 @@ import pytest
 
 from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_locked
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
-from tests.support.hosted import SERVE, Service, serving
+from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import children, resident_bytes, wait_until
 
@@ -211,8 +211,9 @@ def app(environ, start_response):
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_responses_pass_through_a_mounting_application(tmp_path: Path) -> None:
     (tmp_path / "mounted.py").write_text(MOUNTED)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'mounted:app'\n")
     store = f"sqlite:///{tmp_path}/plants.db"
-    with serving(command=[*SERVE, "mounted:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
+    with serving("--config=conf.py", cwd=tmp_path, PLANTS_STORE=store) as service:
         responses = [service.send(new_plant(), path="/store/plants", headers=[AUTH, JSON_TYPE]) for _ in range(2)]
     assert [response.headers["content-type"] for response in responses] == ["application/json"] * 2
     assert responses[0].plant == {"name": "Fern"}
@@ -235,8 +236,9 @@ def app(environ, start_response):
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_middleware_sees_each_request_and_its_true_status_once(tmp_path: Path) -> None:
     (tmp_path / "observed.py").write_text(OBSERVED)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'observed:app'\n")
     store = f"sqlite:///{tmp_path}/plants.db"
-    with serving(command=[*SERVE, "observed:app"], cwd=tmp_path, PLANTS_STORE=store) as service:
+    with serving("--config=conf.py", cwd=tmp_path, PLANTS_STORE=store) as service:
         with ThreadPoolExecutor(16) as threads:
             responses = list(threads.map(partial(create, service), [*range(50)] * 2))
         assert sorted(response.status for response in responses) == [200] * 50 + [400] * 50

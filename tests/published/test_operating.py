@@ -28,7 +28,7 @@ def test_the_documented_log_line_is_one_that_the_service_writes() -> None:
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_hook_that_calls_the_packaged_one_runs_beside_it(tmp_path: Path) -> None:
-    (configuration,) = re.findall(r"```python\n(from plants.hosting import gunicorn_conf\n.*?)```", OPERATING, re.DOTALL)
+    (configuration,) = re.findall(r"```python\n(.*?on_starting.*?)```", OPERATING, re.DOTALL)
     (tmp_path / "own.py").write_text(configuration)
     with serving(f"--config={tmp_path}/own.py") as service:
         service.wait_for("the garden opens")
