@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.hosted import CHECKOUT, Service, environment
 from tests.support.needs import needs
-from tests.support.process import PATIENCE_SECONDS, free_port
+from tests.support.process import free_port
 
 TUTORIAL = (CHECKOUT / "docs/tutorial.md").read_text()
 (_, INSTALL), *STEPS = re.findall(r"^```(\w+)\n(.*?)\n^```$", TUTORIAL, re.DOTALL | re.MULTILINE)
@@ -26,7 +26,7 @@ def run(command: str, folder: Path, env: dict[str, str]) -> str:
         cwd=folder,
         env=env,
         check=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=600,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout

@@ -18,6 +18,8 @@ from tests.support.process import wait_until
 from tests.support.worker_app import app
 
 LOG = logging.getLogger("tests.server")
+# All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
+PIPE = os.pipe()
 
 
 class Driver:
@@ -37,7 +39,7 @@ class Driver:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.service = service or Service()
-        self.pipe = os.pipe()
+        self.pipe = PIPE
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
@@ -104,11 +106,12 @@ class Driver:
         self.loop.shared.poll = None  # This closes epoll's descriptor.
         for sock in (self.listener.sock, *self.clients):
             sock.close()
-        # Leave the pipe open, because a thread may still write to it after its last batch.
 
 
 def is_readable(client: socket.socket) -> bool:
-    return bool(select.select([client], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class GatedApp:
