@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from plants.stores import StoreUnavailable, StoreUnusable
 
-_RETRY_SECONDS = 0.5  # between attempts; a failure opens the breaker if no call has succeeded for this long
-_FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
-_QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
+RETRY_SECONDS = 0.5  # between attempts; a failure opens the breaker if no call has succeeded for this long
+FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
+QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
 
 _T = TypeVar("_T")
 
@@ -58,13 +58,13 @@ class CircuitBreaker:
         except StoreUnavailable as error:
             now = time.monotonic()
             is_outage = reason or work == self._check or isinstance(error, StoreUnusable)
-            if is_outage or now - self._succeeded_at > _RETRY_SECONDS:
+            if is_outage or now - self._succeeded_at > RETRY_SECONDS:
                 self._reason = str(error)
-                self._next_attempt_at = now + _RETRY_SECONDS
+                self._next_attempt_at = now + RETRY_SECONDS
             raise
         self._succeeded_at = time.monotonic()
         with self._lock:
-            if self._outage_logged and self._succeeded_at - self._failed_at > _QUIET_SECONDS:
+            if self._outage_logged and self._succeeded_at - self._failed_at > QUIET_SECONDS:
                 _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
                 self._outage_logged = False
                 self._rejected_requests = 0
@@ -79,7 +79,7 @@ class CircuitBreaker:
         if not self._probe_lock.acquire(timeout=max(0, deadline - time.monotonic())):
             raise StoreUnavailable("no response in time")
         try:
-            if time.monotonic() - self._written_at > _FRESH_SECONDS:
+            if time.monotonic() - self._written_at > FRESH_SECONDS:
                 self.run(self._check, deadline)
                 self.record_write()
         except StoreUnavailable as error:

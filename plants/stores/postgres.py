@@ -7,9 +7,7 @@ import re
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.resources import files
@@ -78,7 +76,7 @@ _NO_SERVICE = (
 _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
-_RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
+RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
 _RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
 
 _log = logging.getLogger(__name__)
@@ -94,10 +92,6 @@ _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExc
 
 class _ServiceRefused(ValueError):
     """The connection parameters are in a service file."""
-
-
-class _ServerFull(Exception):
-    """No connection could be opened, but others are open."""
 
 
 class PostgresStore(BatchStore):
@@ -125,16 +119,14 @@ class PostgresStore(BatchStore):
         self._conninfos = _split_hosts(make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"}))
         # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
         self._statement_timeout_ms = int(timeout * 750)
-        # Each caller takes a slot, and puts it back. Neither a deque nor a SimpleQueue blocks when something is put
-        # into it, so whatever interrupts a caller, no slot is lost.
+        # A slot belongs to an open connection, or to a thread that opens one. SimpleQueue.put never blocks, so a caller
+        # that is interrupted, for example by gevent's Timeout, always puts back what it has.
         self._slots: SimpleQueue[None] = SimpleQueue()
         for _ in range(max_connections):
             self._slots.put(None)
-        self._idle_connections: deque[_Connection] = deque()
+        self._idle: SimpleQueue[_Connection | StoreUnavailable] = SimpleQueue()
         self._open_connections: set[_Connection] = set()
-        self._withheld_slots: deque[None] = deque()  # because the server has no room for more connections
-        self._next_attempt_at = 0.0
-        self._failures = 0  # of connections; one that was opened before the last failure is not used again
+        self._failure_count = 0  # of connections; one that was opened before the last failure is not used again
         self._contended_until = 0.0
         self._checked_at = 0.0  # when the table was last checked
         self._role_checked = False
@@ -187,8 +179,9 @@ class PostgresStore(BatchStore):
         self._connect().close()
 
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
-        while self._idle_connections:
-            self._discard(self._idle_connections.pop())
+        with suppress(Empty):
+            while True:
+                self._discard(self._idle.get_nowait())
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Return what the work returns; retry while the server reports that nothing was stored."""
@@ -196,10 +189,7 @@ class PostgresStore(BatchStore):
         while True:
             try:
                 with self._connection(deadline) as connection:
-                    connection.deadline = deadline
                     return work(connection)
-            except _ServerFull:
-                continue  # Wait for one of the open connections.
             except psycopg.Error as error:
                 if not isinstance(error, _RETRYABLE_ERRORS) or time.monotonic() + pause > deadline:
                     raise _unavailable(error) from None
@@ -208,82 +198,80 @@ class PostgresStore(BatchStore):
 
     @contextmanager
     def _connection(self, deadline: float) -> Iterator["_Connection"]:
-        """Borrow an idle connection, or open one."""
-        self._check_open()
+        connection = self._borrow(deadline)
         try:
-            self._slots.get(timeout=max(0, deadline - time.monotonic()))
-        except Empty:
-            raise StoreUnavailable("all connections are busy") from None
-        borrowed: Future[_Connection] = Future()
-        try:
-            self._borrow(borrowed)
-            try:
-                connection = borrowed.result(timeout=max(0, deadline - time.monotonic()))
-            except TimeoutError:
-                raise StoreUnavailable("no connection could be made in time") from None
+            connection.deadline = deadline
             yield connection
         finally:
-            borrowed.add_done_callback(self._put_back)  # A connection that came too late serves the next caller.
+            if not connection.is_idle():
+                self._failure_count += 1  # What silenced this connection may have silenced the others, too.
+            self._put_back(connection)
 
-    def _borrow(self, borrowed: "Future[_Connection]") -> None:
-        """Set the result to an idle connection, or to one that a thread opens.
+    def _borrow(self, deadline: float) -> "_Connection":
+        """Return an idle connection. If there is none, open one, and return the first that becomes idle."""
+        is_waiting = False
+        while True:
+            try:
+                found = self._idle.get(timeout=max(0, deadline - time.monotonic()) if is_waiting else 0)
+            except Empty:
+                if is_waiting:
+                    raise StoreUnavailable("no connection in time") from None
+                self._check_open()
+                self._open()
+                is_waiting = True
+                continue
+            if isinstance(found, StoreUnavailable):
+                if is_waiting:  # Otherwise, it is the failure of an earlier caller.
+                    raise found
+            elif found.failure_count == self._failure_count and not found.has_unread_input():
+                return found
+            else:
+                self._discard(found)
 
-        Looking up the name of a host may take longer than the caller can wait.
+    def _open(self) -> None:
+        """Open a connection in a thread, unless the maximum is reached.
+
+        Looking up the name of a host may take longer than the caller can wait. The connection then serves a later one.
         """
 
         def connect() -> None:
+            failure_count = self._failure_count
             try:
                 connection = self._connect()
-                connection.failures = failures
-                self._open_connections.add(connection)
-                borrowed.set_result(connection)
             except BaseException as error:
-                if self._open_connections:
-                    self._next_attempt_at = time.monotonic() + _RECONNECT_SECONDS
-                    borrowed.set_exception(_ServerFull())
+                if self._open_connections:  # The server may have no room for another one. Wait for one of those.
+                    time.sleep(_RECONNECT_SECONDS)
                 else:
-                    known = isinstance(error, StoreUnavailable)
-                    borrowed.set_exception(error if known else StoreUnavailable(type(error).__name__))
-
-        failures = self._failures
-        with suppress(IndexError):
-            while connection := self._idle_connections.pop():
-                if connection.failures == failures and not connection.has_unread_input():
-                    borrowed.set_result(connection)
-                    return
-                self._discard(connection)
-        if self._open_connections and time.monotonic() < self._next_attempt_at:
-            borrowed.set_exception(_ServerFull())
-            return
-        try:
-            threading.Thread(target=connect, name="plants-connect", daemon=True).start()
-        except RuntimeError as error:
-            borrowed.set_exception(StoreUnavailable(f"no connection could be made: {error}"))
-
-    def _put_back(self, borrowed: "Future[_Connection]") -> None:
-        error = borrowed.exception()
-        if isinstance(error, _ServerFull):
-            self._withheld_slots.append(None)
-            return
-        if not error:
-            connection = borrowed.result()
-            if not connection.is_idle():
-                self._failures += 1  # What silenced this connection may have silenced the others, too.
-            if connection.failures == self._failures and not self._closed:
-                self._idle_connections.append(connection)
+                    reason = error if isinstance(error, StoreUnavailable) else StoreUnavailable(type(error).__name__)
+                    self._idle.put(reason)
+                self._slots.put(None)
             else:
-                self._discard(connection)
-        self._slots.put(None)
-        if time.monotonic() > self._next_attempt_at:
-            while self._withheld_slots:
-                self._slots.put(self._withheld_slots.pop())
+                connection.failure_count = failure_count
+                self._open_connections.add(connection)
+                self._put_back(connection)
 
-    def _discard(self, connection: "_Connection") -> None:
-        self._open_connections.discard(connection)
-        connection.close()
+        with suppress(Empty):
+            self._slots.get_nowait()
+            try:
+                threading.Thread(target=connect, name="plants-connect", daemon=True).start()
+            except RuntimeError as error:
+                self._slots.put(None)
+                self._idle.put(StoreUnavailable(f"no connection could be made: {error}"))
+
+    def _put_back(self, connection: "_Connection") -> None:
+        if connection.is_idle() and not self._closed:
+            self._idle.put(connection)
+        else:
+            self._discard(connection)
+
+    def _discard(self, found: "_Connection | StoreUnavailable") -> None:
+        if isinstance(found, _Connection):
+            self._open_connections.discard(found)
+            self._slots.put(None)
+            found.close()
 
     def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
-        if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
+        if time.monotonic() - self._checked_at > RECHECK_SECONDS:
             self._check_for_faults(connection)
         first_by_id = {plant.id: plant for plant in reversed(collect())}
         plants = sorted(first_by_id.values())  # Sort them, so that two batches with common ids cannot deadlock.
@@ -385,7 +373,7 @@ class _Connection(psycopg.Connection[_Row]):
     """A connection whose waits end at a deadline, even if the server's machine is gone."""
 
     deadline = math.inf
-    failures = 0  # how many connections of the store had failed when this one was opened
+    failure_count = 0  # how many connections of the store had failed when this one was opened
     _lock_timeout: int | None = None
     _warning: str | None = None
 

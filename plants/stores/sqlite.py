@@ -1,10 +1,10 @@
 """One SQLite file: needs no further package, and is shared by all processes of one machine.
 
-Each process has a connection that writes and one that reads, which waits for no writer (SQLite's write-ahead log).
-A transaction first acquires SQLite's write lock, then compares the files with those that the connection opened: to a
-file that was removed or replaced, SQLite commits without an error. A difference, or an error, closes the connection.
-If the file itself was moved away, the store waits for it to return. If SQLite's log was lost, only a restart of all
-processes helps. A truncated log is never copied into the file, because that would damage the file.
+Each process has one connection that writes. A transaction first acquires SQLite's write lock, then compares the files
+with those that the connection opened: to a file that was removed or replaced, SQLite commits without an error. A
+difference, or an error, closes the connection. If the file itself was moved away, the store waits for it to return. If
+SQLite's log was lost, only a restart of all processes helps. A truncated log is never copied into the file, because
+that would damage the file.
 """
 
 import ctypes
@@ -28,7 +28,6 @@ from plants.stores.group_commit import BatchStore, Outcomes
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _KEPT_WAL_BYTES = 16_777_216
-_WAL_WARNING_BYTES = 67_108_864  # Normally SQLite copies the log into the file at 4 MB, and then reuses the log.
 _WAL_MAGIC = {b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"}
 
 _SET_UP = f"""
@@ -70,11 +69,8 @@ class SQLiteStore(BatchStore):
         self._printable_path = self._path.encode(errors="backslashreplace").decode()
         self._file_identity: tuple[int, ...] | None = None  # of the file that this store uses
         self._lost_log: StoreUnusable | None = None  # set when SQLite's log was lost; only a restart helps
-        self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
+        self._write_lock = threading.Lock()  # guards the connection that writes
         self._writer: _OpenFile | None = None
-        self._reader: _OpenFile | None = None
-        self._wal_too_long = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -97,27 +93,32 @@ class SQLiteStore(BatchStore):
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         return self._write(lambda connection: _insert(collect(), connection), deadline)
 
-    def _find(self, plant_id: int, deadline: float) -> Plant | None:
-        with self._locked(self._read_lock, deadline, self._close_reader):
+    def _find(self, plant_id: int, deadline: float) -> Plant | None:  # noqa: ARG002  # SQLite has its own timeout.
+        reader: _OpenFile | None = None
+        try:
             self._check_usable()
-            reader = self._reader = self._reader or self._connect(timeout=self._timeout)
+            # A new connection needs no lock, and waits for no commit. The service itself never reads.
+            reader = self._connect(timeout=self._timeout)
             row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
             reader.check_unchanged()
+        except (sqlite3.Error, StoreUnavailable) as error:
+            raise self._unavailable(error) from error
+        finally:
+            if reader:
+                reader.close()
         return None if row is None else Plant(plant_id, *row)
 
     def _check(self, deadline: float) -> None:
         self._write(_check_insert, deadline)
 
     def _disconnect(self, deadline: float) -> None:
-        with suppress(StoreUnavailable), self._locked(self._read_lock, deadline, self._close_reader):
-            self._close_reader()
-        with suppress(StoreUnavailable), self._locked(self._write_lock, deadline, self._close_writer):
+        with suppress(StoreUnavailable), self._locked(deadline):
             self._checkpoint(deadline)
             self._close_writer()
 
     def _check_usable(self) -> None:
         if self._lost_log:
-            raise StoreUnusable(*self._lost_log.args)
+            raise _LostLog(*self._lost_log.args)
         self._check_open()
 
     def _checkpoint(self, deadline: float) -> None:
@@ -133,32 +134,31 @@ class SQLiteStore(BatchStore):
             self._writer.close()
             self._writer = None
 
-    def _close_reader(self) -> None:
-        if self._reader:
-            self._reader.close()
-            self._reader = None
-
     @contextmanager
-    def _locked(self, lock: threading.Lock, deadline: float, close: Callable[[], None]) -> Iterator[None]:
-        """Hold a lock. If the block fails, close the connection and raise StoreUnavailable."""
-        if not lock.acquire(timeout=max(0, deadline - time.monotonic())):
-            raise StoreUnavailable(f"{self._printable_path}: no response in time")
+    def _locked(self, deadline: float) -> Iterator[None]:
+        """Hold the lock. If the block fails, close the connection and raise StoreUnavailable."""
+        if not self._write_lock.acquire(timeout=max(0, deadline - time.monotonic())):
+            raise self._unavailable(StoreUnavailable("no response in time"))
         try:
             yield
-        except BaseException as error:
-            close()
-            if isinstance(error, _LostLog):
-                self._lost_log = error
-            if isinstance(error, Exception):
-                kind = type(error) if isinstance(error, StoreUnusable) else StoreUnavailable
-                raise kind(f"{self._printable_path}: {error}") from error
+        except Exception as error:
+            self._close_writer()
+            raise self._unavailable(error) from error
+        except BaseException:
+            self._close_writer()
             raise
         finally:
-            lock.release()
+            self._write_lock.release()
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        if isinstance(error, _LostLog):
+            self._lost_log = error
+        kind = type(error) if isinstance(error, StoreUnusable) else StoreUnavailable
+        return kind(f"{self._printable_path}: {error}")
 
     def _write(self, work: Callable[[sqlite3.Connection], _T], deadline: float) -> _T:
         """Return what the work returns, once its transaction is committed."""
-        with self._locked(self._write_lock, deadline, self._close_writer):
+        with self._locked(deadline):
             writer, waited = self._begin(deadline)
             began = time.monotonic()
             writer.check_table_unchanged()
@@ -168,10 +168,9 @@ class SQLiteStore(BatchStore):
                 # their ids are reported as in use.
                 _rewrite_page(writer.connection)
             writer.connection.execute("COMMIT")
+            writer.has_committed = True
             # A commit to a file that was removed or replaced stores nothing.
             writer.check_unchanged()
-            writer.has_committed = True
-            self._warn_of_long_wal(writer)
             if waited:
                 # Other processes also wait for SQLite's write lock. Pause long enough for one of them to acquire it.
                 time.sleep(min(time.monotonic() - began, 2 * _LOCK_POLL_SECONDS))
@@ -210,13 +209,6 @@ class SQLiteStore(BatchStore):
         self._file_identity = file.identity
         return file
 
-    def _warn_of_long_wal(self, writer: "_OpenFile") -> None:
-        too_long = writer.wal_bytes > _WAL_WARNING_BYTES
-        if too_long and not self._wal_too_long:
-            fault = "a long-running reader or a disk error keeps SQLite from emptying it; never remove or truncate it"
-            _log.warning("%s has %d MB: %s", writer.wal_path, writer.wal_bytes >> 20, fault)
-        self._wal_too_long = too_long
-
 
 class _LostLog(StoreUnusable):
     """SQLite's write-ahead log, or the index of the log, was removed, replaced or truncated."""
@@ -244,7 +236,8 @@ class _OpenFile:
         self._schema_version = -1
         self._paths = path, self.wal_path, f"{self.real_path}-shm"
         self._wal_descriptor = -1
-        self.wal_bytes = 0
+        self._wal_bytes = 0
+        self._wal_truncated = False
 
     def _check_fork(self) -> None:
         # In a fork, SQLite would believe that it holds the locks of its parent.
@@ -316,12 +309,14 @@ class _OpenFile:
             )
 
     def _is_wal_truncated(self) -> bool:
-        if self._wal_descriptor < 0:
-            return False
+        if self._wal_descriptor < 0 or self._wal_truncated:
+            return self._wal_truncated
         size = os.fstat(self._wal_descriptor).st_size
-        shrunk = size < min(self.wal_bytes, _KEPT_WAL_BYTES)
-        self.wal_bytes = max(size, self.wal_bytes) if shrunk else size
-        return shrunk or (size > 0 and os.pread(self._wal_descriptor, 4, 0) not in _WAL_MAGIC)
+        # Before the first commit, the log may be what is left of an earlier one, which SQLite does not use.
+        has_header = not self.has_committed or os.pread(self._wal_descriptor, 4, 0) in _WAL_MAGIC
+        self._wal_truncated = size < min(self._wal_bytes, _KEPT_WAL_BYTES) or not has_header
+        self._wal_bytes = size
+        return self._wal_truncated
 
     def check_table_unchanged(self) -> None:
         """After a change of the schema, raise StoreUnusable if the table's definition is not the store's own."""
@@ -357,9 +352,6 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
             outcome = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(str(error))
         except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant.
             outcome = error
-        else:
-            if cursor.rowcount != 1:
-                raise StoreUnusable("the table plants did not store a plant, and reported no error")
         outcomes.append(outcome)
     return outcomes
 
