@@ -1,6 +1,7 @@
 """The documents: their links, their examples, and the tables that must agree with the code."""
 
 import re
+import shlex
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from plants.server import bounds, tls
 from plants.server.request import HEAD_BYTES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, SERVE, Service
 from tests.support.servers import COMMANDS
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
@@ -25,7 +26,7 @@ PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
 BLOCKS = {
     "README.md": 7,
     "contributing.md": 2,
-    "embedding.md": 4,
+    "embedding.md": 5,
     "hosting.md": 5,
     "interface.md": 2,
     "operating.md": 12,
@@ -165,6 +166,19 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
 def test_the_documented_entry_point_is_that_of_the_example() -> None:
     (entry_point,) = blocks(page("embedding"), "toml")
     assert entry_point in (CHECKOUT / "examples/redis_store/pyproject.toml").read_text()
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_documented_token_check_decides() -> None:
+    (command,) = blocks(page("embedding"), "console")
+    serve = command.replace("&& ", "&& exec env ").replace("plants serve", f"{shlex.join(SERVE)} --bind 127.0.0.1:0")
+    with Service(["sh", "-c", serve], CHECKOUT, {}) as service:
+        service.wait_until_it_serves()
+        statuses = [
+            service.send(new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE]).status
+            for token in ("other", "secret")
+        ]
+        assert statuses == [401, 200]
 
 
 def test_every_benchmark_accepts_its_documented_options() -> None:
