@@ -87,9 +87,5 @@ def test_a_message_is_shorter_than_500_characters() -> None:
     assert response_to(falcon.HTTPError(418, description="x" * 1000)).message == "x" * 499
 
 
-def test_an_empty_message_becomes_the_default() -> None:
-    assert response_to(falcon.HTTPError(418, description="")).message == "I'm a Teapot"
-
-
 def test_an_unknown_status_has_an_error_body() -> None:
     assert response_to(falcon.HTTPError(799)).error == 79900
