@@ -50,12 +50,6 @@ def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: s
     assert app.post(path, expect_errors=True).json["error"] == 40500
 
 
-def test_an_embedded_app_has_no_page() -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    app = WebTestApp(plants.create_app(tokens=[TOKEN]))
-    assert app.get("/docs", headers=headers, expect_errors=True).json["error"] == 40400
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with serving(command=[*NO_SUBPROCESS_COVERAGE, *SERVE]) as service:
