@@ -20,7 +20,7 @@ from plants.hosting.settings import (
     stop,
 )
 from plants.server import implementation
-from plants.stores import StoreUnavailable
+from plants.stores import StoreMissing, StoreUnavailable
 
 try:  # Report a bad setting in one line, before any fork.
     new_token = generate_token(os.environ)
@@ -145,5 +145,7 @@ def check_start(cfg: Any) -> None:
     try:
         with startup.as_workers(cfg):
             settings.store.prepare(create=False)
+    except StoreMissing:
+        pass  # The first start creates the file or the table.
     except StoreUnavailable as error:
         stop(f"the store cannot be used: {error}")

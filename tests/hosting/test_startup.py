@@ -356,6 +356,12 @@ def test_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_check_config_accepts_a_file_that_the_first_start_will_create(tmp_path: Path) -> None:
+    result = call("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/new.db")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert [*tmp_path.iterdir()] == []
+
+
 # A configuration that cannot serve
 
 
