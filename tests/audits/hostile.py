@@ -28,6 +28,7 @@ from tests.support.process import PATIENCE_SECONDS, comes_true
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 
 KIB = 1024
+DEAR_ACCEPT = b"Accept: %b\r\n" % (b"/," * 3900) * 7
 TINY_OBJECTS = b'{"id":1,"name":"x","more":[' + b"{}," * 8650 + b"{}]}"  # 26 KB that take milliseconds to parse
 LARGE_OBJECTS = b'{"id":1,"name":"x","more":[' + b"{}," * 349_000 + b"{}]}"  # 1 MiB
 
@@ -123,29 +124,37 @@ def health_checks(service: Target, count: int = 9000) -> Verdict:
         with service.connect() as sock:
             client = TLSClient(context)
             sock.sendall(client.step())
-            sock.sendall(client.step(sock.recv(65536)))
+            sock.send(client.step(sock.recv(65536)), socket.MSG_MORE)  # The end arrives in the same packet.
             sock.shutdown(socket.SHUT_WR)
     comes_true(lambda: not service.connections())
     body = plant(new_id())
     with service.connect() as plain, trusting().wrap_socket(plain) as sock:
-        sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)))
+        sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)) + body[:-1])
         time.sleep(0.1)
         with contextlib.suppress(OSError):
-            sock.sendall(body)
+            sock.sendall(body[-1:])
         status = sock.recv(100)[9:12].decode()
     return Verdict(status == "200", f"an upload in two pieces gets {status} after {count:,} health checks")
 
 
-def unread_responses(service: Target, clients: int = 300, size: int = 900_000, most: int = 96 * MIB) -> Verdict:
-    """Read little of large responses on many connections with a token."""
+def unread_responses(service: Target, clients: int = 150, unread: int = 400_000, most: int = 220 * MIB) -> Verdict:
+    """Read responses of 3 MB on many connections with a token, but not to their ends."""
     before = service.memory()
-    body = json.dumps({"id": 1, "name": "x" * size}).encode()
-    with Crowd(service, clients, receive_buffer=4096) as crowd:
-        crowd.send(service.head(b"Content-Length: %d\r\n" % len(body)) + body, 20)
+    name = ("\N{CACTUS}" * 250_000).encode()
+    crowd = Crowd(service, clients, receive_buffer=4096)
+    with crowd:
+        for sock in crowd.sockets:
+            sock.setblocking(True)
+            body = b'{"id":%d,"name":"%b"}' % (new_id(), name)
+            with contextlib.suppress(OSError):
+                sock.sendall(service.head(b"Content-Length: %d\r\n" % len(body)) + body)
+        for sock in crowd.sockets:
+            left = 3_000_000 - unread
+            with contextlib.suppress(OSError):
+                while left > 0 and (data := sock.recv(min(left, 65536))):
+                    left -= len(data)
         grown = service.memory() - before
-    return Verdict(
-        grown < most, f"{grown // MIB} MiB more resident for {clients} unread responses of {size // KIB} KiB"
-    )
+    return Verdict(grown < most, f"{grown // MIB} MiB more resident for {clients} responses of 3 MB, read in part")
 
 
 # What a request costs
@@ -156,7 +165,7 @@ def dear_requests(service: Target, count: int = 150, most: float = 1.0) -> Verdi
     start = b"GET / HTTP/1.1\r\nHost: a\r\n"
     fields = b"".join(b"X-%d: %b \r\n" % (number, b"a" * 140) for number in range(98))
     heads = {
-        "Accept of 57 KiB": start + b"Accept: %b\r\n" % (b"/," * 3900) * 7,
+        "Accept of 57 KiB": start + DEAR_ACCEPT,
         "Accept of 8 KiB": start + b"Accept: %b\r\n" % (b"/," * 4000),
         "Connection of 57,000 commas": start + b"Connection: %b\r\n" % (b"," * 8000) * 7,
         "Connection of 8,000 commas": start + b"Connection: %b\r\n" % (b"," * 8000),
@@ -175,7 +184,9 @@ def dear_requests(service: Target, count: int = 150, most: float = 1.0) -> Verdi
         for number in range(count):
             with service.connect() as sock, contextlib.suppress(OSError):
                 body = b"x" * 15_000 if b"Content-Length" in head else b""
-                sock.sendall(head + b"X-Own: %d\r\nConnection: close\r\n\r\n" % number + body)
+                # No value may be in a cache.
+                own = head.replace(b"/,", b"a%d/b," % number, 1)
+                sock.sendall(own + b"X-Own: %d\r\nConnection: close\r\n\r\n" % number + body)
                 sock.recv(1000)
         costs[name] = (service.cpu_seconds() - before) / count * 1000
     grown = service.memory() - memory
@@ -186,20 +197,20 @@ def dear_requests(service: Target, count: int = 150, most: float = 1.0) -> Verdi
 # Time
 
 
-def single_bytes(service: Target, clients: int = 700, dear: int = 4, seconds: float = 6, limit: float = 2) -> Verdict:
+def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: float = 8, limit: float = 2) -> Verdict:
     """Send single bytes of heads on many connections, beside clients whose requests are dear."""
     verdicts: list[Verdict] = []
     over = threading.Event()
-    body = TINY_OBJECTS
-    request = service.head(b"Content-Length: %d\r\n" % len(body)) + body
+    body = service.head(b"Content-Length: %d\r\n" % len(TINY_OBJECTS)) + TINY_OBJECTS
 
-    def dear_client() -> None:
+    def dear_client(is_stranger: bool) -> None:
         while not over.is_set():
+            head = b"GET / HTTP/1.1\r\nHost: a\r\nAccept: a%d/b\r\n%b\r\n" % (new_id(), DEAR_ACCEPT)
             with contextlib.suppress(OSError), service.connect() as sock:
-                sock.sendall(request)
+                sock.sendall(head if is_stranger else body)
                 sock.recv(1000)
 
-    threads = [threading.Thread(target=dear_client) for _ in range(dear)]
+    threads = [threading.Thread(target=dear_client, args=[number % 2]) for number in range(dear)]
     with Crowd(service, clients) as crowd:
         crowd.send(b"GET /")
         for thread in threads:
@@ -207,21 +218,23 @@ def single_bytes(service: Target, clients: int = 700, dear: int = 4, seconds: fl
         with beside(service, limit, verdicts):
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                crowd.send(b"a", 1)
+                for sock in crowd.sockets:
+                    with contextlib.suppress(OSError):
+                        sock.send(b"a")
         over.set()
         for thread in threads:
             thread.join()
     return together(*verdicts)
 
 
-def tiny_records(service: Target, clients: int = 200, seconds: float = 5, limit: float = 2) -> Verdict:
+def tiny_records(service: Target, clients: int = 300, seconds: float = 5, limit: float = 0.7) -> Verdict:
     """Send TLS records of one byte each on many connections."""
     verdicts: list[Verdict] = []
     flood = []
     with Crowd(service, 0) as crowd:
         for _ in range(clients):
             with tls_client(service) as (sock, records):
-                flood.append(b"".join(records.data(b"a") for _ in range(4000)))
+                flood.append(b"".join(records.data(b"a") for _ in range(8000)))
                 crowd.sockets.append(sock.dup())
         for sock in crowd.sockets:
             sock.setblocking(False)
@@ -257,7 +270,7 @@ def tls_client(service: Target) -> Iterator[tuple[socket.socket, Records13]]:
         yield sock, Records13(client.ssl, Path(folder, "keys"))
 
 
-def large_bodies(service: Target, clients: int = 8, seconds: float = 6, limit: float = 0.25) -> Verdict:
+def large_bodies(service: Target, clients: int = 12, seconds: float = 6, limit: float = 0.25) -> Verdict:
     """Send bodies of 1 MiB that take long to parse; small requests must not wait behind them."""
     verdicts: list[Verdict] = []
     over = threading.Event()
@@ -406,6 +419,7 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
 def run(check: Callable[..., Verdict], store: str, workers: int, **options: float) -> Verdict:
     """Start the service of a check, and run the check with these options."""
     settings = CHECKS[check]
+    store = "sqlite" if check is unread_responses else store  # The dictionary would hold the plants, too.
     arguments = [setting for setting in settings if setting.startswith("--")]
     environ = dict(setting.split("=") for setting in settings if setting.startswith("PLANTS_"))
     descriptors = sum(int(setting.partition("=")[2]) for setting in settings if setting.startswith("descriptors"))

@@ -579,6 +579,23 @@ def test_probes_overtake_slow_calls_in_the_loop() -> None:
     driver.end()
 
 
+def test_an_iteration_has_one_time_limit_for_all_its_calls() -> None:
+    called: list[str] = []
+
+    def slow(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        called.append(environ["PATH_INFO"])
+        time.sleep(0.06)
+        start_response("200 OK", [])
+        return []
+
+    driver = Driver(app=slow)
+    for _ in range(200):
+        driver.connect(GET)
+    driver.run_once()
+    assert len(called) == 2
+    driver.end()
+
+
 @pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 def test_small_requests_do_not_wait_behind_large_ones(threads: int) -> None:
     gated = GatedApp()
