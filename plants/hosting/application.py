@@ -1,13 +1,22 @@
-"""What is made from the settings: the application of a hosted service, and what the server shares with it."""
+"""The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
-from typing import NamedTuple
-from wsgiref.types import WSGIApplication
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+from wsgiref.types import StartResponse, WSGIApplication
 
+from plants import __version__
 from plants.app import build_app
 from plants.auth import BearerAuth
-from plants.hosting.page import PAGE, redirect_browsers
+from plants.errors import HEADERS, error_body
 from plants.hosting.settings import Settings
-from plants.public_paths import public_resources
+from plants.public_paths import Constant, public_resources
+
+# The page loads only its own script and style, sends requests only to this service, and cannot be framed.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class HostedService(NamedTuple):
@@ -24,3 +33,31 @@ def create_service(settings: Settings) -> HostedService:
     auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
     app = build_app(settings.store, auth, resources, max_body_bytes=settings.max_body_bytes)
     return HostedService(settings, auth, redirect_browsers(app))
+
+
+def _file(name: str, content_type: str) -> Constant:
+    content = files("plants.hosting").joinpath(name).read_bytes().replace(b"PACKAGE_VERSION", __version__.encode())
+    return Constant(content, {"Content-Type": content_type, "Content-Security-Policy": _POLICY})
+
+
+# Links between these files are relative, so that a proxy may add a prefix.
+PAGE: Final[dict[str, object]] = {
+    "/docs": _file("page.html", "text/html; charset=utf-8"),
+    "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),
+    "/docs/page.js": _file("page.js", "text/javascript; charset=utf-8"),
+}
+
+
+def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
+    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
+
+    def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
+        # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
+        if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
+            return app(environ, start_response)
+        body = error_body(30200, "An interactive description is at the Location of this response.")
+        start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
+        return [body] if environ["REQUEST_METHOD"] == "GET" else []
+
+    return hosted

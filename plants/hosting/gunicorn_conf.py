@@ -5,6 +5,7 @@ Loading it makes the service from the environment, once; after ``HUP``, it is st
 
 import logging
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from plants.hosting.settings import (
     stop,
 )
 from plants.server import implementation
-from plants.stores import StoreMissing, StoreUnavailable
+from plants.stores import StoreMissing, StoreUnavailable, StoreUnusable
 
 try:  # Report a bad setting in one line, before any fork.
     new_token = generate_token(os.environ)
@@ -143,9 +144,10 @@ def check_start(cfg: Any) -> None:
     startup.check_addresses(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
     startup.check_pid_file(cfg, may_be_in_use=True)
     try:
-        with startup.as_workers(cfg):
+        with suppress(StoreMissing), startup.as_workers(cfg):  # A start creates what is missing.
             settings.store.prepare(create=False)
-    except StoreMissing:
-        pass  # The first start creates the file or the table.
-    except StoreUnavailable as error:
+    except StoreUnusable as error:
         stop(f"the store cannot be used: {error}")
+    except StoreUnavailable as error:
+        problem, *_ = str(error).splitlines()  # PostgreSQL's driver adds advice.
+        logging.getLogger("plants").warning("the store cannot be used now: %s", problem)

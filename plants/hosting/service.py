@@ -13,9 +13,9 @@ import falcon
 
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
+from plants.hosting.application import PAGE
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
-from plants.hosting.page import PAGE
 from plants.server.request import Environ, HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service

@@ -110,7 +110,7 @@ class Settings(NamedTuple):
             raise SettingsError(f"{name} is not a setting; {advice} The settings are {', '.join(SETTINGS)}")
         parse = partial(_parse, {"PLANTS_LOG_FORMAT": "text" if is_on_terminal() else "json", **environ})
         return cls(
-            store=parse("PLANTS_STORE", _open_store),
+            store=parse("PLANTS_STORE", open_store),
             store_url=environ.get("PLANTS_STORE", SETTINGS["PLANTS_STORE"][0]),
             token_checks=tuple(parse(name, check) for name, check in _TOKEN_CHECKS.items() if name in environ),
             max_body_bytes=int(parse("PLANTS_MAX_BODY_BYTES", _parse_bytes)),
@@ -167,12 +167,6 @@ def _matching(pattern: str, advice: str, text: str) -> str:
 _parse_bytes = partial(_matching, "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
 _parse_seconds = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a number of seconds above 0, such as 10")
 _parse_log_format = partial(_matching, "json|text", "json or text")
-
-
-def _open_store(url: str) -> PlantStore:
-    store = open_store(url)
-    _ = store.worker_threads, store.max_batch, store.multiprocess  # A hosted service needs these class variables.
-    return store
 
 
 def _load_check(text: str) -> TokenCheck:

@@ -11,6 +11,7 @@ from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
+from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 # These settings enable Gunicorn's own access log. So does syslog, unless disable_redirect_access_to_syslog is set.
@@ -39,7 +40,7 @@ class Worker(ServerWorker):
         """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
         super().__init__(*args)
         settings = self.hosted.settings
-        self.may_block = settings.store.worker_threads > 1
+        self.may_block = not isinstance(settings.store, MemoryStore)  # Any other store may wait.
         self.max_batch = settings.store.max_batch
         self.max_body_bytes = settings.max_body_bytes
         self.request_timeout = settings.request_timeout

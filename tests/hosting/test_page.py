@@ -18,7 +18,7 @@ from plants import MemoryStore
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.errors import ErrorCode
-from plants.hosting.page import PAGE
+from plants.hosting.application import PAGE
 from plants.public_paths import public_resources
 from plants.tokens import Tokens
 from tests.contract import TOKEN

@@ -10,7 +10,7 @@ import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.app import build_app
 from plants.auth import BearerAuth
-from plants.hosting.page import PAGE, redirect_browsers
+from plants.hosting.application import PAGE, redirect_browsers
 from plants.public_paths import public_resources
 from plants.testing import FaultyStore
 from plants.tokens import Tokens

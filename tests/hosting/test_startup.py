@@ -18,7 +18,7 @@ import plants
 from plants import server
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, send_to, serving
-from tests.support.needs import needs_root
+from tests.support.needs import needs_psycopg, needs_root
 from tests.support.process import END, Process, children, free_port, wait_for_workers, wait_until
 from tests.support.tls_client import make_certificate
 
@@ -356,12 +356,6 @@ def test_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_check_config_accepts_a_file_that_the_first_start_will_create(tmp_path: Path) -> None:
-    result = call("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/new.db")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert [*tmp_path.iterdir()] == []
-
-
 # A configuration that cannot serve
 
 
@@ -431,6 +425,26 @@ def test_check_config_passes_beside_the_running_service() -> None:
     with serving() as service:
         result = call("serve", "--check-config", "--bind", f"127.0.0.1:{service.port}")
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_check_config_is_silent_about_a_store_that_a_start_would_create(tmp_path: Path) -> None:
+    result = call("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_config_fails_if_the_store_cannot_be_created(tmp_path: Path) -> None:
+    line = error_line(PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
+    assert line.startswith(f"the store cannot be used: {tmp_path}/gone/plants.db: there is no file, and no folder ")
+
+
+@needs_psycopg
+def test_check_config_only_warns_of_a_database_that_does_not_respond() -> None:
+    result = call(
+        "serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"postgresql://127.0.0.1:{free_port()}/x"
+    )
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1)
+    assert result.stderr.startswith("the store cannot be used now: ")
 
 
 def test_a_hook_that_makes_no_tls_context_stops_the_start(tmp_path: Path) -> None:
@@ -557,6 +571,55 @@ def test_a_blocking_store_gets_a_thread_even_if_threads_is_1(tmp_path: Path) -> 
     for store, is_in_loop in (("memory:", b"True"), (f"sqlite:///{tmp_path}/plants.db", b"False")):
         with serving("--threads=1", "--config=conf.py", cwd=tmp_path, PLANTS_STORE=store) as service:
             assert service.send(method="GET", path="/", headers=[]).body == is_in_loop
+
+
+# Both methods fail in the event loop, whose thread is the main thread.
+OWN_STORE = """
+import threading
+from plants import MemoryStore, PlantStore, StoreUnavailable
+
+class Garden(PlantStore):
+    worker_threads, max_batch, multiprocess = 1, 1, False
+
+    def __init__(self, url):
+        if url != "garden://me:secret@home":
+            raise ValueError("this is not my garden")
+        self.plants = MemoryStore()
+
+    def add(self, plant):
+        self.check()
+        self.plants.add(plant)
+
+    def get(self, plant_id):
+        return self.plants.get(plant_id)
+
+    def check(self):
+        if threading.current_thread() is threading.main_thread():
+            raise StoreUnavailable("called in the loop")
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("command", [SERVE, GUNICORN], ids=["plants serve", "gunicorn"])
+def test_a_store_of_another_package_is_hosted_like_our_own(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "garden.py").write_text(OWN_STORE)
+    (tmp_path / "garden-1.dist-info").mkdir()
+    (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
+    env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
+    with serving(command=command, **env) as service:  # type: ignore[arg-type]
+        service.wait_for("plants are stored in garden://me:\\*\\*\\*@home, until the process ends")
+        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
+    assert "PLANTS_STORE=garden://me:***@home  # environment" in run(*SERVE[:-1], "config", **env).stdout
+    assert run(*SERVE, "--check-config", **env).stderr == ""
+    for options, problem in ((["-w2"], "cannot be shared by 2 "), ([], "not usable: this is not my garden.")):
+        url = env["PLANTS_STORE"] if options else "garden:"
+        result = run(*SERVE, *options, "--check-config", **env | {"PLANTS_STORE": url})
+        assert result.stderr.count("\n") == 1
+        assert problem in result.stderr
 
 
 def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Path) -> None:
