@@ -440,9 +440,8 @@ def test_check_config_fails_if_the_store_cannot_be_created(tmp_path: Path) -> No
 
 @needs_psycopg
 def test_check_config_only_warns_of_a_database_that_does_not_respond() -> None:
-    result = call(
-        "serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"postgresql://127.0.0.1:{free_port()}/x"
-    )
+    url = f"postgresql://127.0.0.1:{free_port()}/x"
+    result = run(*SERVE, "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=url)
     assert (result.returncode, result.stderr.count("\n")) == (0, 1)
     assert result.stderr.startswith("the store cannot be used now: ")
 
