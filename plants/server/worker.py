@@ -23,7 +23,7 @@ from plants.server.service import Service
 from plants.server.tls import restricted
 
 # Gunicorn's settings that this worker does not support; setting one logs a warning.
-_UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header_map|(casefold|permit|strip)_.*")
+_UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header_map|(casefold|http2|permit|strip)_.*")
 # mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
@@ -70,6 +70,13 @@ class Worker(base.Worker):
     loop: Loop
     _stopping_at_once = False
 
+    @staticmethod
+    def check_config(cfg: Any, log: Any) -> None:
+        """Log which settings have no effect. Gunicorn's master calls this once, at the start."""
+        for name, setting in cfg.settings.items():
+            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
+                log.warning("this worker does not use the setting %s", name)
+
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
         return Service()
@@ -85,9 +92,6 @@ class Worker(base.Worker):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
-        for name, setting in cfg.settings.items():
-            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
-                self.log.warning("this worker does not use the setting %s", name)
         line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         config = Config(
             limits=Limits(line, field, cfg.limit_request_fields or MAX_HEADERS, self.max_body_bytes),
