@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import starmap
 
@@ -26,7 +27,7 @@ import psycopg
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
 from tests.audits.deployment import Deployment, read_plant
-from tests.audits.kills import JournaledLoad, audit_load, race
+from tests.audits.kills import Attempts, JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import audit_parser, report_findings
 
 CLIENTS_PER_SERVICE = 16
@@ -57,21 +58,25 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
         for service in services:
             stack.callback(service.kill)
             service.start()
-        findings = race(services, store, 4 * len(services), ids) + batch(store)
-        with ExitStack() as clients:
+        races: list[list[Attempts]] = []
+        findings = batch(store)
+        with ExitStack() as clients, ThreadPoolExecutor(1) as thread:
             loads = [clients.enter_context(JournaledLoad(service, CLIENTS_PER_SERVICE)) for service in services]
             time.sleep(seconds)
             print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first fault")
             for commands in faults:
                 for command in commands:
+                    racing = thread.submit(compete, services, 4 * len(services), ids)
                     subprocess.run(shlex.split(command), check=True)
                     time.sleep(seconds)
+                    races.append(racing.result())
         for service in services:
             service.start()  # This waits until the database is available again.
         responses = [
             response for load in loads for part in load.journal for made in part.values() for _, response in made
         ]
         print(f"slowest response: {max(response.ended - response.began for response in responses):.2f} s")
+        findings += sum((audit_race(store, race) for race in races), Counter())
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:

@@ -3,11 +3,6 @@
     python -m tests.audits.kills --store sqlite --workers 2
     python -m tests.audits.kills --store postgresql
 
-To audit your own deployment, pass its commands, which must run in the foreground. The audit adds plants to its store:
-
-    python -m tests.audits.kills --store postgresql://db/plants --service "gunicorn -b 127.0.0.1:8000" \\
-        --url http://127.0.0.1:8000 --token "$TOKEN" --database "postgres -D /var/lib/plants"
-
 The exit status is 0 if all of this is true:
 
 - Every acknowledged plant (200) is stored with its name and tag.
@@ -21,7 +16,6 @@ import argparse
 import contextlib
 import os
 import random
-import shlex
 import signal
 import sys
 import tempfile
@@ -36,25 +30,11 @@ from typing import Self
 
 from plants import Plant, PlantStore, open_store
 from tests.audits.bystander import Response
-from tests.audits.deployment import ID_IN_USE, TOKEN, Client, Deployment, read_plant
+from tests.audits.deployment import ID_IN_USE, Client, Deployment, read_plant
 from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import kill, start
 
 Attempts = list[tuple[Plant, Response]]
-
-
-class Command:
-    """A database that a command runs in the foreground."""
-
-    def __init__(self, command: str) -> None:
-        self._command = shlex.split(command)
-
-    def start(self) -> None:
-        self._process = start(self._command)
-
-    def kill(self) -> None:
-        kill(self._process)
 
 
 class JournaledLoad:
@@ -122,10 +102,10 @@ def audit_load(store_url: str, load: JournaledLoad) -> bool:
         return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))
 
 
-def race(services: Sequence[Deployment], store: PlantStore, clients: int, ids: int) -> Counter[str]:
-    """Let the clients add plants with the same ids at once; return the findings."""
+def compete(services: Sequence[Deployment], clients: int, ids: int) -> list[Attempts]:
+    """Let the clients add plants with the same ids at once; return the attempts for each id."""
 
-    def compete(number: int) -> Attempts:
+    def add_all(number: int) -> Attempts:
         service = services[number % len(services)]
         plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
         with closing(Client(service.url, service.token)) as client:
@@ -135,13 +115,15 @@ def race(services: Sequence[Deployment], store: PlantStore, clients: int, ids: i
     first_id = random.getrandbits(62)
     together = threading.Barrier(clients)
     with ThreadPoolExecutor(clients) as threads:
-        attempts = zip(*threads.map(compete, range(clients)), strict=True)
-    return Counter(f"{audit(store, list(of_one_id))} (race)" for of_one_id in attempts)
+        return [list(of_one_id) for of_one_id in zip(*threads.map(add_all, range(clients)), strict=True)]
 
 
-def possible_kills(
-    service: Deployment, database: PostgresServer | Command | None
-) -> Iterator[tuple[str, Callable[[], None]]]:
+def audit_race(store: PlantStore, race: list[Attempts]) -> Counter[str]:
+    """Return the findings of a race."""
+    return Counter(f"{audit(store, attempts)} (race)" for attempts in race)
+
+
+def possible_kills(service: Deployment, database: PostgresServer | None) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the possible kills in random order, endlessly; the caller restarts the service after each."""
 
     def kill_a_worker() -> None:
@@ -166,8 +148,8 @@ def possible_kills(
         yield from random.sample(list(kill_by_name.items()), len(kill_by_name))
 
 
-def run(options: argparse.Namespace, store_url: str, database: PostgresServer | Command | None) -> int:
-    service = Deployment(store_url, f"--workers {options.workers}", options.service, options.url, options.token)
+def run(options: argparse.Namespace, store_url: str, database: PostgresServer | None) -> int:
+    service = Deployment(store_url, f"--workers {options.workers}")
     kills: Counter[str] = Counter()
     started = time.monotonic()
     try:
@@ -188,40 +170,25 @@ def run(options: argparse.Namespace, store_url: str, database: PostgresServer | 
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    parser.add_argument(
-        "--store", default="sqlite", help="sqlite or postgresql for a new database, or the URL of a store (%(default)s)"
-    )
+    parser.add_argument("--store", default="sqlite", choices=["sqlite", "postgresql"], help="(%(default)s)")
     parser.add_argument("--kills", type=int, default=50, help="the minimum number of kills (%(default)s)")
     parser.add_argument(
         "--plants", type=int, default=100_000, help="the minimum number of acknowledged plants (%(default)s)"
     )
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument(
-        "--service",
-        default="",
-        help="the command that runs the service; by default, Gunicorn with the packaged configuration",
-    )
-    parser.add_argument("--url", default="", help="the URL of the service, with --service")
-    parser.add_argument("--token", default=TOKEN)
-    parser.add_argument("--database", default="", help="the command that runs the database; needs a URL as --store")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         if options.store == "sqlite":
             return run(options, f"sqlite:///{directory}/plants.db", None)
-        database: PostgresServer | Command | None = Command(options.database) if options.database else None
-        if options.store == "postgresql":
-            database = PostgresServer(Path(directory, "postgres"))
-            database.create()
-            options.store = database.url
-        if database:
-            database.start()
+        database = PostgresServer(Path(directory, "postgres"))
+        database.create()
+        database.start()
         try:
-            return run(options, options.store, database)
+            return run(options, database.url, database)
         finally:
-            if database:
-                database.kill()
+            database.kill()
 
 
 if __name__ == "__main__":

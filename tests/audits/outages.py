@@ -23,7 +23,7 @@ from pathlib import Path
 from plants import open_store
 from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, Client, Deployment
-from tests.audits.kills import JournaledLoad, audit_load, race
+from tests.audits.kills import JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
 
@@ -131,7 +131,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer) -> bool:
 def race_in(store_url: str, clients: int = 64, ids: int = 1000) -> bool:
     print(f"{store_url.partition(':')[0]}: {ids} ids, each added by {clients} clients")
     with running(Deployment(store_url, "--workers 2")) as service, closing(open_store(store_url)) as store:
-        return report_findings(race([service], store, clients, ids))
+        return report_findings(audit_race(store, compete([service], clients, ids)))
 
 
 def main() -> int:
