@@ -415,16 +415,18 @@ def test_accepting_pauses_while_descriptors_are_exhausted(caplog: pytest.LogCapt
 def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     full = FullDriver()
     clients = [full.accept() for _ in range(3)]
-    for client in clients:
-        client.sendall(GET)
-    newcomers = [socket.create_connection(full.listener.sock.getsockname(), 60) for _ in range(3)]
-    full.run_once()
-    full.run_once()
-    assert full.loop.connection_count() == 3
+    # The event of the listener comes first. Accepting this client closes another one, whose event follows.
+    with closing(socket.create_connection(full.listener.sock.getsockname(), 60)):
+        for client in clients:
+            client.sendall(GET)
+        full.run_once()
+        full.run_until_readable(*clients)
+        closed, *others = clients
+        with pytest.raises(ConnectionResetError):
+            closed.recv(1000)
+        assert [client.recv(1000)[9:12] for client in others] == [b"200", b"200"]
     assert not any("failed" in message for message in caplog.messages)
     full.end()
-    for client in newcomers:
-        client.close()
 
 
 # Requests

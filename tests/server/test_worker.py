@@ -1,7 +1,6 @@
 """Valid requests to the worker, and the responses of applications."""
 
 import json
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,13 +128,6 @@ def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
     assert [len(body_of(response)) for response in responses] == list(range(count))
 
 
-def test_a_request_in_single_bytes_gets_its_response(client: Client) -> None:
-    client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for byte in post(b"/echo", b"body"):
-        client.send(bytes([byte]))
-    assert body_of(client.response()) == "body"
-
-
 def test_requests_with_equal_heads_keep_their_own_bodies(client: Client) -> None:
     for body in (b"one", b"two", b"six"):
         assert body_of(client.send(post(b"/echo", body)).response()) == body.decode()
@@ -179,22 +171,6 @@ def test_100_continue_is_sent_if_expected(client: Client) -> None:
 def test_no_100_continue_is_sent_if_the_body_is_empty(client: Client) -> None:
     client.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 0\r\n\r\n")
     assert client.response().status == 200
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [b"Content-Length: 1001\r\n", b"Content-Length: 1001\r\nExpect: 100-continue\r\n"],
-    ids=["plain", "expecting"],
-)
-def test_an_announced_large_body_is_413_before_it_arrives(client: Client, fields: bytes) -> None:
-    response = client.send(request(fields, b"/limit", b"POST")).response()
-    assert response.status == 413
-    assert response.headers["connection"] == "close"
-
-
-def test_a_chunked_body_is_413_as_soon_as_it_is_too_large(client: Client) -> None:
-    client.send(request(b"Transfer-Encoding: chunked\r\n", b"/limit", b"POST") + b"fffff\r\n" + b"x" * 1001)
-    assert client.response().status == 413
 
 
 def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
@@ -331,15 +307,6 @@ def test_the_application_finishes_after_its_client_disconnects(server: Server, c
     (tmp_path / "gate").touch()
     wait_until(lambda: "GET /wait 0 of 0" in server.notes()[before:])
     assert client.send(request()).response().status == 200
-
-
-def test_incomplete_requests_delay_no_other_client(server: Server) -> None:
-    data = post(b"/echo", b"body")
-    lengths = (0, 1, 20, len(data) - 1)
-    clients = [server.client().send(data[:length]) for length in lengths]
-    assert server.get().status == 200
-    for client, length in zip(clients, lengths, strict=True):
-        assert body_of(client.send(data[length:]).response()) == "body"
 
 
 @pytest.mark.parametrize("server", ["3"], indirect=True)
