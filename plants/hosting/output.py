@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from select import PIPE_BUF, POLLOUT, poll
 
-_MAX_WAIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 1.0
 _SHORTEST_WAIT_SECONDS = 0.001
 _MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
 
@@ -27,7 +27,7 @@ class Output:
         self._flags = getattr(os, "RWF_NOWAIT", 0) if _has_reader(descriptor) else 0
         self._poll = poll()
         self._poll.register(descriptor, POLLOUT)
-        self._wait_budget = _MAX_WAIT_SECONDS
+        self._wait_budget = MAX_WAIT_SECONDS
         self._waited_at = time.monotonic()
         self._dropped_lines = 0
         self._missing_end = b""  # b"\n" if the last line was written only in part
@@ -74,7 +74,7 @@ class Output:
         if self._dropped_lines:
             return False
         now = time.monotonic()
-        self._wait_budget = min(_MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)
+        self._wait_budget = min(MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)
         is_writable = self._wait_budget >= _SHORTEST_WAIT_SECONDS and bool(self._poll.poll(self._wait_budget * 1000))
         self._waited_at = time.monotonic()
         # If the descriptor is always ready and every write fails all the same, the budget must end, too.

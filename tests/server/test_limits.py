@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from plants.server import request
 from plants.server.request import (
     HEAD_BYTES,
     ChunkedBody,
@@ -327,11 +326,3 @@ def test_incomplete_trailers_have_the_limits_of_the_head() -> None:
 
 def test_a_malformed_trailer_is_rejected() -> None:
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX A: a\r\n\r\n") == 400
-
-
-@pytest.mark.parametrize(("length", "cached"), [(request._MAX_CACHED_NAME_LENGTH, True), (65, False)])
-def test_only_keys_of_short_field_names_are_cached(length: int, cached: bool) -> None:
-    name = "x" * length
-    parsed = parse(b"GET / HTTP/1.1\r\n" + HOST + f"{name}: 1\r\n\r\n".encode(), LARGE)
-    assert parsed.environ[f"HTTP_{name.upper()}"] == "1"
-    assert (name in request._environ_keys) == cached
