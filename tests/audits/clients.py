@@ -1,6 +1,5 @@
 """A service to be audited, crowds of bad clients, and a good client beside them in a process of its own."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -79,14 +77,6 @@ class Target:
     def memory(self) -> int:
         """Return the resident memory of the largest worker, in bytes."""
         return max((resident_bytes(worker) for worker in self.workers()), default=0)
-
-    def total_memory(self) -> int:
-        """Return the proportional memory (PSS) of the master and its workers, in bytes."""
-        total = 0
-        for process in [self.master, *self.workers()]:
-            with contextlib.suppress(OSError):  # The process has ended.
-                total += int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text())[0])
-        return total * 1024
 
     def cpu_seconds(self) -> float:
         """Return the processor time of all workers."""
@@ -247,25 +237,6 @@ def reset_on_close(sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def sampled(measure: Callable[[], int], seconds: float) -> Iterator[list[int]]:
-    """Measure every ``seconds`` seconds."""
-    over = threading.Event()
-    samples: list[int] = []
-
-    def work() -> None:
-        while not over.wait(seconds):
-            samples.append(measure())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
 def running_service(
     store: str = "memory",
     workers: int = 1,
@@ -290,8 +261,3 @@ def running_service(
             wait_until(lambda: not service.connections())
             process.wait_for("Booting worker")
             yield service
-
-
-def service_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
-    """Run the service that the options of an audit describe."""
-    return running_service(options.store, options.workers, environ={"PLANTS_REQUEST_TIMEOUT": "5"})
