@@ -162,10 +162,9 @@ class PostgresStore(BatchStore):
                 outcomes.append(None)
                 stored.remove(plant.id)
                 in_use.add(plant.id)  # A second plant of the batch with this id is not stored.
-            elif plant.id in in_use:
-                outcomes.append(PlantIdInUse(plant.id))
             else:
-                outcomes.append(StoreUnavailable("a plant was not stored, but its id is not in use either"))
+                unknown = StoreUnavailable("a plant was not stored, but its id is not in use either")
+                outcomes.append(PlantIdInUse(plant.id) if plant.id in in_use else unknown)
         return outcomes
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -94,18 +94,14 @@ class SQLiteStore(BatchStore):
         return self._write(lambda connection: _insert(collect(), connection), deadline)
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:  # noqa: ARG002  # SQLite has its own timeout.
-        reader: _OpenFile | None = None
         try:
             self._check_usable()
             # A new connection needs no lock, and waits for no commit. The service itself never reads.
-            reader = self._connect(timeout=self._timeout)
-            row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
-            reader.check_unchanged()
+            with closing(self._connect(timeout=self._timeout)) as reader:
+                row = reader.connection.execute(_SELECT, (plant_id,)).fetchone()
+                reader.check_unchanged()
         except (sqlite3.Error, StoreUnavailable) as error:
             raise self._unavailable(error) from error
-        finally:
-            if reader:
-                reader.close()
         return None if row is None else Plant(plant_id, *row)
 
     def _check(self, deadline: float) -> None:

@@ -1,0 +1,93 @@
+"""The circuit breaker of a store."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from plants.stores import StoreUnavailable, StoreUnusable
+from plants.stores.outage import CircuitBreaker
+
+
+class Database:
+    """What a circuit breaker protects: it counts the calls, and fails if ``fault`` is set."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fault: StoreUnavailable | None = None
+        self.released = threading.Event()
+        self.released.set()
+
+    def check(self, _deadline: float) -> None:
+        self.calls += 1
+        assert self.released.wait(60)
+        if self.fault:
+            raise self.fault
+
+    def write(self, deadline: float) -> None:
+        self.check(deadline)
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database()
+
+
+@pytest.fixture
+def breaker(database: Database) -> CircuitBreaker:
+    return CircuitBreaker(database.check)
+
+
+def in_a_minute() -> float:
+    return time.monotonic() + 60
+
+
+def test_in_an_outage_one_caller_retries_and_others_fail_fast(
+    breaker: CircuitBreaker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.outage.RETRY_SECONDS", 0.0)
+    database.fault = StoreUnusable("the file is gone")
+    with pytest.raises(StoreUnavailable):
+        breaker.run(database.write, in_a_minute())
+    database.released.clear()
+    with ThreadPoolExecutor(1) as thread:
+        retry = thread.submit(breaker.run, database.write, in_a_minute())
+        while database.calls < 2:
+            time.sleep(0)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="the file is gone"):
+                breaker.run(database.write, in_a_minute())
+        assert database.calls == 2
+        database.fault = None
+        database.released.set()
+        retry.result()
+    breaker.run(database.write, in_a_minute())
+
+
+@pytest.mark.parametrize("succeeded_before", [True, False])
+def test_a_failure_opens_the_breaker_unless_others_succeed(
+    breaker: CircuitBreaker, database: Database, *, succeeded_before: bool
+) -> None:
+    if succeeded_before:
+        breaker.run(database.write, in_a_minute())
+    database.fault = StoreUnavailable("a row is locked")
+    with pytest.raises(StoreUnavailable):
+        breaker.run(database.write, in_a_minute())
+    assert breaker.is_open() is not succeeded_before
+
+
+def test_concurrent_probes_share_a_check_and_wait_no_longer_than_their_deadline(
+    breaker: CircuitBreaker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", 60.0)
+    database.released.clear()
+    with ThreadPoolExecutor(8) as threads:
+        probes = [threads.submit(breaker.probe, in_a_minute()) for _ in range(8)]
+        while not database.calls:
+            time.sleep(0)
+        with pytest.raises(StoreUnavailable, match="no response in time"):
+            breaker.probe(time.monotonic())
+        database.released.set()
+        assert [probe.result() for probe in probes] == [None] * 8
+    assert database.calls == 1
