@@ -1,7 +1,6 @@
 """The PostgreSQL store when the server, the network or another client fails."""
 
 import contextlib
-import inspect
 import os
 import random
 import re
@@ -28,7 +27,6 @@ import psycopg
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from plants.stores.sqlite import SQLiteStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.hosted import CHECKOUT
@@ -898,12 +896,6 @@ def test_options_in_the_url_override_the_defaults(server: PostgresServer, admin:
     with closing(PostgresStore(f"{server.url}?application_name=gardener", timeout=20)) as store:
         store.check()
         assert rows(admin, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'gardener'") == [(1,)]
-
-
-def test_the_default_timeout_is_not_above_that_of_sqlite() -> None:
-    stores = (PostgresStore, SQLiteStore)
-    postgres_timeout, sqlite_timeout = (inspect.signature(store).parameters["timeout"].default for store in stores)
-    assert 0 < postgres_timeout <= sqlite_timeout
 
 
 def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:

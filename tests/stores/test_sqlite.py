@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -861,19 +860,6 @@ def test_the_wal_shrinks_after_a_long_reader_ends(store: SQLiteStore, path: Path
     assert log.stat().st_size <= 16_777_216
 
 
-INSERT = "INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)"
-
-
-def test_sqlite_distinguishes_an_id_in_use_from_other_constraints() -> None:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT UNIQUE, tag TEXT)")
-        connection.execute(INSERT, (1, "oak", None))
-        for plant, code in [(1, "fern"), "SQLITE_CONSTRAINT_PRIMARYKEY"], [(2, "oak"), "SQLITE_CONSTRAINT_UNIQUE"]:
-            with pytest.raises(sqlite3.IntegrityError) as caught:
-                connection.execute(INSERT, (*plant, None))
-            assert caught.value.sqlite_errorname == code
-
-
 def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -890,48 +876,6 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
         call_before_each_pause(monkeypatch, release_the_lock)
         store.add(Plant(1, "oak"))
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
-
-
-def test_the_pause_after_a_slow_commit_is_short(
-    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def release_the_lock(seconds: float) -> None:
-        pauses.append(seconds)
-        other.rollback()
-
-    pauses: list[float] = []
-    times = count(time.monotonic(), 0.5)  # Half a second passes between two looks at the clock.
-    store.add(Plant(0, "oak"))
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        clock = SimpleNamespace(monotonic=lambda: next(times), sleep=release_the_lock)
-        monkeypatch.setattr("plants.stores.sqlite.time", clock)
-        store.add(Plant(1, "oak"))
-    assert max(pauses) == 0.002
-
-
-def test_an_add_that_did_not_wait_does_not_pause(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[None] = []
-    call_before_each_pause(monkeypatch, lambda: pauses.append(None))
-    store.add(Plant(1, "oak"))
-    assert pauses == []
-
-
-def test_a_busy_neighbor_does_not_starve_an_add(store: SQLiteStore, path: Path) -> None:
-    def add_until_stopped() -> None:
-        while not stopping.is_set():
-            neighbor.add(Plant(next(ids), "fern"))
-
-    ids = count(1000)
-    stopping = threading.Event()
-    with closing(SQLiteStore(str(path), timeout=20)) as neighbor, ThreadPoolExecutor(4) as threads:
-        busy = [threads.submit(add_until_stopped) for _ in range(4)]
-        try:
-            for plant_id in range(50):
-                store.add(Plant(plant_id, "oak"))
-        finally:
-            stopping.set()
-        assert [thread.result() for thread in busy] == [None] * 4
 
 
 @pytest.mark.parametrize(
