@@ -10,15 +10,16 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
+from io import TextIOWrapper
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
 import plants
 from plants.hosting.settings import LAST_PORT, SETTINGS, SETTINGS_HELP, stop
 from plants.tokens import digest_of
 
-_CHECK_SECONDS = 2
+CHECK_SECONDS: Final = 2
 _SERVE_HELP = f"""\
 usage: plants serve [options]
 
@@ -44,30 +45,26 @@ usage: plants serve [options]
 def main() -> None:
     """Run the command that ``sys.argv`` names."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
+    if isinstance(sys.stdout, TextIOWrapper):  # It is None if it was closed at the start.
+        sys.stdout.reconfigure(errors="backslashreplace")  # A path may have bytes that are not text.
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:3], "--help"]
-    try:
-        if sys.argv[1:2] == ["serve"]:  # Gunicorn parses its options.
-            _serve()
-        else:
-            options = _parser().parse_args()
-            options.run(options)
-    except OSError as error:
-        stop(f"{error.filename}: {error.strerror}" if error.filename else error)
+    if sys.argv[1:2] == ["serve"]:  # Gunicorn parses its options.
+        _serve()
+    else:
+        options = _parser().parse_args()
+        options.run(options)
 
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"plants: {message}; see {self.prog} --help.\n")
 
-    def print_help(self, file: Any = None) -> None:
-        _print(self.format_help().rstrip(), file)
-
 
 def _parser() -> ArgumentParser:
     parser = _Parser("plants", epilog=SETTINGS_HELP, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("-V", "--version", action="store_const", const=_version, dest="run", help="print the versions")
-    parser.set_defaults(run=lambda _options: _without_command(parser))
+    parser.set_defaults(run=lambda _options: parser.exit(2, parser.format_help()))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="start the service")
     check = commands.add_parser("check", help="check whether a service is ready")
@@ -81,24 +78,9 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _without_command(parser: ArgumentParser) -> NoReturn:
-    parser.print_help(sys.stderr)
-    sys.exit(2)
-
-
-def _print(text: str, file: Any = None) -> None:
-    # A path may have bytes that are not text, or characters that the output cannot encode.
-    encoding = getattr(file or sys.stdout, "encoding", "utf-8")
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
-    except OSError as error:
-        sys.stdout = None  # Otherwise Python would try again at exit, and print an error.
-        stop(f"cannot write to standard output: {error.strerror}")
-
-
 def _serve() -> None:
     if {"-h", "--help"} & {*sys.argv[2:]}:
-        _print(_SERVE_HELP)
+        print(_SERVE_HELP)
         return
     sys.argv = ["--help" if word == "--help-all" else word for word in sys.argv]
     _check_environment()
@@ -124,14 +106,14 @@ def _check(options: Namespace) -> None:
     url = options.url or _own_url()
     address = f"{url.rstrip('/')}/readyz"
     # Use a thread, so that the time limit also covers the look-up of the name.
-    problems = [f"no response within {_CHECK_SECONDS} seconds"]
+    problems = [f"no response within {CHECK_SECONDS} seconds"]
     thread = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
     thread.start()
-    thread.join(_CHECK_SECONDS)
+    thread.join(CHECK_SECONDS)
     if problems[-1]:
         origin = "" if options.url else " (where plants serve would listen with these settings)"
         stop(f"{address}{origin}: {problems[-1]}")
-    _print(f"{address}: ready")
+    print(f"{address}: ready")
 
 
 def _own_url() -> str:
@@ -196,7 +178,7 @@ def _config(_options: Namespace) -> None:
     rows["bind"] = (",".join(map(name_of, cfg.address)), "Gunicorn")
     for name in ("threads", "worker_connections", "certfile"):
         rows[name] = (str(cfg.settings[name].get() or ""), "Gunicorn")
-    _print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
+    print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
 
 
 def _shown_tokens(environ: Mapping[str, str]) -> str:
@@ -209,7 +191,7 @@ def _shown_tokens(environ: Mapping[str, str]) -> str:
 
 def _token(_options: Namespace) -> None:
     token = secrets.token_urlsafe(32)
-    _print(f"{token}\nsha256:{digest_of(token).hex()}")
+    print(f"{token}\nsha256:{digest_of(token).hex()}")
 
 
 def _version(_options: Namespace) -> None:
@@ -219,4 +201,4 @@ def _version(_options: Namespace) -> None:
     from plants import server
 
     used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    _print(f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {python_version()})")
+    print(f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {python_version()})")

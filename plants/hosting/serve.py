@@ -19,8 +19,8 @@ _OTHER_NAMES = dict.fromkeys(("--port", "--host", "--address", "--listen"), "--b
 class _Config(Config):
     def parser(self) -> argparse.ArgumentParser:
         """Return Gunicorn's parser, with the defaults of the packaged configuration."""
-        for name, default in GUNICORN_SETTINGS.items():
-            self.settings[name].default = default
+        for name in GUNICORN_SETTINGS.keys() & self.settings.keys():  # Old releases of Gunicorn do not have all.
+            self.settings[name].default = GUNICORN_SETTINGS[name]
         parser: argparse.ArgumentParser = super().parser()
         parser.epilog = SETTINGS_HELP
         parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -377,7 +377,10 @@ def error_line(*options: str, **env: str) -> str:
         ("--cert-reqs 2", "cert_reqs has no effect without a certificate; set --certfile and --keyfile."),
         ("-b=", "--bind is empty; set HOST:PORT, or leave it out."),
         ("-w 0", "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
-        ("-e PLANTS_STORE=memory:", "PLANTS_STORE has no effect in --env or raw_env; set it in the environment."),
+        (
+            "-e FOO=1 -e PLANTS_STORE=memory:",
+            "PLANTS_STORE has no effect in --env or raw_env; set it in the environment.",
+        ),
         ("--certfile /", "cannot use the certificate / without --keyfile (Is a directory); set another one with "),
         ("--keyfile /x", "cannot use the key /x without --certfile (certfile should be a valid filesystem path); "),
         ("--certfile /x --keyfile /y", "cannot use the certificate /x and the key /y (No such file or directory); "),
@@ -483,6 +486,7 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
             service.wait_for(f"the new configuration cannot be used, so the old one stays: {problem}", after=before)
             service.wait_for("Worker exiting", after=before)
             assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        good += f"pidfile = '{tmp_path}/pid'\n"
         file.write_text(good + "def post_worker_init(worker): worker.log.warning('the new configuration is here')\n")
         service.signal(signal.SIGHUP)
         service.wait_for("the new configuration is here")

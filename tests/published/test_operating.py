@@ -44,4 +44,4 @@ def test_the_table_of_metrics_agrees_with_the_code() -> None:
 
 
 def test_the_documented_check_timeout_agrees_with_the_code() -> None:
-    assert f"*no response within {cli._CHECK_SECONDS} seconds*" in OPERATING
+    assert f"*no response within {cli.CHECK_SECONDS} seconds*" in OPERATING
