@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -338,10 +339,17 @@ def test_plants_check_imports_no_framework(url: list[str]) -> None:
     assert ("gunicorn.arbiter" in modules) == (not url)  # Without a URL, Gunicorn parses the address.
 
 
-def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path) -> None:
-    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
-    result = run("sh", "-c", script, "sh", str(tmp_path), *SERVE, PYTHONPATH=str(CHECKOUT))
-    assert error_line(result) == "the working directory cannot be used: No such file or directory."
+def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    monkeypatch.setattr(sys, "argv", ["plants", "serve"])
+    monkeypatch.setattr(sys, "stdout", None)  # As if it was closed at the start.
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit, match=r"^plants: the working directory cannot be used: No such file or "):
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_python_m_plants_is_the_same_command_as_plants() -> None:
