@@ -1,6 +1,6 @@
 """A small HTTP service that stores plants."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.memory import MemoryStore
@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from plants.app import create_app
 
 __version__ = "1.1.0.dev0"
+
+MAX_BODY_BYTES: Final = 1_048_576  # the default limit of a request's body
 
 __all__ = ["MemoryStore", "Plant", "PlantIdInUse", "PlantStore", "StoreUnavailable", "create_app", "open_store"]
 

@@ -6,9 +6,10 @@ from wsgiref.types import WSGIApplication
 
 import falcon
 
+from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
 from plants.falcon_defaults import DeferredResponse, json_app, may_defer
-from plants.json_body import MAX_BODY_BYTES, read_json
+from plants.json_body import read_json
 from plants.schemas import dump_plant, load_new_plant
 from plants.stores import GroupCommitStore, PlantStore
 from plants.stores.memory import MemoryStore

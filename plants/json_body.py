@@ -5,7 +5,7 @@ import math
 import re
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final, Never
+from typing import Any, Never
 
 import falcon
 
@@ -16,7 +16,6 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-MAX_BODY_BYTES: Final = 1_048_576  # the default limit of a request's body
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100

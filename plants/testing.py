@@ -23,10 +23,10 @@ from wsgiref.types import StartResponse
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
+from plants import MAX_BODY_BYTES
 from plants.app import PLANTS_PATH, build_app
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
-from plants.json_body import MAX_BODY_BYTES
 from plants.public_paths import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore

@@ -79,7 +79,7 @@ class TokenFile(Tokens):
         content = _read(self._path)
         self._digests = _digests_in(content)
         # The digest of what the latest read found, and of what is in force: the content, or the text of an error.
-        self._latest = self._applied = hashlib.sha256(content).digest()
+        self._latest = self._applied = self._loaded = hashlib.sha256(content).digest()
         self._reading_pid = os.getpid()
         self._polling_pid = 0
         self._lock = Lock()
@@ -97,7 +97,7 @@ class TokenFile(Tokens):
             self._digests = []
             for _ in range(2):
                 self.poll()
-            if self._latest == applied:  # The file is as the parent process has read it.
+            if self._latest == applied == self._loaded:  # The file is as the parent process has loaded it.
                 self._digests = digests
         self._polling_pid = os.getpid()
         Thread(target=_keep_polling, args=[weakref.ref(self)], name=__name__, daemon=True).start()
@@ -122,7 +122,7 @@ class TokenFile(Tokens):
             kept = "the old tokens stay valid" if self._digests else "no token is valid"
             _log.error("the token file cannot be used, so %s: %s", kept, problem or error)
         else:
-            self._digests = digests
+            self._digests, self._loaded = digests, self._applied
             _log.info("the token file has changed; valid tokens: %d", len(digests))
 
 

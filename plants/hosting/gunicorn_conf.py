@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import plants
+from plants.app import PLANTS_PATH
 from plants.hosting import logs, metrics, startup, worker
 from plants.hosting.settings import (
     GUNICORN_SETTINGS,
@@ -97,7 +98,7 @@ def _is_deployed() -> bool:
 
 def post_worker_init(_worker: Any) -> None:
     """Start watching the token file now instead of at the first request with a token."""
-    service.auth.refusal("/plants", "Bearer -")
+    service.auth.refusal(PLANTS_PATH, "Bearer -")
 
 
 def pre_exec(server: Any) -> None:

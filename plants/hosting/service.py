@@ -9,10 +9,8 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final
 
-import falcon
-
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
+from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, error_response, parse_error
 from plants.hosting.application import PAGE
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
@@ -60,16 +58,14 @@ class PlantService(Service):
             return None
         try:
             error = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
-        except Exception:  # The application's check fails in the same way, and is logged.
-            request.drop_body()
-            return None
+        except Exception as failure:
+            return self._refusal(failure, request)
         request.trusted = error is None
         return None if error is None else self._refusal(error, request)
 
-    def _refusal(self, error: falcon.HTTPError, request: Request) -> Response:
-        headers = [*HEADERS.items(), *dict(error.headers or {}).items()]
-        body = error_body(error.code or 0, error.description)
-        return make_response(falcon.code_to_http_status(error.status), headers, body, is_head=request.method == "HEAD")
+    def _refusal(self, error: Exception, request: Request) -> Response:
+        status, headers, body = error_response(error)
+        return make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""

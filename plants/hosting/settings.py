@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from gunicorn.errors import AppImportError
 
+from plants import MAX_BODY_BYTES
 from plants.stores import PlantStore, open_store
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
@@ -26,7 +27,7 @@ SETTINGS: Final = {
     "PLANTS_TOKENS_FILE": ("", "a file of valid tokens, or of their digests"),
     "PLANTS_TOKENS_CHECK": ("", "package.module:object, whose accepts(token) decides"),
     "PLANTS_STORE": ("memory:", "the store's URL: memory:, sqlite:///FILE or postgresql://..."),
-    "PLANTS_MAX_BODY_BYTES": ("1048576", "the largest request body, in bytes"),
+    "PLANTS_MAX_BODY_BYTES": (str(MAX_BODY_BYTES), "the largest request body, in bytes"),
     "PLANTS_REQUEST_TIMEOUT": ("10", "how long a request may take to arrive whole, in seconds"),
     "PLANTS_LOG_FORMAT": ("", "json or text; by default text on a terminal, else json"),
     "PLANTS_METRICS_BIND": ("", "a separate address for GET /metrics, such as 127.0.0.1:9100"),
@@ -164,7 +165,7 @@ def _matching(pattern: str, advice: str, text: str) -> str:
     return text
 
 
-_parse_bytes = partial(_matching, "[1-9][0-9]{0,17}", "a number of bytes, such as 1048576")
+_parse_bytes = partial(_matching, "[1-9][0-9]{0,17}", f"a number of bytes, such as {MAX_BODY_BYTES}")
 _parse_seconds = partial(_matching, r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?", "a number of seconds above 0, such as 10")
 _parse_log_format = partial(_matching, "json|text", "json or text")
 

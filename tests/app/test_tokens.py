@@ -218,6 +218,14 @@ def test_a_new_process_that_cannot_use_the_file_accepts_no_token_until_it_can(pa
     assert in_a_child(check)
 
 
+def test_a_new_process_inherits_no_tokens_of_a_file_that_has_become_unusable(path: Path) -> None:
+    tokens = TokenFile(path)
+    path.unlink()
+    poll_twice(tokens)
+    assert Tokens.accepts(tokens, "first")
+    assert not in_a_child(lambda: tokens.accepts("first"))
+
+
 def test_the_thread_ends_when_its_token_file_object_is_gone(path: Path) -> None:
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "plants.tokens"]

@@ -2,12 +2,17 @@
 
 import http.client
 import json
+import logging
 import re
 import socket
 from collections.abc import Iterator
 
 import pytest
 
+from plants.auth import BearerAuth
+from plants.errors import parse_error
+from plants.hosting.service import PlantService
+from plants.server.request import Listener, Request
 from tests.contract import AUTH, JSON_TYPE, Headers, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.process import wait_until
@@ -135,3 +140,19 @@ def test_requests_on_one_connection_have_ids_of_their_own(service: Service) -> N
         client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
         found = [client.response().headers["x-request-id"] for _ in range(3)]
     assert [service.line_of(request_id)["path"] for request_id in found] == ["/livez"] * 3
+
+
+class FailingCheck:
+    def accepts(self, _token: str) -> bool:
+        raise OSError("no database")
+
+
+def test_a_token_check_that_raises_before_the_body_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as sock:
+        request = Request(Listener(sock, lambda *_: []), {"HTTP_AUTHORIZATION": "Bearer x"}, 0.0)
+    request.path = "/plants"
+    service = PlantService(BearerAuth(FailingCheck()), logging.getLogger(), None, None)
+    response = service.before_body(request)
+    assert response
+    assert (response.status, parse_error(response.body)[0]) == ("500 Internal Server Error", 50000)
+    assert caplog.messages == ["a request failed"]
