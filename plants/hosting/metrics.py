@@ -76,7 +76,6 @@ class Metrics:
         from prometheus_client import Gauge, Histogram, values
 
         values.ValueClass = values.MultiProcessValue(lambda: slot)
-        _folder().mkdir(mode=0o700, exist_ok=True)  # Some systems clean up /dev/shm.
         gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
         self._duration_histogram = Histogram(
             _DURATION_METRIC,

@@ -280,20 +280,6 @@ def test_gunicorns_statsd_logger_counts_requests() -> None:
                 pass
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_signal_usr1_reopens_a_log_file(tmp_path: Path) -> None:
-    log, old = tmp_path / "log", tmp_path / "old"
-    command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
-    with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-        wait_until(lambda: log.exists() and "Booting worker" in log.read_text())
-        log.rename(old)
-        service.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: log.exists() and "usr1" in old.read_text() + log.read_text())
-        assert service.stop() == 0
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert "Shutting down: Master" in [line["msg"] for line in lines]
-
-
 def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
     conf, tokens = tmp_path / "conf.py", tmp_path / "tokens"
     conf.write_text("loglevel = 'error'")

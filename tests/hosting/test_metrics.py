@@ -139,17 +139,6 @@ def test_metrics_files_do_not_accumulate_as_workers_end(port: int, store: str) -
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_prometheus_client_is_imported_before_the_first_fork(port: int, tmp_path: Path) -> None:
-    conf, modules = tmp_path / "conf.py", tmp_path / "modules"
-    conf.write_text(
-        f"import sys\ndef pre_fork(server, worker):\n    open({str(modules)!r}, 'w').write(' '.join(sys.modules))\n"
-    )
-    with serving("-c", str(conf), PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        assert "prometheus_client.multiprocess" in modules.read_text().split()
-        assert service.stop() == 0
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_for_the_metrics_are_not_counted(port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = request_counts(port)
@@ -298,16 +287,6 @@ def test_check_config_accepts_the_metrics_address_of_a_service(port: int) -> Non
     line = "plants: cannot listen on 192.0.2.1:9100 (Cannot assign requested address); set another one with "
     result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND="192.0.2.1:9100")
     assert result.stderr == f"{line}PLANTS_METRICS_BIND.\n"
-
-
-def test_the_service_survives_the_loss_of_the_metrics_folder(port: int, store: str) -> None:
-    with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        shutil.rmtree(folder_of(service.process.pid))
-        create(service, 0, 1)
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
-        service.wait_for("Booting worker", times=2)
-        create(service, 1, 2)
-        assert value(port, "plants_created_total") == 2
 
 
 def test_a_worker_that_cannot_create_metrics_files_serves_anyway(port: int) -> None:

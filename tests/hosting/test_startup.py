@@ -82,22 +82,6 @@ def test_a_killed_worker_of_the_dictionary_store_logs_a_warning() -> None:
     assert sum("were lost" in line for line in service.lines) == 1
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_recovers_when_a_removed_file_is_back(tmp_path: Path) -> None:
-    file, elsewhere = tmp_path / "plants.db", tmp_path / "elsewhere"
-    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
-        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
-        file.rename(elsewhere)
-        response = service.send(new_plant(id=2), headers=[AUTH, JSON_TYPE])
-        assert (response.error, response.headers["retry-after"]) == (50300, "1")
-        assert service.send(method="GET", path="/livez", headers=[]).status == 200
-        assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
-        elsewhere.rename(file)
-        wait_until(lambda: service.send(method="GET", path="/readyz", headers=[]).status == 200)
-        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
-        assert service.send(new_plant(id=3), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
-
-
 def test_a_generated_token_is_logged_once_and_works() -> None:
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command) as service:
@@ -545,7 +529,6 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
     assert sum(token in line for line in service.lines) == 1
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_new_master_that_cannot_start_leaves_no_pid_file(tmp_path: Path) -> None:
     file, pid_file = tmp_path / "mine.py", tmp_path / "pid"
     file.touch()
@@ -644,14 +627,6 @@ def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
         client.connect(str(path))
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_no_control_socket_is_opened(tmp_path: Path) -> None:
-    with serving(HOME=str(tmp_path), XDG_RUNTIME_DIR="") as service:
-        assert service.stop() == 0
-    # Gunicorn creates the folder of a control socket after it has started its workers, and never removes this folder.
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_importing_plants_has_no_side_effect() -> None:

@@ -22,7 +22,7 @@ from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, wai
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-DIAGNOSE, SEARCH, METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
+DIAGNOSE, SEARCH, _METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
     r"```console\n(.*?)```", OPERATING, re.DOTALL
 )
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
@@ -117,14 +117,6 @@ def test_a_request_id_is_found_in_the_logs(run: Run, tmp_path: Path, env: dict[s
         send_to(port, new_plant(), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
         wait_until(lambda: request_id in (tmp_path / "access.log").read_text())
         assert '"status":200' in run(search)
-
-
-@needs("curl")
-def test_the_metrics_are_served_where_they_are_configured(run: Run, tmp_path: Path, env: dict[str, str]) -> None:
-    port = str(free_port())
-    start, scrape = METRICS.replace("9100", port).splitlines()
-    with started(start, tmp_path, env):
-        assert "plants_created_total" in run(scrape)
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:

@@ -1,12 +1,8 @@
 """The service as docs/hosting.md starts it, over TLS, and behind proxies."""
 
-import http.client
 import json
 import re
-import shlex
 import socket
-import ssl
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +11,10 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, Service, environment, send_to, serving
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.support.hosted import CHECKOUT, environment, send_to, serving
 from tests.support.needs import needs
 from tests.support.process import Process, free_port, wait_until
-from tests.support.tls_client import make_certificate, trusting
 
 HOSTING = (CHECKOUT / "docs/hosting.md").read_text()
 COMMANDS = {
@@ -88,31 +83,3 @@ def test_nginx_adds_the_cors_headers_to_every_response(port: int) -> None:
     assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
     for response in (preflight, refused):
         assert response.headers["access-control-allow-origin"] == "https://garden.example.com"
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_starts_as_documented(tmp_path: Path) -> None:
-    (token, store) = re.findall(r"^PLANTS_TOKENS=(\w+) PLANTS_STORE=(\S+) plants serve$", HOSTING, re.MULTILINE)[0]
-    url = store.replace("/var/lib/plants", str(tmp_path))
-    with serving(PLANTS_TOKENS=token, PLANTS_STORE=url) as service:
-        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
-        assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
-        assert (tmp_path / "plants.db").exists()
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_serves_tls_as_documented(tmp_path: Path) -> None:
-    (command,) = re.findall(r"^plants (serve .*--certfile.*)$", HOSTING, re.MULTILINE)
-    pem = make_certificate(tmp_path)
-    for name in ("cert.pem", "key.pem"):
-        (tmp_path / name).write_bytes(pem.read_bytes())
-    arguments = shlex.split(command.replace("0.0.0.0:8443", "127.0.0.1:0"))
-    with Service([sys.executable, "-m", "plants", *arguments], tmp_path, {"PLANTS_TOKENS": TOKEN}) as service:
-        port = int(service.wait_for(r"Listening at: https://127\.0\.0\.1:(\d+)")[1])
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", port, timeout=60, context=trusting(ssl.TLSVersion.TLSv1_3)
-        )
-        connection.request("POST", "/plants", new_plant(), dict([AUTH, JSON_TYPE]))
-        assert json.load(connection.getresponse()) == {"name": "Fern"}
-        connection.close()
-        assert service.stop() == 0
