@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting import output
-from plants.hosting.output import Output
+from plants.hosting import logs
+from plants.hosting.logs import Output
 
 PIPE_BYTES = 65536
 LINE = "x" * 1023 + "\n"
@@ -29,7 +29,7 @@ class Pipe:
 
 @pytest.fixture(params=["RWF_NOWAIT", "poll"])
 def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    monkeypatch.setattr(output, "MAX_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(logs, "MAX_WAIT_SECONDS", 0.01)
     if request.param == "poll":  # Before Linux 6.4, RWF_NOWAIT does not work with pipes.
         monkeypatch.setattr(os, "RWF_NOWAIT", 0)
     pipe = Pipe()
@@ -56,7 +56,7 @@ def test_a_partly_written_line_is_ended_before_the_next(pipe: Pipe) -> None:
 
 
 def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MAX_WAIT_SECONDS", 30)
+    monkeypatch.setattr(logs, "MAX_WAIT_SECONDS", 30)
     slow = Output(pipe.write_end, report)
 
     def write() -> None:
