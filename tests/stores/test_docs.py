@@ -42,7 +42,9 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
         "PLANTS_STORE": server.url if server else "",
         "PYTHONPATH": str(CHECKOUT),
     }
-    command = command.replace("python3", shlex.quote(sys.executable)).replace("deploy/", f"{CHECKOUT}/deploy/")
+    command = command.replace("python3", shlex.quote(sys.executable)).replace(
+        "deploy/", f"{shlex.quote(str(CHECKOUT))}/deploy/"
+    )
     return subprocess.run(
         ["bash", "-e", "-c", command],
         env=environ,
