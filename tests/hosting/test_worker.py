@@ -12,7 +12,8 @@ import pytest
 from plants.auth import BearerAuth
 from plants.errors import parse_error
 from plants.hosting.service import PlantService
-from plants.server.request import Listener, Request
+from plants.server.request import HTTPError, Listener, Request, SizedBody
+from plants.tokens import TokenCheck
 from tests.contract import AUTH, JSON_TYPE, Headers, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.process import wait_until
@@ -147,12 +148,32 @@ class FailingCheck:
         raise OSError("no database")
 
 
-def test_a_token_check_that_raises_before_the_body_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+def service_with(check: TokenCheck) -> PlantService:
+    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), None, None)
+
+
+def request_for(path: str) -> Request:
     with socket.socket() as sock:
         request = Request(Listener(sock, lambda *_: []), {"HTTP_AUTHORIZATION": "Bearer x"}, 0.0)
-    request.path = "/plants"
-    service = PlantService(BearerAuth(FailingCheck()), logging.getLogger(), None, None)
-    response = service.before_body(request)
+    request.path = path
+    request.body = SizedBody(5)
+    return request
+
+
+def test_a_token_check_that_raises_before_the_body_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    response = service_with(FailingCheck()).before_body(request_for("/plants"))
     assert response
     assert (response.status, parse_error(response.body)[0]) == ("500 Internal Server Error", 50000)
     assert caplog.messages == ["a request failed"]
+
+
+def test_the_body_of_a_request_for_a_public_path_is_not_received() -> None:
+    request = request_for("/livez")
+    assert service_with(FailingCheck()).before_body(request) is None
+    assert request.body.complete
+    assert not request.keep_alive
+
+
+def test_a_503_of_the_server_says_when_to_retry() -> None:
+    response = service_with(FailingCheck()).error_response(HTTPError(503), request_for("/plants"))
+    assert dict(response.headers)["Retry-After"] == "1"

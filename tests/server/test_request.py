@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from plants.server.request import Limits, Listener, Request
 from tests.support.loop_driver import Driver
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -271,3 +272,14 @@ def test_the_rejection_of_a_head_request_has_no_body(driver: Driver, head: bytes
 def test_an_unusual_method_reaches_the_application(driver: Driver, notes: Notes) -> None:
     exchange(driver, b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert notes == ["A!$%&'*+-.^_`|~ / 0 of 0"]
+
+
+def test_many_field_names_do_not_fill_the_cache_of_names() -> None:
+    listener = Listener(socket.socket(), lambda *_: [])
+    with listener.sock:
+        for number in range(7):
+            names = [f"X-Name-{number}-{name}" for name in range(90)]
+            request = Request(listener, {}, 0.0)
+            head = "".join(["GET / HTTP/1.1\r\nHost: a\r\n", *(f"{name}: {name}\r\n" for name in names), "\r\n"])
+            request.parse_head(head, Limits(8190, 8190, 100, 0))
+            assert [request.environ[f"HTTP_{name.upper().replace('-', '_')}"] for name in names] == names
