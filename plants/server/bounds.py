@@ -56,22 +56,17 @@ class Group:
         self.waiting: dict[Any, None] = {}
 
 
-class Clients:
-    """The connections by the addresses of their clients.
-
-    ``strangers`` are the groups of connections that have not shown a token, and ``trusted`` those that have.
-    """
+class Strangers:
+    """The connections without a checked token, by the addresses of their clients."""
 
     def __init__(self) -> None:
-        self.strangers: dict[Any, Group] = {}
-        self.trusted: dict[Any, Group] = {}
+        self.groups: dict[Any, Group] = {}
 
-    def join(self, address: Any, *, trusted: bool) -> Group:
+    def join(self, address: Any) -> Group:
         """Add a connection to the group of its address, and return the group."""
-        groups = self.trusted if trusted else self.strangers
-        group = groups.get(address)
+        group = self.groups.get(address)
         if group is None:
-            group = groups[address] = Group(address)
+            group = self.groups[address] = Group(address)
         group.size += 1
         return group
 
@@ -80,31 +75,20 @@ class Clients:
         group.waiting.pop(connection, None)
         group.size -= 1
         if not group.size:
-            for groups in (self.strangers, self.trusted):
-                if groups.get(group.address) is group:
-                    del groups[group.address]
+            del self.groups[group.address]
 
     def to_evict(self, address: Any) -> Any:
         """Return the connection that makes room for a new one from ``address``, or None if there is no such connection.
 
-        It is the longest inactive stranger of the address that has most of them; in a tie, that of the new client. If
-        no stranger is left, it is a trusted connection between two requests, whose client loses nothing.
+        It is the longest inactive one of the address that has most of them; in a tie, that of the new client. A
+        connection with a checked token never makes room for one without.
         """
-        connection = next(iter(_largest(self.strangers, address)), None)
-        if connection is None:
-            idle = [each for each in _largest(self.trusted, address) if each.is_idle()]
-            connection = idle[0] if idle else None
-        return connection
-
-
-def _largest(groups: dict[Any, Group], address: Any) -> dict[Any, None]:
-    """Return the waiting connections of the largest group; if several are as large, of the one with this address."""
-    own = groups.get(address)
-    largest = own.waiting if own else {}
-    for group in groups.values():
-        if len(group.waiting) > len(largest):
-            largest = group.waiting
-    return largest
+        own = self.groups.get(address)
+        largest = own.waiting if own else {}
+        for group in self.groups.values():
+            if len(group.waiting) > len(largest):
+                largest = group.waiting
+        return next(iter(largest), None)
 
 
 def network_of(host: str) -> Any:

@@ -14,7 +14,7 @@ from collections import deque
 from select import POLLIN, POLLOUT
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Clients, Places, network_of
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Group, Places, Strangers, network_of
 from plants.server.request import (
     NO_BODY,
     Environ,
@@ -79,7 +79,7 @@ class Shared:
         self.limits = limits
         self.timeouts = timeouts
         self.places = places
-        self.clients = Clients()
+        self.strangers = Strangers()
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
@@ -121,14 +121,10 @@ class Connection:
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
-        self._trusted: bool = False
-        self._group = shared.clients.join(network_of(base["REMOTE_ADDR"]), trusted=False)
-        self._group.waiting[self] = None
+        # The group of this connection's address, until its client has shown a token.
+        self._group: Group | None = shared.strangers.join(network_of(base["REMOTE_ADDR"]))
+        self._note_activity()
         shared.connections.add(self)
-
-    def is_idle(self) -> bool:
-        """Return whether the connection is between two requests, and nothing of the next one has arrived."""
-        return self.state == IDLE and not self._input
 
     # Called by the loop
 
@@ -216,7 +212,7 @@ class Connection:
         self._output = b""
         self._tls = None
         self._shared.connections.discard(self)
-        self._shared.clients.leave(self._group, self)
+        self._leave_strangers()
         with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
             self.watch(0)
         with contextlib.suppress(OSError):
@@ -229,7 +225,8 @@ class Connection:
         self.state = state
         self.deadline = self._shared.now + seconds
         if state == RESPONDING:
-            del self._group.waiting[self]
+            if self._group:
+                del self._group.waiting[self]
         elif state in (IDLE, CLOSING, CLOSED):
             self._shared.places.release(self)
 
@@ -389,15 +386,14 @@ class Connection:
             self.request = None
 
     def _trust(self, request: Request) -> None:
-        """Prefer this connection from now on if the service trusts its client."""
-        if request.trusted and not self._trusted:
-            self._trusted = True
-            clients = self._shared.clients
-            is_waiting = self in self._group.waiting
-            clients.leave(self._group, self)
-            self._group = clients.join(self._group.address, trusted=True)
-            if is_waiting:
-                self._note_activity()
+        """Never close this connection to make room from now on, if the service trusts its client."""
+        if request.trusted:
+            self._leave_strangers()
+
+    def _leave_strangers(self) -> None:
+        if self._group:
+            self._shared.strangers.leave(self._group, self)
+            self._group = None
 
     def _flush(self) -> None:
         """Send as much as the socket accepts. After a response, wait for the next request, or close."""
@@ -417,7 +413,7 @@ class Connection:
                 self._linger()
                 return
             self._enter(IDLE, self._shared.timeouts.keepalive)
-            self._group.waiting[self] = None
+            self._note_activity()
         if self._input or (self._tls and self._tls.has_more):
             self._continue_later()
         self.watch()
@@ -439,9 +435,9 @@ class Connection:
 
     def _note_activity(self) -> None:
         """Note that the client is active. If the worker is full, the loop closes an inactive connection."""
-        waiting = self._group.waiting
-        waiting.pop(self, None)
-        waiting[self] = None
+        if self._group:
+            self._group.waiting.pop(self, None)
+            self._group.waiting[self] = None
 
     def _encrypt(self) -> None:
         tls = self._tls

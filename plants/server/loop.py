@@ -301,7 +301,7 @@ class Loop:
         """Return whether there is room for a new connection, if necessary after closing another one."""
         if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
             return True
-        connection: Connection | None = self.shared.clients.to_evict(network_of(host))
+        connection: Connection | None = self.shared.strangers.to_evict(network_of(host))
         if connection is None:
             return False
         self._evicted += 1

@@ -97,7 +97,7 @@ class Driver:
         assert not shared.connections
         assert not shared.ready_requests
         assert not shared.unfinished_connections
-        assert (shared.clients.strangers, shared.clients.trusted) == ({}, {})
+        assert shared.strangers.groups == {}
         assert shared.places.in_use() == 0
 
     def end(self) -> None:
