@@ -101,6 +101,7 @@ class Client:
         data = b"".join(item.data for item in plan.items)
         self.left = data[: max(0, len(data) - plan.missing)]
         self.sizes = list(plan.packets)
+        self.unsent = b""
         self.ended = False
 
     def _receive(self) -> bytes:
@@ -114,23 +115,32 @@ class Client:
         self.received += self.tls.decrypt(data) if self.tls else data
 
     def act(self) -> None:
-        """Send the next packet; after the last one, end."""
-        size = self.sizes.pop(0)
-        self.sizes.append(size)
-        if self.left:
+        """Send the next packet, or what the server has not accepted of the last one; after all packets, end."""
+        if not self.unsent and self.left:
+            size = self.sizes.pop(0)
+            self.sizes.append(size)
             # Few packets of one byte, because there would be thousands of them.
             packet, self.left = self.left[:size], self.left[size:]
             if size < 100 and len(self.left) > 2000:
                 packet, self.left = packet + self.left[:-2000], self.left[-2000:]
-            self.sock.setblocking(True)
-            with suppress(ConnectionError):  # The server may have rejected what came before.
-                self.sock.sendall(self.tls.encrypt(packet) if self.tls else packet)
+            self.unsent = self.tls.encrypt(packet) if self.tls else packet
+        if self.unsent:
+            self._send()
         elif self.plan.end == "end":
             self.ended = True
             self.sock.shutdown(socket.SHUT_WR)
         else:
             self.ended = True
             self.sock.close()
+
+    def _send(self) -> None:
+        self.sock.setblocking(False)
+        try:
+            self.unsent = self.unsent[self.sock.send(self.unsent) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError:  # The server has rejected what came before.
+            self.unsent = self.left = b""
 
     def statuses(self) -> list[int]:
         return [int(part[:3]) for part in self.received.split(b"HTTP/1.1 ")[1:]]
