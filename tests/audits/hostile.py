@@ -270,11 +270,12 @@ def tls_client(service: Target) -> Iterator[tuple[socket.socket, Records13]]:
         yield sock, Records13(client.ssl, Path(folder, "keys"))
 
 
-def large_bodies(service: Target, clients: int = 12, seconds: float = 6, limit: float = 0.25) -> Verdict:
+def large_bodies(
+    service: Target, clients: int = 12, seconds: float = 6, limit: float = 0.25, body: bytes = LARGE_OBJECTS
+) -> Verdict:
     """Send bodies of 1 MiB that take long to parse; small requests must not wait behind them."""
     verdicts: list[Verdict] = []
     over = threading.Event()
-    body = LARGE_OBJECTS
     request = service.head(b"Content-Length: %d\r\n" % len(body), b"Connection: close\r\n") + body
     times: list[float] = []
 
@@ -296,6 +297,11 @@ def large_bodies(service: Target, clients: int = 12, seconds: float = 6, limit: 
         thread.join()
     large = f"{len(times)} large ones, median {statistics.median(times):.2f} s"
     return together(*verdicts, Verdict(bool(times), large))
+
+
+def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: float = 1) -> Verdict:
+    """Send bodies of 26 KB that take long to parse, from many clients with a token."""
+    return large_bodies(service, clients, seconds, limit, TINY_OBJECTS)
 
 
 def tiny_chunks(service: Target, clients: int = 300, limit: float = 1) -> Verdict:
@@ -408,6 +414,7 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     tiny_records: ("tls",),
     key_updates: ("tls",),
     large_bodies: (),
+    many_bodies: (),
     tiny_chunks: (),
     resets: (),
     full_is_fair: ("--worker-connections=300",),

@@ -22,6 +22,7 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.tiny_records: {"clients": 20, "seconds": 1, "limit": PATIENT_SECONDS},
     hostile.key_updates: {"seconds": 1, "limit": PATIENT_SECONDS},
     hostile.large_bodies: {"clients": 4, "seconds": 1, "limit": PATIENT_SECONDS},
+    hostile.many_bodies: {"clients": 40, "seconds": 1, "limit": PATIENT_SECONDS},
     hostile.tiny_chunks: {"clients": 50, "limit": PATIENT_SECONDS},
     hostile.resets: {"seconds": 1, "limit": PATIENT_SECONDS},
     hostile.full_is_fair: {"seconds": 1},
