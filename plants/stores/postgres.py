@@ -316,11 +316,12 @@ class PostgresStore(BatchStore):
 
     def _connect(self) -> "_Connection":
         """Connect to the first host that accepts writes and has the table, beginning with the one that did so last."""
+        may_create = self._may_create  # Another thread may create the table meanwhile.
         try:
             try:
                 return self._connect_to_first_host()
             except StoreMissing:
-                if not self._may_create:
+                if not may_create:
                     raise
             return self._connect_to_first_host(create=True)
         except psycopg.Error as error:

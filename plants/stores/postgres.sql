@@ -1,7 +1,9 @@
 -- Reasons why the table could lose or alter a plant without an error, the most important first. $1 is true if the store
 -- has seen the table before; a missing table is then lost, not new. With Citus, a table that is not distributed exists
 -- on one node only, and an id in it could be added again through another node.
-WITH RECURSIVE root AS (SELECT to_regclass('plants')::oid AS root),
+-- Look the table up in pg_class: to_regclass also finds one that another transaction has just created, and whose columns
+-- this statement does not see yet.
+WITH RECURSIVE root AS (SELECT (SELECT oid FROM pg_class WHERE oid = to_regclass('plants')) AS root),
 tree AS (SELECT root AS t FROM root WHERE root IS NOT NULL UNION ALL
     SELECT inhrelid FROM tree, pg_inherits WHERE inhparent = t),
 citus AS (SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') AS has_citus),

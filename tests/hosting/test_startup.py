@@ -447,7 +447,12 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
     file = tmp_path / "mine.py"
     good = "from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\n"
     file.write_text(good)
-    env = {"PLANTS_TOKENS": TOKEN, "GUNICORN_CMD_ARGS": f"--log-level=debug -c {file}"}
+    env = {
+        "PLANTS_TOKENS": TOKEN,
+        "GUNICORN_CMD_ARGS": f"--log-level=debug -c {file}",
+        # Python takes a file of the same size, written in the same second, for the one that it has compiled.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         Service(command, CHECKOUT, env) as service,

@@ -866,6 +866,19 @@ def test_a_batch_inserts_its_plants_in_the_order_of_their_ids(store: PostgresSto
     assert rows(admin, "SELECT id FROM plants ORDER BY ctid") == [(1,), (2,), (3,)]
 
 
+def test_threads_that_find_no_table_at_the_same_time_create_one(server: PostgresServer) -> None:
+    barrier = threading.Barrier(4)
+
+    def get(store: PostgresStore) -> Plant | None:
+        barrier.wait()
+        return store.get(1)
+
+    for _ in range(20):
+        server.execute("DROP TABLE IF EXISTS plants")
+        with closing(PostgresStore(server.url, timeout=20)) as store, ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(get, [store] * 4)) == [None] * 4
+
+
 def test_batches_with_the_same_ids_add_each_plant_once(store: PostgresStore) -> None:
     def add_all(seed: int) -> list[str]:
         ids = random.Random(seed).sample(range(200), 200)
