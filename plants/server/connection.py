@@ -11,7 +11,7 @@ thread. One step reads, parses or sends a bounded amount. The application gets a
 import contextlib
 import socket
 from collections import deque
-from select import POLLIN, POLLOUT
+from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Group, Places, Strangers, network_of
@@ -66,8 +66,8 @@ _NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
 class Shared:
     """State that all connections of an event loop share.
 
-    ``poll`` is a ``select.epoll`` or ``select.poll`` object, and ``handlers`` maps the file descriptors that it watches
-    to what handles their events. ``now`` is the time of the current iteration (``time.monotonic()``).
+    ``poll`` is a ``select.epoll`` object, and ``handlers`` maps the file descriptors that it watches to what handles
+    their events. ``now`` is the time of the current iteration (``time.monotonic()``).
     ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
     ``ready_requests`` have arrived completely, or have a body that is too large.
     """
@@ -128,7 +128,7 @@ class Connection:
 
     # Called by the loop
 
-    def watch(self, events: int = POLLIN) -> None:
+    def watch(self, events: int = EPOLLIN) -> None:
         """Watch the socket for these events (0: none)."""
         if events != self._watched_events:
             self._watched_events = events
@@ -431,7 +431,7 @@ class Connection:
             return
         if self.state == WRITING:
             self._note_activity()
-        self.watch(POLLOUT)
+        self.watch(EPOLLOUT)
 
     def _note_activity(self) -> None:
         """Note that the client is active. If the worker is full, the loop closes an inactive connection."""

@@ -79,11 +79,8 @@ class Loop:
         if self._max_connections < config.max_connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
-        # The classes of the module selectors would run Python code for each event. A system without epoll has poll,
-        # which has nearly the same methods, and is slower with many connections.
-        self._has_epoll = hasattr(select, "epoll")
-        poll: Any = select.epoll() if self._has_epoll else select.poll()
-        self.shared = Shared(poll, service, config.limits, config.timeouts, Places(config.places))
+        # The classes of the module selectors would run Python code for each event.
+        self.shared = Shared(select.epoll(), service, config.limits, config.timeouts, Places(config.places))
         self.shared.now = time.monotonic()
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes
@@ -110,7 +107,7 @@ class Loop:
             "wsgi.url_scheme": "https" if config.tls else "http",
             "wsgi.version": (1, 0),
         } | config.base_environ
-        self.shared.watch(self._wake_fd, select.POLLIN, partial(os.read, self._wake_fd, 4096))
+        self.shared.watch(self._wake_fd, select.EPOLLIN, partial(os.read, self._wake_fd, 4096))
 
     def connection_count(self) -> int:
         """Return the number of open connections."""
@@ -176,11 +173,7 @@ class Loop:
         has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs or self._threads.can_start()
         timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
-        events: list[tuple[int, int]] = (
-            shared.poll.poll(timeout, self._max_connections + _OTHER_DESCRIPTORS)
-            if self._has_epoll
-            else shared.poll.poll(timeout * 1000)
-        )
+        events: list[tuple[int, int]] = shared.poll.poll(timeout, self._max_connections + _OTHER_DESCRIPTORS)
         shared.now = time.monotonic()
         return events
 
@@ -272,7 +265,7 @@ class Loop:
         self._listening = listening
         for listener in self.listeners:
             listener.sock.setblocking(False)
-            events = select.POLLIN if listening else 0
+            events = select.EPOLLIN if listening else 0
             self.shared.watch(listener.sock.fileno(), events, partial(self._accept, listener))
 
     def _accept(self, listener: Listener) -> None:

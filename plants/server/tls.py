@@ -1,7 +1,8 @@
 """TLS for one connection: ciphertext in, plaintext out. It owns no socket.
 
 ``SSLSocket.recv`` does not return while records without application data arrive faster than OpenSSL processes them, so
-one client could hold the event loop. Here OpenSSL sees only complete records, and few of them in one step.
+one client could hold the event loop. Here OpenSSL sees only complete records, and few of them in one step. Records
+without data extend no deadline, so the request's timeout ends a flood of them.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from ssl import (
 from typing import Any, Final
 
 READ_BYTES: Final = 16384  # the most ciphertext per ``receive``
-MAX_RECORDS_PER_STEP: Final = 64
+_MAX_RECORDS_PER_STEP: Final = 64
 _HEADER_BYTES: Final = 5
 _MAX_RECORD_BYTES: Final = 16384  # of plaintext (RFC 8446, section 5.1)
 _LARGEST_RECORD_BYTES: Final = _MAX_RECORD_BYTES + 2048  # of ciphertext, without its header (RFC 5246, section 6.2.3)
@@ -26,9 +27,6 @@ _RECORD_TYPES: Final = b"\x14\x15\x16\x17"
 # What a client may send before the handshake is complete. Chains of certificates are larger.
 HANDSHAKE_BYTES: Final = 16_384
 HANDSHAKE_BYTES_WITH_CERTIFICATE: Final = 49_152
-# A client may send this many records without application data, and a hundred more for each record that has some.
-MAX_EMPTY_RECORDS: Final = 4096
-EMPTY_RECORDS_PER_RECORD: Final = 100
 
 
 def restricted(context: Any) -> SSLContext:
@@ -60,7 +58,6 @@ class TLS:
         self._handshake_bytes_left: int = (
             HANDSHAKE_BYTES if context.verify_mode == CERT_NONE else HANDSHAKE_BYTES_WITH_CERTIFICATE
         )
-        self._empty_records: int = 0
         self._ciphertext: bytes = b""  # not passed to OpenSSL yet: an incomplete record, or what follows a full step
 
     def receive(self, ciphertext: bytes) -> bytes:
@@ -68,13 +65,13 @@ class TLS:
 
         If ``has_more`` is set then, call this again, without new ciphertext.
 
-        :raises SSLError: the handshake failed, a record is invalid, or too much came without application data.
+        :raises SSLError: the handshake failed or is too large, or a record is invalid.
         """
         if self.closed:
             self._ciphertext = b""
             self.has_more = False
             return b""
-        count = self._pass_records(self._ciphertext + ciphertext if self._ciphertext else ciphertext)
+        self._pass_records(self._ciphertext + ciphertext if self._ciphertext else ciphertext)
         records: list[bytes] = []
         with contextlib.suppress(SSLWantReadError):
             if not self.established:
@@ -88,15 +85,12 @@ class TLS:
                     self.closed = True
         if not self.established and self._handshake_bytes_left < 0:
             raise SSLError("the handshake is too large")
-        self._empty_records = max(0, self._empty_records + count - len(records) * (EMPTY_RECORDS_PER_RECORD + 1))
-        if self._empty_records > MAX_EMPTY_RECORDS:
-            raise SSLError("too many records without application data")
         return records[0] if len(records) == 1 else b"".join(records)
 
-    def _pass_records(self, data: bytes) -> int:
-        """Pass the first complete records to OpenSSL, keep the rest of the data, and return the number of records."""
+    def _pass_records(self, data: bytes) -> None:
+        """Pass the first complete records to OpenSSL, and keep the rest of the data."""
         count = end = 0
-        while count < MAX_RECORDS_PER_STEP and end + _HEADER_BYTES <= len(data):
+        while count < _MAX_RECORDS_PER_STEP and end + _HEADER_BYTES <= len(data):
             size = data[end + 3] << 8 | data[end + 4]
             if data[end] in _RECORD_TYPES and size <= _LARGEST_RECORD_BYTES:
                 record_end = end + _HEADER_BYTES + size
@@ -108,8 +102,7 @@ class TLS:
             count += 1
         self._incoming.write(data[:end])
         self._ciphertext = data[end:]
-        self.has_more = count == MAX_RECORDS_PER_STEP and end < len(data)
-        return count
+        self.has_more = count == _MAX_RECORDS_PER_STEP and end < len(data)
 
     def send(self, plaintext: bytes | memoryview) -> None:
         """Encrypt data for the client."""

@@ -126,7 +126,6 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
         f"`worker_connections` times {per_connection} KiB ({with_tls} KiB with TLS), and {bounds.PLACES} times",
         f"bodies above {small_body} KiB, and responses above {small_response} KiB | {bounds.PLACES} connections",
         f"{tls.HANDSHAKE_BYTES >> 10} KiB of handshake, {tls.HANDSHAKE_BYTES_WITH_CERTIFICATE >> 10} KiB if",
-        f"{tls.MAX_EMPTY_RECORDS} records without data, and {tls.EMPTY_RECORDS_PER_RECORD} for each one",
     ):
         assert limit in text
 

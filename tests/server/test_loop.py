@@ -717,16 +717,6 @@ def test_each_completed_batch_wakes_the_loop() -> None:
     driver.end()
 
 
-def test_the_loop_needs_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("select.epoll")
-    driver = Driver()
-    monkeypatch.undo()
-    client, connection = driver.connect(GET)
-    driver.run_until_state(connection, IDLE)
-    assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    driver.end()
-
-
 # The worker stops
 
 

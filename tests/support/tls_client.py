@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import hashlib
-import hmac
 import re
 import ssl
 import struct
@@ -52,7 +51,6 @@ class TLSClient:
     def __init__(self, context: ssl.SSLContext) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.ssl = context.wrap_bio(self.incoming, self.outgoing)
-        self.server_hello = b""
 
     def step(self, received: bytes = b"") -> bytes:
         """Continue the handshake; return what to send to the server."""
@@ -120,36 +118,3 @@ class Records13:
         nonce = (self._iv ^ self._sequence).to_bytes(12)
         self._sequence += 1
         return header + self._aead.encrypt(nonce, content, header)
-
-
-class Records12:
-    """The records of a TLS 1.2 client, like `Records13`.
-
-    :param server_hello: the first bytes that the server sent.
-    """
-
-    def __init__(self, client: ssl.SSLObject | ssl.SSLSocket, keylog: Path, server_hello: bytes) -> None:
-        assert client.cipher()[0] == "ECDHE-ECDSA-AES128-GCM-SHA256"  # type: ignore[index]  # The handshake is complete.
-        (client_random,) = re.findall(r"^CLIENT_RANDOM (\w+)", keylog.read_text(), re.MULTILINE)
-        secret = _secret(keylog, "CLIENT_RANDOM")
-        seed = chained = b"key expansion" + server_hello[11:43] + bytes.fromhex(client_random)
-        block = b""
-        for _ in range(2):  # The key block has 40 bytes (RFC 5246, section 6.3).
-            chained = hmac.digest(secret, chained, "sha256")
-            block += hmac.digest(secret, chained + seed, "sha256")
-        self._aead, self._salt = AESGCM(block[:16]), block[32:36]
-        self._sequence = 1  # The client's Finished was its first record.
-
-    def data(self, data: bytes) -> bytes:
-        return self._encrypt(b"\x17", data)
-
-    def client_hello(self) -> bytes:
-        """Return a record that requests a renegotiation (RFC 5246, section 7.4.1.2)."""
-        return self._encrypt(b"\x16", b"\x01\0\0\0")
-
-    def _encrypt(self, kind: bytes, content: bytes) -> bytes:
-        sequence = self._sequence.to_bytes(8)
-        self._sequence += 1
-        associated = sequence + kind + b"\x03\x03" + struct.pack("!H", len(content))
-        sealed = self._aead.encrypt(self._salt + sequence, content, associated)
-        return kind + b"\x03\x03" + struct.pack("!H", len(sealed) + 8) + sequence + sealed
