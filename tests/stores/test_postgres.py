@@ -917,8 +917,9 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
     primary.start(synchronous_standby_names="standby")
     standby.start()
     hosts = f"127.0.0.1:{free_port()},127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-    # Wait until the standby follows, because until then no commit returns.
-    with psycopg.connect(primary.url) as connection:
+    # Wait until the standby follows, because until then no commit returns. A transaction would see the same statistics
+    # at each query.
+    with psycopg.connect(primary.url, autocommit=True) as connection:
         wait_until(lambda: rows(connection, "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
     with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", timeout=20)) as store:
         wait_until(lambda: is_available(store))
