@@ -8,6 +8,7 @@ places is fixed. So the memory of a worker is a product, and nothing counts buff
 The sockets' buffers, which the kernel holds, and the store come on top. See tests/audits/hostile.py for measurements.
 """
 
+from collections import Counter
 from socket import AF_INET6, inet_pton
 from typing import Any, Final
 
@@ -26,69 +27,33 @@ class Places:
 
     def __init__(self, count: int) -> None:
         self.refused: int = 0
+        self.holders: set[Any] = set()
         self._count = count
-        self._holders: set[Any] = set()
 
     def take(self, connection: Any) -> bool:
         """Return whether the connection has a place now; if it has none and none is free, count it as refused."""
-        if connection not in self._holders:
-            if len(self._holders) >= self._count:
+        if connection not in self.holders:
+            if len(self.holders) >= self._count:
                 self.refused += 1
                 return False
-            self._holders.add(connection)
+            self.holders.add(connection)
         return True
 
-    def release(self, connection: Any) -> None:
-        """Let go of the connection's place, if it has one."""
-        self._holders.discard(connection)
 
-    def in_use(self) -> int:
-        """Return the number of connections that have a place."""
-        return len(self._holders)
+def connection_to_evict(waiting: dict[Any, Any], network: Any) -> Any:
+    """Return the connection that makes room for a new one from ``network``, or None if there is no such connection.
 
+    It is the longest inactive one of the network that has most of them; in a tie, that of the new client.
 
-class Group:
-    """The connections from one address; ``waiting`` has those that wait for their client, longest inactive first."""
-
-    def __init__(self, address: Any) -> None:
-        self.address = address
-        self.size: int = 0
-        self.waiting: dict[Any, None] = {}
-
-
-class Strangers:
-    """The connections without a checked token, by the addresses of their clients."""
-
-    def __init__(self) -> None:
-        self.groups: dict[Any, Group] = {}
-
-    def join(self, address: Any) -> Group:
-        """Add a connection to the group of its address, and return the group."""
-        group = self.groups.get(address)
-        if group is None:
-            group = self.groups[address] = Group(address)
-        group.size += 1
-        return group
-
-    def leave(self, group: Group, connection: Any) -> None:
-        """Remove a connection from its group, and the group if it is empty then."""
-        group.waiting.pop(connection, None)
-        group.size -= 1
-        if not group.size:
-            del self.groups[group.address]
-
-    def to_evict(self, address: Any) -> Any:
-        """Return the connection that makes room for a new one from ``address``, or None if there is no such connection.
-
-        It is the longest inactive one of the address that has most of them; in a tie, that of the new client. A
-        connection with a checked token never makes room for one without.
-        """
-        own = self.groups.get(address)
-        largest = own.waiting if own else {}
-        for group in self.groups.values():
-            if len(group.waiting) > len(largest):
-                largest = group.waiting
-        return next(iter(largest), None)
+    :param waiting: the connections that may be closed, longest inactive first, and their networks.
+    """
+    if not waiting:
+        return None
+    counts = Counter(waiting.values())
+    ((largest, count),) = counts.most_common(1)
+    if counts[network] == count:
+        largest = network
+    return next(connection for connection, other in waiting.items() if other == largest)
 
 
 def network_of(host: str) -> Any:

@@ -14,9 +14,8 @@ from collections import deque
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Group, Places, Strangers, network_of
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Places, network_of
 from plants.server.request import (
-    NO_BODY,
     Environ,
     HTTPError,
     Limits,
@@ -34,8 +33,6 @@ STOPPING_SECONDS: Final = 0.25
 # RFC 9112, section 9.6: after the last response the server continues to read, because a reset could destroy the
 # response. It closes the connection after this long without input, and at the latest after the request timeout.
 _LINGER_SECONDS: Final = 2.0
-_MAX_ENCRYPTED_BYTES: Final = 16384  # one TLS record; the next is encrypted after the socket has accepted this one
-_EMPTY: Final = memoryview(b"")
 
 OPEN: Final = "open"
 RECEIVING: Final = "receiving"
@@ -68,6 +65,8 @@ class Shared:
 
     ``poll`` is a ``select.epoll`` object, and ``handlers`` maps the file descriptors that it watches to what handles
     their events. ``now`` is the time of the current iteration (``time.monotonic()``).
+    ``strangers`` are the connections that wait for a client without a checked token, longest inactive first, with the
+    networks of these clients: if the worker is full, one of them is closed.
     ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
     ``ready_requests`` have arrived completely, or have a body that is too large.
     """
@@ -79,7 +78,7 @@ class Shared:
         self.limits = limits
         self.timeouts = timeouts
         self.places = places
-        self.strangers = Strangers()
+        self.strangers: dict[Connection, Any] = {}
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
@@ -116,13 +115,12 @@ class Connection:
         self._tls = tls
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
-        self._response: memoryview = _EMPTY  # not sent, and not encrypted yet
         self._output: bytes | memoryview = b""  # not accepted by the socket yet
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
-        # The group of this connection's address, until its client has shown a token.
-        self._group: Group | None = shared.strangers.join(network_of(base["REMOTE_ADDR"]))
+        self._network: Any = network_of(base["REMOTE_ADDR"])
+        self._trusted: bool = False
         self._note_activity()
         shared.connections.add(self)
 
@@ -173,18 +171,11 @@ class Connection:
             return
         request = self.request or self._begin_request()
         if not request.head_parsed:
-            # The response to a malformed or incomplete HEAD request has no body, either (RFC 9110, section 9.3.2).
-            if self._input.startswith((b"HEAD ", b"\r\nHEAD ")):
-                request.method = "HEAD"
             self._shared.service.after_head(request)
         self._finish_request(request, self._shared.service.error_response(error, request), close=True)
 
     def expire(self) -> None:
         """Handle a missed deadline: 503, 408, or close."""
-        if self.state in (OPEN, IDLE) and not self._unfinished:
-            self.ready()  # The request may have arrived while this process was not scheduled.
-            if self.state not in (OPEN, IDLE):
-                return
         if self.state == RESPONDING:
             self.reject(HTTPError(503, "The request could not be answered in time."))
         elif self.state == RECEIVING or (self.state == OPEN and not self._shared.stopping):
@@ -208,11 +199,9 @@ class Connection:
         self._enter(CLOSED, 0.0)
         self._drop_request()
         self._input = b""
-        self._response = _EMPTY
         self._output = b""
         self._tls = None
         self._shared.connections.discard(self)
-        self._leave_strangers()
         with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
             self.watch(0)
         with contextlib.suppress(OSError):
@@ -224,11 +213,23 @@ class Connection:
             raise RuntimeError(f"a connection cannot be {state} after it was {self.state}")
         self.state = state
         self.deadline = self._shared.now + seconds
-        if state == RESPONDING:
-            if self._group:
-                del self._group.waiting[self]
-        elif state in (IDLE, CLOSING, CLOSED):
-            self._shared.places.release(self)
+        if state in (IDLE, CLOSING, CLOSED):
+            self._shared.places.holders.discard(self)
+        self._note_activity()
+
+    def _note_activity(self) -> None:
+        """If the worker is full, close this connection after those that have been inactive for longer."""
+        if not self._trusted:
+            strangers = self._shared.strangers
+            strangers.pop(self, None)
+            if self.state not in (RESPONDING, CLOSED):
+                strangers[self] = self._network
+
+    def _trust(self, request: Request) -> None:
+        """Never close this connection to make room from now on, if the service trusts its client."""
+        if request.trusted:
+            self._trusted = True
+            self._shared.strangers.pop(self, None)
 
     # Receiving a request
 
@@ -245,7 +246,6 @@ class Connection:
             self._receive_plaintext(data)
 
     def _decrypt(self, tls: TLS, ciphertext: bytes) -> None:
-        data = b""
         try:
             data = tls.receive(ciphertext)
             if tls.has_more:
@@ -253,18 +253,10 @@ class Connection:
             if data or tls.closed:
                 self._receive_plaintext(data)
         finally:
-            # If the application is called now, its response takes these bytes along.
+            # Send the next flight of the handshake, an alert or the answer to a KeyUpdate. If the application is called
+            # now, its response takes them along.
             if self.state not in (RESPONDING, CLOSED):
-                self._flush_tls(tls)
-
-    def _flush_tls(self, tls: TLS) -> None:
-        """Send the next flight of the handshake, an alert or the answer to a KeyUpdate.
-
-        The server receives nothing more until the socket has accepted these bytes, so the pending output stays small.
-        """
-        if not self._output and (pending := tls.data_to_send()):
-            self._output = pending
-            self._flush()
+                self._send(b"")
 
     def _receive_plaintext(self, data: bytes) -> None:
         """Parse received data; no data is the end of the client's data."""
@@ -304,28 +296,31 @@ class Connection:
         return True
 
     def _parse_body(self, request: Request) -> None:
+        shared = self._shared
         body = request.body
-        limit = self._shared.limits.body_bytes
+        limit = shared.limits.body_bytes
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
         if not request.admitted and (not body.complete or body.size > limit):
-            if not self._admit(request, nothing_arrived=unread_bytes == body.overlap):
+            if not self._admit(request):
                 return
             body = request.body  # The service may have dropped it.
         if body.size > limit:
-            self._reject_size(request)
-            return
-        if len(body.content) > SMALL_BODY_BYTES and not self._shared.places.take(self):
+            if not shared.service.checks_body_size:
+                raise HTTPError(413)
+            body.content = b""  # The application gets the size alone.
+            request.keep_alive = False
+        elif len(body.content) > SMALL_BODY_BYTES and not shared.places.take(self):
             raise HTTPError(503, "The service is receiving as much as it can hold.")
-        if body.complete:
-            self._complete(request)
+        elif not body.complete:
+            if 0 < len(self._input) < unread_bytes:
+                self._continue_later()
+            self._note_activity()
             return
-        if 0 < len(self._input) < unread_bytes:
-            self._continue_later()
-        self._note_activity()
+        self._complete(request)
 
-    def _admit(self, request: Request, *, nothing_arrived: bool) -> bool:
+    def _admit(self, request: Request) -> bool:
         """Return whether the rest of the body may arrive; if not, send the service's response."""
         request.admitted = True
         response = self._shared.service.before_body(request)
@@ -333,20 +328,9 @@ class Connection:
         if response:
             self._finish_request(request, response, close=True)
             return False
-        # Send 100 Continue only if nothing of the body has arrived yet, not even with the head.
-        if request.awaits_continue and nothing_arrived and request.body.size <= self._shared.limits.body_bytes:
-            self._response = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._flush()
+        if request.awaits_continue and request.body.size <= self._shared.limits.body_bytes:
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
-
-    def _reject_size(self, request: Request) -> None:
-        shared = self._shared
-        if not shared.service.checks_body_size:
-            raise HTTPError(413)
-        request.environ["CONTENT_LENGTH"] = str(request.body.size)
-        request.body = NO_BODY
-        request.keep_alive = False
-        self._complete(request)
 
     def _complete(self, request: Request) -> None:
         """Pass a complete request to the loop."""
@@ -372,12 +356,8 @@ class Connection:
             self._input = b""
         self._shared.service.before_response(request, response)
         self._trust(request)
-        if self._tls or self._output:
-            self._response = memoryview(data)
-        else:
-            self._output = data
         self._enter(WRITING, self._shared.timeouts.request)
-        self._flush()
+        self._send(data)
 
     def _drop_request(self) -> None:
         if self.request:
@@ -385,45 +365,40 @@ class Connection:
             self.request.cancel()
             self.request = None
 
-    def _trust(self, request: Request) -> None:
-        """Never close this connection to make room from now on, if the service trusts its client."""
-        if request.trusted:
-            self._leave_strangers()
-
-    def _leave_strangers(self) -> None:
-        if self._group:
-            self._shared.strangers.leave(self._group, self)
-            self._group = None
+    def _send(self, data: bytes) -> None:
+        """Send data. With TLS, this also sends what TLS itself has to send."""
+        if self._tls:
+            data = self._tls.encrypt(data)
+        if data:
+            self._output = bytes(self._output) + data if self._output else data
+            self._flush()
 
     def _flush(self) -> None:
         """Send as much as the socket accepts. After a response, wait for the next request, or close."""
-        while self._output or self._response:
-            if not self._output:
-                self._encrypt()
-            try:
-                sent = self.sock.send(self._output)
-            except BlockingIOError:
-                sent = 0
-            if sent < len(self._output):
-                self._hold_output(memoryview(self._output)[sent:])
-                return
-            self._output = b""
+        try:
+            sent = self.sock.send(self._output)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(self._output):
+            self._hold_output(memoryview(self._output)[sent:])
+            return
+        self._output = b""
         if self.state == WRITING:
             if self._close_after_response:
                 self._linger()
                 return
             self._enter(IDLE, self._shared.timeouts.keepalive)
-            self._note_activity()
         if self._input or (self._tls and self._tls.has_more):
             self._continue_later()
         self.watch()
 
     def _hold_output(self, rest: memoryview) -> None:
-        """Wait until the socket accepts more; without a place, hold no more than a small response."""
-        if len(rest) + len(self._response) <= SMALL_RESPONSE_BYTES:
-            # Copy the rest, because a view would hold everything that has been sent, too.
-            self._output = bytes(rest)
-            self._response = memoryview(bytes(self._response))
+        """Wait until the socket accepts more; without a place, hold no more than a small response.
+
+        The server receives nothing more until then, so what TLS itself has to send stays small.
+        """
+        if len(rest) <= SMALL_RESPONSE_BYTES:
+            self._output = bytes(rest)  # A view would hold everything that has been sent, too.
         elif self._shared.places.take(self):
             self._output = rest
         else:
@@ -433,26 +408,10 @@ class Connection:
             self._note_activity()
         self.watch(EPOLLOUT)
 
-    def _note_activity(self) -> None:
-        """Note that the client is active. If the worker is full, the loop closes an inactive connection."""
-        if self._group:
-            self._group.waiting.pop(self, None)
-            self._group.waiting[self] = None
-
-    def _encrypt(self) -> None:
-        tls = self._tls
-        if tls:
-            tls.send(self._response[:_MAX_ENCRYPTED_BYTES])
-            self._output = tls.data_to_send()
-            self._response = self._response[_MAX_ENCRYPTED_BYTES:]
-        else:
-            self._output, self._response = self._response, _EMPTY
-
     def _linger(self) -> None:
         shared = self._shared
         self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
         self._enter(CLOSING, min(_LINGER_SECONDS, self._linger_until - shared.now))
-        self._note_activity()
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

@@ -19,7 +19,7 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.bounds import PLACES, Places, network_of
+from plants.server.bounds import PLACES, Places, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Limits, Listener, Timeouts
 from plants.server.service import Service
@@ -294,7 +294,7 @@ class Loop:
         """Return whether there is room for a new connection, if necessary after closing another one."""
         if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
             return True
-        connection: Connection | None = self.shared.strangers.to_evict(network_of(host))
+        connection: Connection | None = connection_to_evict(self.shared.strangers, network_of(host))
         if connection is None:
             return False
         self._evicted += 1

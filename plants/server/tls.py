@@ -104,9 +104,15 @@ class TLS:
         self._ciphertext = data[end:]
         self.has_more = count == _MAX_RECORDS_PER_STEP and end < len(data)
 
-    def send(self, plaintext: bytes | memoryview) -> None:
-        """Encrypt data for the client."""
-        self._ssl.write(plaintext)
+    def encrypt(self, plaintext: bytes) -> bytes:
+        """Return the ciphertext of the data, after all that is pending: of the handshake, for example."""
+        pieces = [self.data_to_send()]
+        rest = memoryview(plaintext)
+        while rest:  # Encrypt it record by record, because OpenSSL's buffer would stay as large as it once was.
+            self._ssl.write(rest[:_MAX_RECORD_BYTES])
+            pieces.append(self.data_to_send())
+            rest = rest[_MAX_RECORD_BYTES:]
+        return b"".join(pieces)
 
     def close(self) -> None:
         """If the handshake is complete, send close_notify, and do not wait for the client's."""

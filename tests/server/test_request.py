@@ -252,20 +252,9 @@ def test_nothing_is_run_after_a_request_with_connection_close(driver: Driver, no
     assert notes == ["POST /good 4 of 4"]
 
 
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"HEAD / HTTP/1.1\r\n\r\n", b"400"),
-        (b"HEAD / HTTP/2\r\n\r\n", b"400"),
-        (b"HEAD /" + b"a" * 9000, b"414"),
-        (b"HEAD /" + b"a" * 8178 + b" HTTP/1.1\r\n\r\n", b"414"),
-        (b"\r\nHEAD / HTTP/1.1\r\nX-A: " + b"a" * 9000, b"431"),
-    ],
-    ids=["no-host", "http-2", "growing-line", "long-line", "growing-field"],
-)
-def test_the_rejection_of_a_head_request_has_no_body(driver: Driver, head: bytes, status: bytes) -> None:
-    (rejection,) = exchange(driver, head)
-    assert rejection.startswith(status)
+def test_the_rejection_of_a_head_request_has_no_body(driver: Driver) -> None:
+    (rejection,) = exchange(driver, b"HEAD / HTTP/1.1\r\n\r\n")
+    assert rejection.startswith(b"400")
     assert rejection.endswith(b"\r\n\r\n")
 
 

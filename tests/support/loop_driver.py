@@ -97,8 +97,8 @@ class Driver:
         assert not shared.connections
         assert not shared.ready_requests
         assert not shared.unfinished_connections
-        assert shared.strangers.groups == {}
-        assert shared.places.in_use() == 0
+        assert not shared.strangers
+        assert not shared.places.holders
 
     def end(self) -> None:
         self.close_all()
