@@ -11,30 +11,29 @@ import math
 import secrets
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
+import falcon
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
 from plants import MAX_BODY_BYTES
 from plants.app import PLANTS_PATH, build_app
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, parse_error
+from plants.errors import RETRY_AFTER_SECONDS, error_response
 from plants.public_paths import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
-_FAILURES = {"reset", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
-_HEADERS_BY_STATUS = {status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)}
+_FAILURES = {"close", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
 
 
 class FaultyStore(PlantStore):
@@ -55,21 +54,18 @@ class FaultyStore(PlantStore):
     @property
     def fault(self) -> Exception | None:
         """The exception of ``add`` and ``check``: StoreUnavailable becomes 503, PlantIdInUse 400, others 500."""
-        return self._fault
+        # A reused exception would collect the tracebacks of all requests.
+        return self._fault and self._fault.with_traceback(None)
 
     @fault.setter
     def fault(self, fault: Exception | None) -> None:
         self._fault, self._failures_left = fault, math.inf
-        self._failing_id: int | None = None
 
-    def fail(self, fault: Exception | None = None, *, times: float = math.inf, plant_id: int | None = None) -> None:
-        """Make the next ``times`` adds raise ``fault``. By default, all adds from now on raise StoreUnavailable.
-
-        With ``plant_id``, only an ``add`` of that id fails, and ``check`` does not.
-        """
+    def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
+        """Make the next ``times`` adds raise ``fault``. By default, all adds from now on raise StoreUnavailable."""
         with self._changed:
             self.fault = (fault or StoreUnavailable("on demand")) if times else None
-            self._failures_left, self._failing_id = times, plant_id
+            self._failures_left = times
 
     def reset(self) -> None:
         """Remove the fault, the delay and the plants, but not the plants of a wrapped store."""
@@ -102,13 +98,12 @@ class FaultyStore(PlantStore):
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._end_delays_count > ends, self.delay)
             self.waiting -= 1
-            fault = self._fault if self._failing_id in {None, plant.id} else None
-            if fault:
-                self._failures_left -= 1
-                if self._failures_left <= 0:
-                    self.fault = None
+            fault = self.fault
+            self._failures_left -= 1
+            if self._failures_left <= 0:
+                self.fault = None
         if fault:
-            raise fault.with_traceback(None)  # A reused exception would collect the tracebacks of all requests.
+            raise fault
         store.add(plant)
 
     def get(self, plant_id: int) -> Plant | None:
@@ -116,9 +111,9 @@ class FaultyStore(PlantStore):
         return self._store.get(plant_id)
 
     def check(self) -> None:
-        """Raise the fault, unless it is for one id."""
-        if self._fault and self._failing_id is None:
-            raise self._fault.with_traceback(None)
+        """Raise the fault."""
+        if fault := self.fault:
+            raise fault
         self._store.check()
 
     def close(self) -> None:
@@ -129,8 +124,8 @@ class FaultyStore(PlantStore):
 class Received(NamedTuple):
     """A request, and its response.
 
-    ``path`` is decoded, ``query`` is not, and the names of ``headers`` are in lower case. ``error`` is the code of an
-    Error body. If ``fail("reset")`` reset the connection, ``status`` is 0 and ``response`` is empty.
+    ``path`` is decoded, ``query`` is not, and the names of ``headers`` are in lower case. If ``fail("close")`` closed
+    the connection, ``status`` is 0 and ``response`` is empty.
     """
 
     method: str
@@ -139,16 +134,20 @@ class Received(NamedTuple):
     headers: dict[str, str]
     body: bytes
     status: int
-    error: int | None
     response: bytes
 
 
-class Deployment:
+class ConnectionClosed(ClientDisconnected, ConnectionError):  # type: ignore[misc]  # waitress has no types
+    """The connection ends without a response. This is how an application says it to waitress."""
+
+
+class Server:
     """A WSGI application with a store and a token of its own; its probes and its description need no token.
 
     ``store`` fails on demand, ``token`` is the only valid token, and ``requests`` are in the order of their responses.
     """
 
+    url: str  #: the base address, without a slash at the end, if ``serve`` serves it on a port
     requests: list[Received]
     token: str
     _failures: "itertools.repeat[Any]"
@@ -181,12 +180,12 @@ class Deployment:
     def fail(self, failure: int | str, *, times: float = math.inf) -> None:
         """Fail the next ``times`` requests to ``/plants``, or all from now on, whatever they contain.
 
-        :param failure: the status of an Error, such as 429; or ``"reset"``, which resets the connection and stores
+        :param failure: the status of an Error, such as 429; or ``"close"``, which closes the connection and stores
             nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
         :raises ValueError: there is no such failure.
         """
         if failure not in _FAILURES:
-            raise ValueError(f"a failure is an HTTP error status, 'reset' or 'cut', not {failure!r}")
+            raise ValueError(f"a failure is an HTTP error status, 'close' or 'cut', not {failure!r}")
         self._failures = itertools.repeat(failure) if times == math.inf else itertools.repeat(failure, int(times))
 
     def reset(self) -> None:
@@ -212,60 +211,41 @@ class Deployment:
             return start_response(line, headers, *exc_info)
 
         if isinstance(failure, int):
-            response = self._error(failure, start)
-        elif failure != "reset":
+            response = _fail_with(failure, start)
+        elif failure != "close":
             response = b"".join(self._app(environ, start))
         if environ["REQUEST_METHOD"] == "HEAD":
             response = b""
-        code, _ = parse_error(response) if status >= HTTPStatus.BAD_REQUEST else (0, "")
         if failure == "cut":
             response = response[: len(response) // 2]
-        requests.append(_received(environ, body, status, code or None, response))
-        if failure == "reset":
-            raise ConnectionResetError("on demand")
+        requests.append(_received(environ, body, status, response))
+        if failure == "close":
+            raise ConnectionClosed
         return [response]
 
-    def _error(self, status: int, start_response: Any) -> bytes:
-        body = error_body(status * 100)
-        headers = HEADERS | _HEADERS_BY_STATUS.get(status, {}) | {"Content-Length": str(len(body))}
-        start_response(f"{status} {HTTPStatus(status).phrase}", [*headers.items()])
-        return body
+
+def _fail_with(status: int, start_response: Any) -> bytes:
+    retry_after = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else None
+    line, headers, body = error_response(falcon.HTTPError(status, headers=retry_after))
+    start_response(line, [*headers.items(), ("Content-Length", str(len(body)))])
+    return body
 
 
-def _received(environ: dict[str, Any], body: bytes, status: int, error: int | None, response: bytes) -> Received:
+def _received(environ: dict[str, Any], body: bytes, status: int, response: bytes) -> Received:
     headers = {
         key.removeprefix("HTTP_").replace("_", "-").lower(): value
         for key, value in environ.items()
         if key.startswith(("HTTP_", "CONTENT_"))
     }
     path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-    query = environ.get("QUERY_STRING", "")
-    return Received(environ["REQUEST_METHOD"], path, query, headers, body, status, error, response)
-
-
-class Server(Deployment):
-    """A new deployment on a real port; ``url`` is its base address, without a slash at the end."""
-
-    url: str
-    _sockets: dict[int, Any]
-
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Respond to a request (PEP 3333), or reset its connection."""
-        try:
-            return super().__call__(environ, start_response)
-        except ConnectionResetError:
-            address = environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"])
-            for channel in list(self._sockets.values()):
-                if channel.addr == address:
-                    channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            raise ClientDisconnected from None  # Waitress then closes the connection without a response.
+    return Received(environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), headers, body, status, response)
 
 
 @contextmanager
 def serve(
     *, token: str | None = None, port: int = 0, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> Iterator[Server]:
-    """Serve a new deployment on a port of 127.0.0.1 until the context ends.
+    """Serve a new server on a port of 127.0.0.1 until the context ends.
 
     :param token: the valid token; a new one if None.
     :param port: the port; one that the system chooses if 0.
@@ -278,49 +258,34 @@ def serve(
     # waitress would leave its own socket open if the port is in use.
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    sockets = server._sockets = {}
+    sockets: dict[int, Any] = {}
     http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            wasyncore.loop(use_poll=True, map=sockets, count=1)
-
-    thread = threading.Thread(target=run, name="plants.testing", daemon=True)
+    thread = threading.Thread(target=http.run, name="plants.testing", daemon=True)
     thread.start()
     try:
         yield server
     finally:
         server.store.delay = 0.0  # Requests that still wait for a thread are then not delayed.
         server.store.end_delays()
-        ended.set()
-        http.trigger.pull_trigger()
-        thread.join()
         http.task_dispatcher.shutdown()
-        wasyncore.close_all(sockets)
+        http.trigger.pull_trigger(lambda: wasyncore.close_all(sockets))  # The loop ends when it has no sockets.
+        thread.join()
 
 
 def _run_command(server: Server, command: str) -> None:
-    """Run ``reset``, ``fail FAILURE [TIMES]`` or ``fail id ID [TIMES]``.
+    """Run ``reset`` or ``fail FAILURE [TIMES]``.
 
     :raises ValueError: there is no such command.
     """
     match command.split():
         case ["reset"]:
             server.reset()
-        case ["fail", "id", plant_id, *times] if not times[1:]:
-            server.store.fail(plant_id=int(plant_id), times=_times(times))
         case ["fail", "500" | "503" as status, *times] if not times[1:]:
-            fault = RuntimeError("on demand") if status == "500" else None
-            server.store.fail(fault, times=_times(times))
+            server.store.fail(RuntimeError("on demand") if status == "500" else None, times=float(*times or ["inf"]))
         case ["fail", failure, *times] if not times[1:]:
-            server.fail(int(failure) if failure.isdecimal() else failure, times=_times(times))
+            server.fail(int(failure) if failure.isdecimal() else failure, times=float(*times or ["inf"]))
         case _:
             raise ValueError("no such command")
-
-
-def _times(words: list[str]) -> float:
-    return int(words[0]) if words else math.inf
 
 
 def _main() -> None:
@@ -330,11 +295,7 @@ def _main() -> None:
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit())
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(serve(token=args.token, port=args.port))
-        except (OSError, OverflowError, ValueError) as error:
-            parser.error(str(error))
+    with serve(token=args.token, port=args.port) as server:
         ready = {"url": server.url, "token": server.token}
         print(json.dumps(ready), flush=True)
         for line in sys.stdin or ():  # It is None if standard input was closed at the start.
