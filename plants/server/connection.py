@@ -151,14 +151,17 @@ class Connection:
             else:
                 self._parse()
 
-    def respond(self, request: Request, response: Response) -> None:
-        """Send the response, unless the request was rejected meanwhile or the client has gone."""
+    def respond(self, request: Request, response: Response | None) -> None:
+        """Send the response (None: of a failure), unless the request was rejected meanwhile or the client has gone."""
         if self.request is not request:
+            return
+        if response is None:
+            self.reject(HTTPError(500))
             return
         shared = self._shared
         tls = self._tls
         # The response is the last one if
-        # 1. the request or a failure of the application ends the connection, or
+        # 1. the request ends the connection, or
         # 2. connections are not kept alive, or
         # 3. the worker stops or the client has ended TLS, and no other request has been received.
         ended = (shared.stopping or (tls is not None and tls.closed)) and not self._input

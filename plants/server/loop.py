@@ -23,7 +23,7 @@ from plants.server.bounds import PLACES, Places, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Limits, Listener, Timeouts
 from plants.server.service import Service
-from plants.server.threads import Caller, Completed, Job, Threads, current_request, is_current
+from plants.server.threads import Call, Completed, Job, Threads, current_request
 from plants.server.tls import TLS
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
@@ -85,8 +85,9 @@ class Loop:
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes
         self._has_threads = config.threads > 0
-        self._caller = Caller(service, log)
-        self._threads = Threads(self._caller, log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
+        self._threads = Threads(log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
+        # One more thread for large bodies, one at a time: small requests never wait behind them.
+        self._large_body_thread = Threads(log, wake_fds[1], threads=1, max_batch=1)
         self._on_sweep: Callable[[], None] | None = None
         self._sweep_at = 0.0
         self._report_at = 0.0
@@ -160,9 +161,10 @@ class Loop:
             self.step(connection, connection.continue_reading)
         self._dispatch()
         self._call_in_loop()
-        for connection, request, response in self._threads.completed():
-            self.step(connection, connection.respond, request, response)
-        self._threads.start_batches(shared.now)
+        for threads in (self._threads, self._large_body_thread):
+            for connection, request, response in threads.completed():
+                self.step(connection, connection.respond, request, response)
+            threads.start_batches(shared.now)
         if shared.now >= self._sweep_at:
             self._sweep()
         self._service.after_iteration()
@@ -170,8 +172,9 @@ class Loop:
     def _events(self) -> list[tuple[int, int]]:
         """Wait until there is something to do; return the descriptors that are ready, and their events."""
         shared = self.shared
-        has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs or self._threads.can_start()
-        timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
+        has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs
+        can_start = self._threads.can_start() or self._large_body_thread.can_start()
+        timeout = 0.0 if has_work or can_start else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
         events: list[tuple[int, int]] = shared.poll.poll(timeout, self._max_connections + _OTHER_DESCRIPTORS)
         shared.now = time.monotonic()
@@ -200,7 +203,7 @@ class Loop:
             # 1. the body is large, or
             # 2. the bodies of this iteration are large together, and this one has a share in that.
             elif size > _LARGE_BODY_BYTES or (size > _TINY_BODY_BYTES and total + size > _MAX_BODY_BYTES_PER_ITERATION):
-                self._threads.call_alone(job)
+                self._large_body_thread.queued_jobs.append(job)
             else:
                 total += size
                 waiting.append(job)
@@ -219,14 +222,15 @@ class Loop:
         completed: list[Completed] = []
         while (waiting := self._probe_jobs or self._loop_jobs) and time.monotonic() < until:
             job = waiting.popleft()
-            if is_current(job):
-                self.step(job[0], self._call, job, completed)
+            self.step(job[0], self._call, job, completed)
         current_request.set(None)
         for connection, request, response in completed:
             self.step(connection, connection.respond, request, response)
 
     def _call(self, job: Job, completed: list[Completed]) -> None:
-        completed.append((job[0], job[1], self._caller.call(job[1])))
+        body = job[1].claim()
+        if body is not None:
+            completed.append((job[0], job[1], Call(job[1], body, self._log).response()))
 
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.

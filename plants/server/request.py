@@ -209,16 +209,17 @@ class Request:
         self.trusted: bool = False
         self._permits: list[None] = [None]
 
-    def claim(self) -> bool:
-        """Return whether the application may be called; True at most once, and never after ``cancel``.
+    def claim(self) -> bytes | bytearray | None:
+        """Return the body, if the application may be called: at most once, and never after ``cancel``; else None.
 
         Any thread may call this. Removing an element from a list is atomic.
         """
+        body = self.body.content  # Before the permit is removed, because ``cancel`` drops the body after the permit.
         try:
             self._permits.pop()
         except IndexError:
-            return False
-        return True
+            return None
+        return body
 
     def cancel(self) -> None:
         """Drop the body, and prevent a call of the application that has not begun."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import io
 import os
 import re
 import sys
@@ -18,7 +19,6 @@ from gunicorn.workers import base
 
 from plants.server.loop import Config, Loop
 from plants.server.request import Limits, Listener, Timeouts
-from plants.server.response import ErrorLog
 from plants.server.service import Service
 from plants.server.tls import restricted
 
@@ -44,6 +44,19 @@ def tls_context(cfg: Any) -> SSLContext:
     if cfg not in _tls_contexts:
         _tls_contexts[cfg] = restricted(ssl_context(cfg))
     return _tls_contexts[cfg]
+
+
+class ErrorLog(io.TextIOBase):
+    """``wsgi.errors`` (PEP 3333), which logs each text that is written to it."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def write(self, text: str) -> int:
+        """Log the text as an error, without the white space at its end."""
+        if text.strip():
+            self._log.error("%s", text.rstrip())
+        return len(text)
 
 
 class Worker(base.Worker):
@@ -98,7 +111,7 @@ class Worker(base.Worker):
             timeouts=Timeouts(self.request_timeout, self.response_timeout, cfg.keepalive),
             base_environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,
-                "wsgi.errors": ErrorLog(self.log.error),
+                "wsgi.errors": ErrorLog(self.log),
                 "wsgi.multiprocess": cfg.workers > 1,
             },
             tls=tls_context(cfg) if cfg.is_ssl else None,

@@ -204,20 +204,21 @@ def test_the_loop_is_idle_while_requests_wait_for_a_busy_thread() -> None:
     driver.end()
 
 
-def test_the_queue_for_stuck_threads_drops_rejected_requests() -> None:
+@pytest.mark.parametrize("data", [GET, POST.replace(b"900", b"40000") + b"x" * 40_000], ids=["small", "large"])
+def test_the_queue_for_stuck_threads_drops_rejected_requests(data: bytes) -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, threads=2, max_batch=1)
+    driver = Driver(app=gated, threads=1, max_batch=1, max_body_bytes=10**6)
     for number in range(60):
-        _, connection = driver.connect(GET)
+        _, connection = driver.connect(data)
         driver.run_until_state(connection, RESPONDING)
-        if number < 2:
-            driver.run_until(lambda count=number: len(gated.paths) > count)  # type: ignore[misc]
-        else:
+        if number:
             driver.step(connection, connection.reject, HTTPError(503))
             driver.run_once()
-    assert len(driver.loop._threads.queued_jobs) <= 1
+        else:
+            driver.run_until(lambda: gated.paths)
+    queues = [threads.queued_jobs for threads in (driver.loop._threads, driver.loop._large_body_thread)]
+    assert sum(map(len, queues)) <= 1
     gated.gate.set()
-    driver.run_until(lambda: not driver.loop.pending_request_count())
-    driver.run_until(lambda: not driver.loop._threads.queued_jobs)
-    assert gated.paths == ["/late"] * 2
+    driver.run_until(lambda: not driver.loop.pending_request_count() and not any(queues))
+    assert len(gated.paths) == 1
     driver.end()

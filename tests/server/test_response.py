@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from plants.server.request import Listener, Request, SizedBody
-from plants.server.response import Call, ErrorLog, make_response, to_bytes
+from plants.server.response import make_response, to_bytes
+from plants.server.threads import Call
+from plants.server.worker import ErrorLog
 
 
 @pytest.fixture
@@ -36,11 +38,16 @@ def return_unclosable(environ: dict[str, Any], start_response: Callable[..., Any
 
 
 @pytest.mark.parametrize("app", [remove_input, keep_input, return_unclosable])
-def test_wsgi_input_is_dropped_after_the_response(sock: socket.socket, app: Callable[..., Any]) -> None:
+def test_a_call_that_has_begun_keeps_its_body_until_it_ends(sock: socket.socket, app: Callable[..., Any]) -> None:
     request = Request(Listener(sock, app), {}, 0.0)
     request.body = SizedBody(4)
     request.body.feed(b"body")
-    response = Call(request).response()
+    body = request.claim()
+    assert body is not None
+    assert request.claim() is None
+    request.cancel()
+    response = Call(request, body, logging.getLogger("tests.server")).response()
+    assert response is not None
     assert response.body == b"body"
     assert request.environ == {}
 
@@ -67,7 +74,7 @@ def test_the_applications_date_replaces_the_servers_date(sock: socket.socket, na
 )
 def test_header_names_in_lower_case_are_capitalized(name: str, sent: str) -> None:
     response = make_response("200 OK", [(name, "b")], b"", is_head=False)
-    assert response.head.lines == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
+    assert response.head == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
 
 
 @pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
@@ -77,7 +84,7 @@ def test_a_response_has_the_applications_status_and_headers(status: str, body: b
 
 
 def test_wsgi_errors_strips_trailing_white_space(caplog: pytest.LogCaptureFixture) -> None:
-    errors = ErrorLog(logging.getLogger("tests.server").error)
+    errors = ErrorLog(logging.getLogger("tests.server"))
     assert errors.write("  100 %s \n") == 10
     assert errors.write(" \n") == 2
     errors.writelines(["a\n", "b"])

@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from plants.server.connection import Connection
 from plants.server.loop import Config, Loop
 from plants.server.request import Limits, Listener, Timeouts
-from plants.server.response import ErrorLog
 from plants.server.service import Service
 from tests.support.process import wait_until
 from tests.support.worker_app import app
@@ -45,7 +45,7 @@ class Driver:
         config = Config(
             limits=Limits(8190, 8190, 100, max_body_bytes),
             timeouts=Timeouts(request=60, response=60, keepalive=keepalive),
-            base_environ={"wsgi.errors": ErrorLog(LOG.error), "wsgi.multiprocess": False},
+            base_environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
             tls=tls,
             max_connections=max_connections,
             max_requests=100_000,
@@ -122,12 +122,10 @@ class GatedApp:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.calls = threading.Semaphore(0)
         self.paths: list[str] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         self.paths.append(environ["PATH_INFO"])
-        self.calls.release()
         if not environ["PATH_INFO"].startswith("/free"):
             self.gate.wait(60)
         start_response("200 OK", [])
