@@ -88,39 +88,21 @@ def test_a_head_may_reach_each_limit_but_not_exceed_it(
     assert rejection(parse, make(limit + 1).replace(b"Host", b"H st"), limits) in (400, status)
 
 
-@pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
-def test_an_incomplete_head_has_the_limits_of_a_complete_one(
-    make: Callable[[int], bytes], limit: int, limits: Limits, status: int
-) -> None:
+@pytest.mark.parametrize("name", ["line", "line-after-an-empty-one", "head"])
+def test_an_incomplete_head_has_the_limits_of_a_complete_one(name: str) -> None:
+    make, limit, limits, status = HEADS[name]
     data = make(limit)
     for end in range(max(1, len(data) - 80), len(data)):
         assert rejection(check_growing_head, data[:end], limits) == 0
-    data = make(limit + 2)
+    data = make(limit + 10)
     ends = range(max(1, len(data) - 80), len(data))
     assert {rejection(check_growing_head, data[:end], limits) for end in ends} == {0, status}
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        pytest.param(b"GET /".ljust(62, b"a"), 414, id="line"),
-        pytest.param(b"\r\nGET /".ljust(62, b"a"), 414, id="line-after-an-empty-one"),
-        pytest.param(head()[:-2] + b"X-A: ".ljust(52, b"a"), 431, id="field"),
-        pytest.param(head_with_fields(5)[:-2], 431, id="fields"),
-        pytest.param(b"get / HTTP/1.1\r\n", 400, id="malformed-line"),
-        pytest.param(b"\r\n\r\n", 400, id="two-empty-lines"),
-        pytest.param(b"\r\n\n", 400, id="line-feed-alone"),
-    ],
-)
-def test_a_bad_head_is_rejected_before_it_is_complete(data: bytes, status: int) -> None:
+@pytest.mark.parametrize("data", [b"get / HTTP/1.1\r\n", b"\r\n\r\n", b"\r\n\n"])
+def test_a_malformed_line_is_rejected_before_the_head_is_complete(data: bytes) -> None:
     assert rejection(check_growing_head, data[:-1], LIMITS) == 0
-    assert rejection(check_growing_head, data, LIMITS) == status
-
-
-def test_an_incomplete_head_has_at_most_16_kib() -> None:
-    data = head_of(HEAD_BYTES + 10)
-    assert rejection(check_growing_head, data[:HEAD_BYTES], LARGE) == 0
-    assert rejection(check_growing_head, data[: HEAD_BYTES + 1], LARGE) == 431
+    assert rejection(check_growing_head, data, LIMITS) == 400
 
 
 def test_a_malformed_line_that_is_too_long_is_414() -> None:
@@ -128,15 +110,6 @@ def test_a_malformed_line_that_is_too_long_is_414() -> None:
     assert rejection(parse, b"\r\nget /".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 414
     assert rejection(parse, b"get /".ljust(60, b"a") + b"\r\n\r\n", LIMITS) == 400
     assert rejection(parse, b"ge\r\n" + b"X-A: ".ljust(61, b"a") + b"\r\n\r\n", LIMITS) == 400
-
-
-@pytest.mark.parametrize(("name", "element"), [("Connection", "a"), ("Transfer-Encoding", "chunked")])
-def test_a_list_has_at_most_32_elements(name: str, element: str) -> None:
-    def field(count: int) -> bytes:
-        return f"{name}: {','.join([element] * count)}".encode()
-
-    assert rejection(parse, head(field(32)), LARGE) in (0, 400)
-    assert rejection(parse, head(field(33)), LARGE) == 431
 
 
 @pytest.mark.usefixtures("lowest_digit_limit")
@@ -195,7 +168,6 @@ REJECTIONS = {
     "a tunnel": (head(line=b"CONNECT a:1 HTTP/1.1"), 501, "proxy"),
     "user information": (head(line=b"GET http://b@a/ HTTP/1.1"), 400, "user information"),
     "another coding": (head(b"Transfer-Encoding: gzip, chunked"), 501, "chunked"),
-    "an unknown coding": (head(b"Transfer-Encoding: x"), 501, "chunked"),
     "another expectation": (head(b"Expect: more"), 417, "100-continue"),
 }
 
@@ -318,10 +290,9 @@ def test_trailers_have_the_limits_of_the_head(make: Callable[[int], bytes], limi
             assert rejection(feed, ChunkedBody(limits), data[:cut], data[cut:]) == status
 
 
-def test_incomplete_trailers_have_the_limits_of_the_head() -> None:
-    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 51, b"a")) == 0
-    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(3 + 52, b"a")) == 431
-    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\n" + b"X-A: a\r\n" * 5) == 431
+def test_incomplete_trailers_have_the_limit_of_an_incomplete_head() -> None:
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(1 + HEAD_BYTES, b"a")) == 0
+    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(2 + HEAD_BYTES, b"a")) == 431
 
 
 def test_a_malformed_trailer_is_rejected() -> None:

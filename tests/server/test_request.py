@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from plants.server.request import Limits, Listener, Request
 from tests.support.loop_driver import Driver
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -103,7 +102,7 @@ HOSTILE = {
     "name-with-parenthesis": (with_fields(b"X(A: a", b"Content-Length: 0"), 40000),
     "too-many-fields": (with_fields(*[b"X-%d: a" % number for number in range(101)]), 43100),
     "field-too-large": (with_fields(b"X-A: " + b"a" * 8190), 43100),
-    "field-without-end": (POST + b"X-A: " + b"a" * 9000, 43100),
+    "field-without-end": (POST + b"X-A: " + b"a" * 17_000, 43100),
     "head-without-end": (POST + b"X-A: a\r\n", 40000),
     "unknown-expectation": (with_fields(b"Expect: 200-ok", b"Content-Length: 0"), 41700),
     "two-expectations": (with_fields(b"Expect: 100-continue, a", b"Content-Length: 0"), 41700),
@@ -128,8 +127,8 @@ HOSTILE = {
     "length-then-chunked": (with_fields(b"Content-Length: 4", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-then-length": (with_fields(CHUNKED, b"Content-Length: 4", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-and-bad-length": (with_fields(CHUNKED, b"Content-Length: x", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-twice": (with_fields(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-in-a-list-twice": (with_fields(CHUNKED + b", chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-twice": (with_fields(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-in-a-list-twice": (with_fields(CHUNKED + b", chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-then-identity": (with_fields(CHUNKED, b"Transfer-Encoding: identity", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-not-last": (with_fields(CHUNKED + b", gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "gzip-then-chunked": (with_fields(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
@@ -137,14 +136,14 @@ HOSTILE = {
     "identity-then-chunked": (with_fields(b"Transfer-Encoding: identity, chunked", body=b"0\r\n\r\n"), 50100),
     "gzip-only": (with_fields(b"Transfer-Encoding: gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "identity-only": (with_fields(b"Transfer-Encoding: identity", b"Content-Length: 4", body=b"body"), 40000),
-    "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "empty-coding": (with_fields(b"Transfer-Encoding:", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "empty-coding": (with_fields(b"Transfer-Encoding:", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "comma-then-chunked": (with_fields(b"Transfer-Encoding: , chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "chunked-quoted": (with_fields(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-quoted": (with_fields(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-vertical-tab": (with_fields(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-no-break-space": (with_fields(b"Transfer-Encoding: \xa0chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
+    "chunked-no-break-space": (with_fields(b"Transfer-Encoding: \xa0chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-nul": (with_fields(CHUNKED + b"\0", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-obs-fold": (with_fields(b"Transfer-Encoding:", b" chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-bare-lf": (with_fields(b"X-A: b\nTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
@@ -171,10 +170,8 @@ HOSTILE = {
     "chunk-cut-short": (with_chunks(b"5\r\nbody"), 40000),
     "chunks-without-last": (with_chunks(b"4\r\nbody\r\n"), 40000),
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
-    "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 9000), 43100),
-    "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101), 43100),
-    "trailer-content-length": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
-    "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
+    "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 9000 + b"\r\n\r\n"), 43100),
+    "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101 + b"\r\n"), 43100),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
 
@@ -261,14 +258,3 @@ def test_the_rejection_of_a_head_request_has_no_body(driver: Driver) -> None:
 def test_an_unusual_method_reaches_the_application(driver: Driver, notes: Notes) -> None:
     exchange(driver, b"A!$%&'*+-.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert notes == ["A!$%&'*+-.^_`|~ / 0 of 0"]
-
-
-def test_many_field_names_do_not_fill_the_cache_of_names() -> None:
-    listener = Listener(socket.socket(), lambda *_: [])
-    with listener.sock:
-        for number in range(7):
-            names = [f"X-Name-{number}-{name}" for name in range(90)]
-            request = Request(listener, {}, 0.0)
-            head = "".join(["GET / HTTP/1.1\r\nHost: a\r\n", *(f"{name}: {name}\r\n" for name in names), "\r\n"])
-            request.parse_head(head, Limits(8190, 8190, 100, 0))
-            assert [request.environ[f"HTTP_{name.upper().replace('-', '_')}"] for name in names] == names
