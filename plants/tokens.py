@@ -7,7 +7,6 @@ import os
 import re
 import stat
 import time
-import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Lock, Thread
@@ -76,11 +75,10 @@ class TokenFile(Tokens):
         :raises OSError: it cannot be read.
         """
         self._path = Path(path).absolute()  # The working directory may change.
-        content = _read(self._path)
-        self._digests = _digests_in(content)
-        # The digest of what the latest read found, and of what is in force: the content, or the text of an error.
-        self._latest = self._applied = self._loaded = hashlib.sha256(content).digest()
-        self._reading_pid = os.getpid()
+        self._digests = _read(self._path)
+        # What the latest read found, and what was applied last: the digests, or why the file cannot be used.
+        self._latest: list[bytes] | str = self._digests
+        self._applied: list[bytes] | str = self._digests
         self._polling_pid = 0
         self._lock = Lock()
 
@@ -92,45 +90,39 @@ class TokenFile(Tokens):
         return super().accepts(token)
 
     def _start(self) -> None:
-        if self._reading_pid != os.getpid():
-            applied, digests = self._applied, self._digests
-            self._digests = []
-            for _ in range(2):
-                self.poll()
-            if self._latest == applied == self._loaded:  # The file is as the parent process has loaded it.
-                self._digests = digests
+        self._digests = []
+        self._latest = self._find()
+        self._apply(self._latest)
         self._polling_pid = os.getpid()
-        Thread(target=_keep_polling, args=[weakref.ref(self)], name=__name__, daemon=True).start()
+        Thread(target=self._keep_polling, name=__name__, daemon=True).start()
+
+    def _keep_polling(self) -> None:
+        while True:
+            self.poll()
+            time.sleep(_POLL_SECONDS)
 
     def poll(self) -> None:
         """Read the file once, and apply a change that the previous call has already found."""
-        content, problem = b"", ""
-        try:
-            content = _read(self._path)
-        except Exception as error:  # Even a MemoryError must not end the thread.
-            problem = str(error) or repr(error)
-        found = hashlib.sha256(content or problem.encode()).digest()
+        found = self._find()
         if found == self._latest and found != self._applied:
-            self._applied = found
-            self._apply(content, problem)
+            self._apply(found)
         self._latest = found
 
-    def _apply(self, content: bytes, problem: str) -> None:
+    def _find(self) -> list[bytes] | str:
         try:
-            digests = _digests_in(content)
-        except ValueError as error:
+            return _read(self._path)
+        except Exception as error:  # Even a MemoryError must not end the thread.
+            return str(error) or repr(error)
+
+    def _apply(self, found: list[bytes] | str) -> None:
+        if isinstance(found, str):
             kept = "the old tokens stay valid" if self._digests else "no token is valid"
-            _log.error("the token file cannot be used, so %s: %s", kept, problem or error)
+            _log.error("the token file cannot be used, so %s: %s", kept, found)
         else:
-            self._digests, self._loaded = digests, self._applied
-            _log.info("the token file has changed; valid tokens: %d", len(digests))
-
-
-def _keep_polling(reference: "weakref.ref[TokenFile]") -> None:
-    while token_file := reference():
-        token_file.poll()
-        del token_file
-        time.sleep(_POLL_SECONDS)
+            self._digests = found
+            if found != self._applied:
+                _log.info("the token file has changed; valid tokens: %d", len(found))
+        self._applied = found
 
 
 def digest_of(token: str) -> bytes:
@@ -146,17 +138,13 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> list[bytes]:
     if not stat.S_ISREG(path.stat().st_mode):  # Opening or reading a pipe or a device could block forever.
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
         raise ValueError("it is larger than 1 MiB")
-    return content
-
-
-def _digests_in(content: bytes) -> list[bytes]:
     digests = []
     for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
         entry = line.strip()
