@@ -9,8 +9,9 @@ import falcon
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
 from plants.falcon_defaults import DeferredResponse, json_app, may_defer
+from plants.fast_path import dump
 from plants.json_body import read_json
-from plants.schemas import dump_plant, load_new_plant
+from plants.schemas import load_new_plant
 from plants.stores import GroupCommitStore, PlantStore
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
@@ -64,7 +65,7 @@ class PlantCollection:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""
         plant = load_new_plant(read_json(req, self._max_body_bytes))
-        body = dump_plant(plant)
+        body = dump(plant)
         if self._group_store and may_defer(req.env):
             resp.stream = DeferredResponse(self._group_store.submit(plant), body)
             resp.content_length = len(body)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import falcon
 
-from plants.schemas import ErrorSchema, NotAPlant
+from plants.schemas import NotAPlant
 from plants.stores import PlantIdInUse, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
@@ -19,7 +19,6 @@ _MAX_MESSAGE = 499
 _ERROR_BODY = re.compile(rb'\{"error": ([0-9]+), "message": (".*")\}')
 
 _log = logging.getLogger(__name__)
-_error_schema = ErrorSchema()
 
 
 class ErrorCode(IntEnum):
@@ -62,8 +61,7 @@ def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, s
 def error_body(code: int, message: str | None = None) -> bytes:
     """Return the Error body for a code, with this message, or the table's, or the phrase of the status."""
     message = message or _MESSAGES.get(code) or responses.get(code // 100, "The request failed.")
-    body: str = _error_schema.dumps({"error": code, "message": message[:_MAX_MESSAGE]})
-    return body.encode()
+    return json.dumps({"error": code, "message": message[:_MAX_MESSAGE]}).encode()
 
 
 def parse_error(body: bytes) -> tuple[int, str]:

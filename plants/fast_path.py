@@ -1,8 +1,4 @@
-"""Load and dump valid plants in an eighth of marshmallow's time. mypyc can compile this module.
-
-``load_valid`` takes any document and ``dump_valid`` any plant. Each returns None unless it is sure that the schemas in
-``plants.schemas`` would accept the value; the caller then asks marshmallow. A property test compares both.
-"""
+"""Load and dump valid plants in an eighth of marshmallow's time. mypyc can compile this module."""
 
 import re
 from json.encoder import encode_basestring_ascii
@@ -16,7 +12,7 @@ _is_storable: Final[Any] = STORABLE_TEXT.match
 
 
 def load_valid(document: Any) -> Plant | None:
-    """Return the plant in a NewPlant document, or None if marshmallow must decide."""
+    """Return the plant in a NewPlant document, or None if it is not valid; marshmallow then says why."""
     if type(document) is not dict:
         return None
     plant_id = document.get("id")
@@ -31,10 +27,9 @@ def load_valid(document: Any) -> Plant | None:
     return Plant(plant_id, name, tag)
 
 
-def dump_valid(plant: Plant) -> str | None:
-    """Return a plant as JSON, or None if marshmallow must decide."""
-    _, name, tag = plant
-    if type(name) is not str or type(tag) not in (str, type(None)):
-        return None
-    text = '{"name": ' + encode_basestring_ascii(name)
-    return text + "}" if tag is None else text + ', "tag": ' + encode_basestring_ascii(tag) + "}"
+def dump(plant: Plant) -> bytes:
+    """Return a plant as the JSON of a response."""
+    text = '{"name": ' + encode_basestring_ascii(plant.name)
+    if plant.tag is not None:
+        text += ', "tag": ' + encode_basestring_ascii(plant.tag)
+    return (text + "}").encode()

@@ -199,7 +199,7 @@ MESSAGES = [
     ),
     (new_plant() + b" x", "The body has more text after its JSON (char 25)."),
     (b"\r\n" + new_plant() + b" x", "The body has more text after its JSON (char 27)."),
-    (b"[]", "The body is not a NewPlant. _schema: Not a JSON object."),
+    (b"[]", "The body is not a NewPlant. Not a JSON object."),
     (
         with_id('"1"'),
         "The body is not a NewPlant. id: Must be an integer from -9223372036854775808 to 9223372036854775807.",
@@ -209,7 +209,7 @@ MESSAGES = [
         "The body is not a NewPlant. tag: Must be a string without U+0000 and without lone surrogates.",
     ),
     (
-        b"{}",
+        b'{"tag": "shade"}',
         "The body is not a NewPlant. id: Missing data for required field. name: Missing data for required field.",
     ),
 ]

@@ -1,14 +1,12 @@
-"""Undocumented parts of Falcon, marshmallow and the standard library that the application relies on."""
+"""Undocumented parts of Falcon and the standard library that the application relies on."""
 
 import json
 import subprocess
 import sys
 from json.encoder import encode_basestring_ascii
-from typing import Any
 
 import falcon
 import pytest
-from marshmallow import Schema, fields, post_load
 
 from plants.falcon_defaults import json_app
 
@@ -53,36 +51,6 @@ def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
     """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
-
-
-def test_marshmallow_schema_sets_its_fields_in_one_method() -> None:
-    """``_init_fields``: called by the constructor, and by ``Nested`` for its copy, which may have fewer fields."""
-
-    class Recording(Schema):
-        name = fields.String()
-        tag = fields.String()
-
-        def _init_fields(self) -> None:
-            super()._init_fields()
-            recorded.append([*self.fields])
-
-    recorded: list[list[str]] = []
-    schema = Recording()
-    assert recorded == [["name", "tag"]]
-    nested: Any = fields.Nested(schema, only=("name",)).schema
-    assert [*nested.fields] == recorded[-1] == ["name"]
-
-
-def test_marshmallow_schema_knows_its_hooks() -> None:
-    """``_hooks``: maps each kind of hook, such as ``post_load``, to the methods that have this decorator."""
-
-    class Hooked(Schema):
-        @post_load
-        def hook(self, data: object, **_options: object) -> None:
-            """Never called."""
-
-    assert not any(Schema()._hooks.values())
-    assert any(Hooked()._hooks.values())
 
 
 def test_encode_basestring_ascii_accepts_only_strings() -> None:
