@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.process import children
+
 TOKEN = "benchmark"
 # One header differs in each request, as behind a proxy, unless EQUAL_HEADS is set. All ids have ten digits, so that all
 # bodies have the same length.
@@ -52,6 +54,13 @@ def load(port: int, connections: int, seconds: int, first_id: int, *, equal_head
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}", "-s", script.name, f"http://127.0.0.1:{port}"]
         output = subprocess.check_output(command, env=os.environ | environ, text=True)
     return Load(*json.loads(output.splitlines()[-1]))
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU time that a process and its descendants have used so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): utime and stime
+    return own + sum(map(cpu_seconds, children(process)))
 
 
 def median(loads: Iterable[Load]) -> Load:

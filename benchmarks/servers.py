@@ -2,21 +2,21 @@
 
     python -m benchmarks.servers [--rounds 3] [--seconds 3] [--connections 16] [--equal-heads]
     python -m benchmarks.servers --only "Gunicorn, as packaged" "Gunicorn, gthread" --connections 1 16 64 256
-    python -m benchmarks.servers --only "Gunicorn, as packaged" "Granian, 1 thread" --compiled OTHER_VENV/bin
+    python -m benchmarks.servers --only "Gunicorn, as packaged" --also "compiled=/other/venv/bin/plants serve -b :PORT"
 
-Each round starts every server afresh. The output has the medians of all rounds, and the sum of the failures. A ratio
-compares a server with the first one; it is the median of the rounds' ratios.
+``--also`` adds any program that serves ``POST /plants`` and ``GET /readyz`` on PORT, such as those in benchmarks/peers,
+which say how they are started. Each round starts every server afresh. The output has the medians of all rounds, and the
+sum of the failures. A ratio compares a server's creates/s with those of the first one; it is the median of the rounds'
+ratios. The CPU time is that of all processes of the server.
 """
 
 import argparse
 import itertools
 import os
-import shlex
-import subprocess
+import statistics
 from collections import defaultdict
-from pathlib import Path
 
-from benchmarks.measure import TOKEN, Load, load, measured_with, median, median_ratio
+from benchmarks.measure import TOKEN, Load, cpu_seconds, load, measured_with, median, median_ratio
 from tests.support.servers import COMMANDS, running_server
 
 
@@ -27,32 +27,31 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[16])
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), metavar="SERVER")
     parser.add_argument("--equal-heads", action="store_true", help="make all requests equal except for the plant's id")
-    parser.add_argument(
-        "--compiled", metavar="BIN", help="also measure a compiled server; BIN is the folder of its command plants"
-    )
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=COMMAND", help="measure another program, too")
     args = parser.parse_args()
     servers = {name: COMMANDS[name] for name in args.only}
-    if args.compiled:
-        plants = Path(args.compiled).resolve() / "plants"
-        assert b"compiled server" in subprocess.check_output([plants, "--version"])
-        servers["Gunicorn, compiled"] = f"{shlex.quote(str(plants))} serve --bind 127.0.0.1:PORT"
+    servers |= dict(also.split("=", 1) for also in args.also)
     env = os.environ | {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": "memory:"}
     found: dict[tuple[str, int], list[Load]] = defaultdict(list)
+    cpu_us: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _, name in itertools.product(range(args.rounds), servers):
-        with running_server(servers[name], env) as port:
+        with running_server(servers[name], env) as (port, process):
             first_ids = itertools.count(10**9, 10**7)
             load(port, 16, 1, next(first_ids))  # Warm up.
             for count in args.connections:
+                before = cpu_seconds(process)
                 figures = load(port, count, args.seconds, next(first_ids), equal_heads=args.equal_heads)
                 found[name, count].append(figures)
+                cpu_us[name, count].append((cpu_seconds(process) - before) / (figures.rate * args.seconds) * 1e6)
     headers = "equal headers" if args.equal_heads else "one header differs"
     print(f"{measured_with()}; {headers}; medians of {args.rounds} rounds\n")
-    print("| connections | server | creates/s | ratio | p99 ms | failures |\n|---|---|---|---|---|---|")
+    print("| connections | server | creates/s | ratio | CPU us | p99 ms | failures |\n|---|---|---|---|---|---|---|")
     for count, name in itertools.product(args.connections, servers):
         loads = found[name, count]
         rate, p99, failures = median(loads)
         ratio = median_ratio(loads, to=found[args.only[0], count])
-        print(f"| {count} | {name} | {rate:.0f} | {ratio:.2f} | {p99:.1f} | {failures} |")
+        cpu = statistics.median(cpu_us[name, count])
+        print(f"| {count} | {name} | {rate:.0f} | {ratio:.2f} | {cpu:.1f} | {p99:.1f} | {failures} |")
 
 
 if __name__ == "__main__":

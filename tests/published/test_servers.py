@@ -36,7 +36,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         file = Path(directory) / "plants.db"
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-        with running_server(command, env) as port, closing(SQLiteStore(str(file))) as store:
+        with running_server(command, env) as (port, _), closing(SQLiteStore(str(file))) as store:
             yield Running(port, store, file)
 
 

@@ -31,8 +31,8 @@ COMMANDS = {
 
 
 @contextmanager
-def running_server(command: str, env: dict[str, str]) -> Iterator[int]:
-    """Run a server on a free port, wait until the server is ready, and yield the port."""
+def running_server(command: str, env: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """Run a server on a free port, wait until the server is ready, and yield the port and the process id."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))
     words = [*NO_SUBPROCESS_COVERAGE, str(BIN / program), *options]
@@ -40,7 +40,7 @@ def running_server(command: str, env: dict[str, str]) -> Iterator[int]:
     try:
         wait_until(lambda: is_ready(port) or process.poll() is not None)
         assert process.poll() is None, f"{command} has ended"
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         end(process)
