@@ -76,7 +76,7 @@ def test_a_fault_without_times_lasts_until_it_is_removed(
     plants_server.store.fault = LookupError("from now on")
     assert [post(plants_server).status for _ in range(3)] == [500] * 3
     # A reused exception must not collect the tracebacks of all requests.
-    assert len({str(record.exc_text).count("\n") for record in caplog.records}) == 1
+    assert len({str(record.exc_text).count("\n") for record in caplog.records if record.exc_text}) == 1
     plants_server.store.fail()
     assert [post(plants_server).status for _ in range(3)] == [503] * 3
     plants_server.store.fault = None
