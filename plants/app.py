@@ -1,7 +1,7 @@
 """The application: one operation, ``POST /plants``, behind a bearer token."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 from wsgiref.types import WSGIApplication
 
 import falcon
@@ -67,7 +67,8 @@ class PlantCollection:
         plant = load_new_plant(read_json(req, self._max_body_bytes))
         body = dump(plant)
         if self._group_store and may_defer(req.env):
-            resp.stream = DeferredResponse(self._group_store.submit(plant), body)
+            stream: Any = DeferredResponse(self._group_store.submit(plant), body)
+            resp.stream = stream
             resp.content_length = len(body)
             return
         added: object = self._store.add(plant)

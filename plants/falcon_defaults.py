@@ -1,7 +1,7 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
 import falcon
@@ -30,44 +30,26 @@ def may_defer(environ: dict[str, Any]) -> bool:
     return bool(environ.get("server.deferred_response") and not environ.get("SCRIPT_NAME"))
 
 
-class DeferredResponse:
-    """A success whose iteration first waits until the plant is stored, and then calls ``start_response`` (PEP 3333).
+class DeferredResponse(NamedTuple):
+    """A success that must wait for its commit. A resource sets it as ``resp.stream`` if ``may_defer`` is true."""
 
-    A resource sets it as ``resp.stream`` if ``may_defer`` is true.
-    """
+    pending: PendingAdd
+    body: bytes
 
-    __slots__ = ("_body", "_head", "_pending", "_start_response")
+    def finish(self, start_response: StartResponse, head: Any) -> Iterator[bytes]:
+        """Wait until the plant is stored, then start the response (PEP 3333) and yield its body.
 
-    _head: tuple[str, list[tuple[str, str]]]
-    _start_response: StartResponse | None
-
-    def __init__(self, pending: PendingAdd, body: bytes) -> None:
-        self._pending: PendingAdd | None = pending
-        self._body = body
-
-    def begin_with(self, start_response: StartResponse, head: tuple[str, list[tuple[str, str]]]) -> None:
-        """Set the status and the headers of the success, and what to pass them to."""
-        self._start_response = start_response
-        self._head = head
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Start the response, and return its body."""
-        self.close()
-        if self._start_response:  # A second iteration must not start the response again.
-            self._start_response(*self._head)
-            self._start_response = None
-        return iter([self._body])
-
-    def close(self) -> None:
-        """Wait until the plant is stored, even if the server discards the response without iterating it."""
-        pending, self._pending = self._pending, None
+        :param head: the status and the headers of the success.
+        """
+        body = self.body
         try:
-            if pending:
-                pending.result()
+            self.pending.result()
         except Exception as error:
-            status, headers, self._body = error_response(error)
-            headers |= {"Content-Length": str(len(self._body))}
-            self._head = status, [(name.lower(), value) for name, value in headers.items()]
+            status, headers, body = error_response(error)
+            headers |= {"Content-Length": str(len(body))}
+            head = status, [(name.lower(), value) for name, value in headers.items()]
+        start_response(*head)
+        yield body
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
@@ -76,23 +58,18 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        # PEP 3333 lets a server omit an empty path. Falcon raises for text that was decoded as UTF-8, not Latin-1.
-        path, query = env.get("PATH_INFO"), env.get("QUERY_STRING")
-        if not (type(path) is type(query) is str and path.isascii() and query.isascii()):
-            for name in ("PATH_INFO", "QUERY_STRING"):
-                env[name] = str(env.get(name) or "").encode("latin-1", "replace").decode("latin-1")
+        env.setdefault("PATH_INFO", "")  # PEP 3333 lets a server omit an empty path.
         if not may_defer(env):
             return super().__call__(env, start_response)
         heads: list[Any] = []
 
         def capture(*head: Any) -> Any:
-            heads.append(head[:2])
+            heads.append(head)
 
         response = super().__call__(env, capture)
         if isinstance(response, DeferredResponse):
-            response.begin_with(start_response, heads[0])
-        else:
-            start_response(*heads[0])
+            return response.finish(start_response, heads[0])
+        start_response(*heads[0])
         return response
 
 
@@ -110,8 +87,8 @@ class _ExactRouter:
     def __init__(self) -> None:
         self._routes: dict[str, Any] = {}
 
-    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
-        methods = _MethodMap(map_http_methods(resource, **options))
+    def add_route(self, uri_template: str, resource: object) -> None:
+        methods = _MethodMap(map_http_methods(resource))
         set_default_responders(methods)
         self._routes[uri_template] = (resource, methods, {}, uri_template)
 
