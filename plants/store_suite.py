@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from plants.stores import GroupCommitStore, Plant, PlantIdInUse, PlantStore
+from plants.stores import Plant, PlantIdInUse, PlantStore
 
 _TEXTS = {
     "empty": "",
@@ -119,30 +119,12 @@ class StoreSuite:
             added = list(threads.map(add, (plant_id % 2 * plant_id for plant_id in range(400))))
         assert added == [False, True] * 200
 
-    def test_a_result_may_be_asked_for_in_any_order_and_twice(self, store: PlantStore) -> None:
-        if not isinstance(store, GroupCommitStore):
-            pytest.skip("the store does not commit in groups")
-        first, second, third = [store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2, 1)]
-        for _ in range(2):
-            with pytest.raises(PlantIdInUse):
-                third.result()
-            second.result()
-            first.result()
-
     def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
         store.prepare()
         for plant_id in (1, 2):
             checked: object = store.check()
             assert checked is None, "check() reports a failure by raising StoreUnavailable; what it returns is ignored"
             store.add(Plant(plant_id, "oak"))
-
-    def test_closing_commits_what_was_submitted(self, store: PlantStore) -> None:
-        if not isinstance(store, GroupCommitStore):
-            pytest.skip("the store does not commit in groups")
-        pending = [store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2)]
-        store.close()
-        for each in pending:
-            each.result()
 
     def test_a_store_may_be_closed_twice(self, store: PlantStore) -> None:
         store.close()

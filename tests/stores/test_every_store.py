@@ -214,6 +214,16 @@ class StoreContract(StoreSuite):
         assert batch_store.get(1) == Plant(1, "fern")
         pending.result()
 
+    def test_the_results_of_a_batch_are_available_in_any_order_and_twice(self, batch_store: BatchStore) -> None:
+        first, second, third = [batch_store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2, 1)]
+        for _ in range(2):
+            assert [outcome(each.result) for each in (third, second, first)] == ["in use", "added", "added"]
+
+    def test_closing_commits_what_was_submitted(self, batch_store: BatchStore) -> None:
+        pending = [batch_store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2)]
+        batch_store.close()
+        assert [outcome(each.result) for each in pending] == ["added", "added"]
+
     @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
     def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
         assert store.get(plant_id) is None
