@@ -17,6 +17,7 @@ from plants.hosting.metrics import Metrics
 from plants.server.request import Environ, HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
+from plants.server.threads import current_request
 
 _NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -56,16 +57,18 @@ class PlantService(Service):
         if request.path in self._bodiless_paths:
             request.drop_body()
             return None
+        current_request.set(request)  # so that a line in the log has its id
         try:
-            error = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
+            error: Exception | None = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
         except Exception as failure:
-            return self._refusal(failure, request)
+            error = failure
         request.trusted = error is None
-        return None if error is None else self._refusal(error, request)
-
-    def _refusal(self, error: Exception, request: Request) -> Response:
-        status, headers, body = error_response(error)
-        return make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
+        response = None
+        if error is not None:
+            status, headers, body = error_response(error)
+            response = make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
+        current_request.set(None)
+        return response
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""

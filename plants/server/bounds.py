@@ -12,7 +12,7 @@ from collections import Counter
 from socket import AF_INET6, inet_pton
 from typing import Any, Final
 
-# A body or the rest of a response that is larger than this needs a place.
+# A body or the rest of a response that is larger than this needs one of the places.
 SMALL_BODY_BYTES: Final = 16_384
 SMALL_RESPONSE_BYTES: Final = 65_536
 PLACES: Final = 64
@@ -20,24 +20,6 @@ PLACES: Final = 64
 # part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top.
 CONNECTION_BYTES: Final = 131_072
 TLS_CONNECTION_BYTES: Final = CONNECTION_BYTES + 81_920
-
-
-class Places:
-    """The places for large bodies and large responses; a connection has at most one, for both."""
-
-    def __init__(self, count: int) -> None:
-        self.refused: int = 0
-        self.holders: set[Any] = set()
-        self._count = count
-
-    def take(self, connection: Any) -> bool:
-        """Return whether the connection has a place now; if it has none and none is free, count it as refused."""
-        if connection not in self.holders:
-            if len(self.holders) >= self._count:
-                self.refused += 1
-                return False
-            self.holders.add(connection)
-        return True
 
 
 def connection_to_evict(waiting: dict[Any, Any], network: Any) -> Any:

@@ -14,7 +14,7 @@ from collections import deque
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Places, network_of
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, network_of
 from plants.server.request import (
     Environ,
     HTTPError,
@@ -66,24 +66,35 @@ class Shared:
     ``poll`` is a ``select.epoll`` object, and ``handlers`` maps the file descriptors that it watches to what handles
     their events. ``now`` is the time of the current iteration (``time.monotonic()``).
     ``strangers`` are the connections that wait for a client without a checked token, longest inactive first, with the
-    networks of these clients: if the worker is full, one of them is closed.
+    networks of these clients: if the worker is full, one of them is closed. ``place_holders`` are the connections with
+    a large body or a large response. ``turned_away`` counts clients that the worker had no room for.
     ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
     ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
-    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts, places: Places) -> None:
+    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts, places: int) -> None:
         self.poll = poll
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.limits = limits
         self.timeouts = timeouts
-        self.places = places
         self.strangers: dict[Connection, Any] = {}
+        self.place_holders: set[Connection] = set()
+        self.turned_away: int = 0
+        self._places = places
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
         self.unfinished_connections: deque[Connection] = deque()
         self.ready_requests: list[tuple[Connection, Request]] = []
+
+    def take_place(self, connection: "Connection") -> bool:
+        """Return whether the connection has a place now, for a large body and for the response to it."""
+        if connection not in self.place_holders and len(self.place_holders) >= self._places:
+            self.turned_away += 1
+            return False
+        self.place_holders.add(connection)
+        return True
 
     def watch(self, descriptor: int, events: int, handler: Any) -> None:
         """Watch a file descriptor for these events (0: none)."""
@@ -107,7 +118,7 @@ class Connection:
         self.sock = sock
         self._descriptor = sock.fileno()
         self.state: str = OPEN
-        self.deadline: float = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
+        self.deadline: float = shared.now + shared.timeouts.request
         self.request: Request | None = None
         self._shared = shared
         self._listener = listener
@@ -159,13 +170,13 @@ class Connection:
             self.reject(HTTPError(500))
             return
         shared = self._shared
-        tls = self._tls
         # The response is the last one if
         # 1. the request ends the connection, or
         # 2. connections are not kept alive, or
-        # 3. the worker stops or the client has ended TLS, and no other request has been received.
-        ended = (shared.stopping or (tls is not None and tls.closed)) and not self._input
-        self._finish_request(request, response, close=not request.keep_alive or not shared.timeouts.keepalive or ended)
+        # 3. the worker stops, and no other request has been received.
+        is_stopping = shared.stopping and not self._input
+        close = not request.keep_alive or not shared.timeouts.keepalive or is_stopping
+        self._finish_request(request, response, close=close)
 
     def reject(self, error: HTTPError) -> None:
         """Send an error response and close the connection."""
@@ -189,10 +200,10 @@ class Connection:
             self.close()
 
     def stop(self, *, at_once: bool) -> None:
-        """Wait at most STOPPING_SECONDS for a new request; if ``at_once``, drop one that has not arrived completely."""
+        """Wait at most STOPPING_SECONDS for the client; if ``at_once``, drop a request that has not arrived whole."""
         if at_once and self.state in (OPEN, RECEIVING, IDLE):
             self.close()
-        elif self.state in (OPEN, IDLE) and not self._unfinished:
+        elif self.state in (OPEN, IDLE, CLOSING) and not self._unfinished:
             self.deadline = min(self.deadline, self._shared.now + STOPPING_SECONDS)
 
     def close(self) -> None:
@@ -217,7 +228,7 @@ class Connection:
         self.state = state
         self.deadline = self._shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
-            self._shared.places.holders.discard(self)
+            self._shared.place_holders.discard(self)
         self._note_activity()
 
     def _note_activity(self) -> None:
@@ -314,7 +325,7 @@ class Connection:
                 raise HTTPError(413)
             body.content = b""  # The application gets the size alone.
             request.keep_alive = False
-        elif len(body.content) > SMALL_BODY_BYTES and not shared.places.take(self):
+        elif len(body.content) > SMALL_BODY_BYTES and not shared.take_place(self):
             raise HTTPError(503, "The service is receiving as much as it can hold.")
         elif not body.complete:
             if 0 < len(self._input) < unread_bytes:
@@ -402,7 +413,7 @@ class Connection:
         """
         if len(rest) <= SMALL_RESPONSE_BYTES:
             self._output = bytes(rest)  # A view would hold everything that has been sent, too.
-        elif self._shared.places.take(self):
+        elif self._shared.take_place(self):
             self._output = rest
         else:
             self.close()
@@ -413,8 +424,8 @@ class Connection:
 
     def _linger(self) -> None:
         shared = self._shared
-        self._linger_until = shared.now + (STOPPING_SECONDS if shared.stopping else shared.timeouts.request)
-        self._enter(CLOSING, min(_LINGER_SECONDS, self._linger_until - shared.now))
+        self._linger_until = shared.now + shared.timeouts.request
+        self._enter(CLOSING, min(_LINGER_SECONDS, shared.timeouts.request))
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

@@ -19,7 +19,7 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.bounds import PLACES, Places, connection_to_evict, network_of
+from plants.server.bounds import PLACES, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Limits, Listener, Timeouts
 from plants.server.service import Service
@@ -80,7 +80,7 @@ class Loop:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
         # The classes of the module selectors would run Python code for each event.
-        self.shared = Shared(select.epoll(), service, config.limits, config.timeouts, Places(config.places))
+        self.shared = Shared(select.epoll(), service, config.limits, config.timeouts, config.places)
         self.shared.now = time.monotonic()
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes
@@ -91,7 +91,6 @@ class Loop:
         self._on_sweep: Callable[[], None] | None = None
         self._sweep_at = 0.0
         self._report_at = 0.0
-        self._evicted = self._refused = 0
         self._listening = False
         self._stopping_at_once = False
         self._base_environ: Environ = {
@@ -251,17 +250,11 @@ class Loop:
 
     def _report_overload(self) -> None:
         """Log at times how many clients were turned away because the worker is full."""
-        places = self.shared.places
-        if self.shared.now >= self._report_at and (self._evicted or self._refused or places.refused):
-            self._report_at = self.shared.now + _REPORT_SECONDS
-            self._log.warning(
-                "the worker is full: %d connections were closed to make room, %d were refused, "
-                "and %d large bodies or responses had no place",
-                self._evicted,
-                self._refused,
-                places.refused,
-            )
-            self._evicted = self._refused = places.refused = 0
+        shared = self.shared
+        if shared.turned_away and shared.now >= self._report_at:
+            self._report_at = shared.now + _REPORT_SECONDS
+            self._log.warning("the worker is full: %d clients were turned away", shared.turned_away)
+            shared.turned_away = 0
 
     def _listen(self, listening: bool) -> None:
         if listening == self._listening:
@@ -290,7 +283,7 @@ class Loop:
                 sock.close()
                 continue
             if not has_room:
-                self._refused += 1
+                self.shared.turned_away += 1
                 self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
                 self.step(connection, connection.close)
 
@@ -301,7 +294,7 @@ class Loop:
         connection: Connection | None = connection_to_evict(self.shared.strangers, network_of(host))
         if connection is None:
             return False
-        self._evicted += 1
+        self.shared.turned_away += 1
         self.step(connection, connection.close)
         return True
 

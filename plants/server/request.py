@@ -12,12 +12,8 @@ Environ = dict[str, Any]
 WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 
 HEAD_BYTES: Final = 16_384  # all of it, and all trailers
-_CHUNK_LINE_BYTES: Final = 4096
-# A client with tiny chunks must not delay other clients.
-_MAX_CHUNKS_PER_STEP: Final = 64
-# The framing of a chunked body may take 1 KiB, and two bytes more for each byte of content.
-_FRAMING_BYTES: Final = 1024
-_FRAMING_FACTOR: Final = 2
+_CHUNK_LINE_BYTES: Final = 1024
+_MAX_CHUNKS_PER_STEP: Final = 64  # A client with tiny chunks must not delay other clients.
 
 # RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no pattern backtracks, whatever the input.
 _NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -43,10 +39,9 @@ _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are 
 
 @dataclass
 class Limits:
-    """Limits on a request: the sizes of its line, of each header field and of its body, and the number of fields."""
+    """Limits on a request: the size of its line, the number of its fields, and the size of its body."""
 
     line_bytes: int
-    field_bytes: int
     max_fields: int
     body_bytes: int
 
@@ -119,7 +114,6 @@ class ChunkedBody:
         self.size: int = 0
         self.complete: bool = False
         self._limits = limits
-        self._framing_bytes = 0
         self._missing_bytes = 0  # of the current chunk
         self._in_trailers = False
 
@@ -148,9 +142,8 @@ class ChunkedBody:
 
     def _begin_chunk(self, data: bytes, start: int, end: int) -> None:
         line = _CHUNK_LINE.fullmatch(data, start, end)
-        self._framing_bytes += end - start + 2
-        if not line or self._framing_bytes > _FRAMING_BYTES + _FRAMING_FACTOR * len(self.content):
-            raise HTTPError(400, "The chunks of the body are malformed, or too small.")
+        if not line:
+            raise HTTPError(400, "The chunks of the body are malformed.")
         self._missing_bytes = int(line[1], 16)
         self.size += self._missing_bytes
         self._in_trailers = not self._missing_bytes
@@ -296,11 +289,8 @@ class Request:
             if codings != "chunked":
                 raise HTTPError(501, "The only supported transfer coding is chunked.")
             self.body = ChunkedBody(limits)
-        expectation = environ.get("HTTP_EXPECT")
-        if expectation is not None:
-            if expectation.lower() != "100-continue":
-                raise HTTPError(417, "The only supported expectation is 100-continue.")
-            self.awaits_continue = is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
+        # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
+        self.awaits_continue = is_1_1 and environ.get("HTTP_EXPECT", "").lower() == "100-continue"
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
@@ -341,8 +331,7 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
     # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:
         raise HTTPError(400)
-    longest = max(map(len, section[start:].split("\r\n"))) if len(section) > limits.field_bytes else 0
-    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or longest > limits.field_bytes:
+    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields:
         raise HTTPError(*_TOO_LARGE_FIELDS)
     if " \r\n" in section or "\t" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]

@@ -4,13 +4,12 @@ import contextlib
 import ctypes
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from ssl import SSLContext
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from gunicorn import SERVER_SOFTWARE
 from gunicorn.http.message import MAX_HEADERS
@@ -18,12 +17,10 @@ from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
 from plants.server.loop import Config, Loop
-from plants.server.request import Limits, Listener, Timeouts
+from plants.server.request import HEAD_BYTES, Limits, Listener, Timeouts
 from plants.server.service import Service
 from plants.server.tls import restricted
 
-# Gunicorn's settings that this worker does not support; setting one logs a warning.
-_UNUSED_SETTINGS = re.compile(r"(pre|post)_request|.*protocols?|root_path|header_map|(casefold|http2|permit|strip)_.*")
 # mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
 # raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
 _M_MMAP_THRESHOLD = -3
@@ -32,18 +29,15 @@ _MMAP_THRESHOLD_BYTES = 262_144
 # default of 5 ms, small requests would take ten times as long beside large ones.
 _SWITCH_SECONDS = 0.0005
 
-_tls_contexts: WeakKeyDictionary[Any, SSLContext] = WeakKeyDictionary()
 
-
+@lru_cache(maxsize=4)
 def tls_context(cfg: Any) -> SSLContext:
     """Return the TLS context of a configuration.
 
     If the master calls this before it forks, its workers use the same context, and start even if the certificate files
     have changed.
     """
-    if cfg not in _tls_contexts:
-        _tls_contexts[cfg] = restricted(ssl_context(cfg))
-    return _tls_contexts[cfg]
+    return restricted(ssl_context(cfg))
 
 
 class ErrorLog(io.TextIOBase):
@@ -83,13 +77,6 @@ class Worker(base.Worker):
     loop: Loop
     _stopping_at_once = False
 
-    @staticmethod
-    def check_config(cfg: Any, log: Any) -> None:
-        """Log which settings have no effect. Gunicorn's master calls this once, at the start."""
-        for name, setting in cfg.settings.items():
-            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
-                log.warning("this worker does not use the setting %s", name)
-
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
         return Service()
@@ -105,9 +92,10 @@ class Worker(base.Worker):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
-        line, field = cfg.limit_request_line or 8190, cfg.limit_request_field_size or 8190
         config = Config(
-            limits=Limits(line, field, cfg.limit_request_fields or MAX_HEADERS, self.max_body_bytes),
+            limits=Limits(
+                cfg.limit_request_line or HEAD_BYTES, cfg.limit_request_fields or MAX_HEADERS, self.max_body_bytes
+            ),
             timeouts=Timeouts(self.request_timeout, self.response_timeout, cfg.keepalive),
             base_environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,

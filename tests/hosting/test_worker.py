@@ -13,6 +13,7 @@ from plants.auth import BearerAuth
 from plants.errors import parse_error
 from plants.hosting.service import PlantService
 from plants.server.request import HTTPError, Listener, Request, SizedBody
+from plants.server.threads import current_request
 from plants.tokens import TokenCheck
 from tests.contract import AUTH, JSON_TYPE, Headers, new_plant
 from tests.support.hosted import Service, serving
@@ -97,7 +98,7 @@ def test_request_ids_differ_between_processes(service: Service) -> None:
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", 400, id="no host"),
         pytest.param(b"\x16\x03\x01\r\n\r\n", 400, id="not HTTP"),
         pytest.param(b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414, id="a long path"),
-        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, id="a long field"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 17_000 + b"\r\n\r\n", 431, id="a long head"),
         pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", 501, id="a tunnel"),
     ],
 )
@@ -160,8 +161,14 @@ def request_for(path: str) -> Request:
     return request
 
 
-def test_a_token_check_that_raises_before_the_body_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
-    response = service_with(FailingCheck()).before_body(request_for("/plants"))
+def test_a_token_check_that_raises_before_the_body_is_a_500(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for("/plants")
+    requests: list[object] = []
+    monkeypatch.setattr(caplog.handler, "filter", lambda _record: not requests.append(current_request.get()))  # type: ignore[func-returns-value]
+    response = service_with(FailingCheck()).before_body(request)
+    assert requests == [request]  # The line has the id of this request.
     assert response
     assert (response.status, parse_error(response.body)[0]) == ("500 Internal Server Error", 50000)
     assert caplog.messages == ["a request failed"]

@@ -182,7 +182,7 @@ def test_a_large_body_without_a_place_is_503_and_the_others_finish() -> None:
             client.sendall(b"x")
             driver.run_until_readable(client)
             assert client.recv(1000).startswith(b"HTTP/1.1 413")  # from the application
-    assert not driver.loop.shared.places.holders
+    assert not driver.loop.shared.place_holders
     driver.end()
 
 
@@ -191,7 +191,7 @@ def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(caplog: pyte
     (_, first), (_, second) = driver.connect(get("/trusted/large")), driver.connect(get("/trusted/large"))
     driver.run_until(lambda: CLOSED in (first.state, second.state))
     assert {first.state, second.state} == {WRITING, CLOSED}
-    driver.run_until(lambda: "1 large bodies or responses had no place" in caplog.text)
+    driver.run_until(lambda: "1 clients were turned away" in caplog.text)
     driver.end()
 
 
@@ -350,7 +350,7 @@ def test_a_full_loop_counts_whom_it_turns_away(full: FullDriver, caplog: pytest.
     for _ in range(4):
         full.accept(post("/trusted", 900)[:-1])
     full.run_until(lambda: caplog.messages)
-    assert "0 connections were closed to make room, 1 were refused" in caplog.text
+    assert "the worker is full: 1 clients were turned away" in caplog.text
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses() -> None:
@@ -699,9 +699,11 @@ def test_each_completed_batch_wakes_the_loop() -> None:
 def test_a_stopping_worker_waits_briefly_for_a_request_and_for_a_close(driver: Driver) -> None:
     driver.loop.stop()
     client, connection = driver.connect()
+    driver.step(connection, lambda: connection.stop(at_once=False))
     assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
     client.sendall(GET)
     driver.run_until_state(connection, CLOSING)
+    driver.step(connection, lambda: connection.stop(at_once=False))
     assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
 
 

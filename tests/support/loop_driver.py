@@ -43,7 +43,7 @@ class Driver:
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
-            limits=Limits(8190, 8190, 100, max_body_bytes),
+            limits=Limits(8190, 100, max_body_bytes),
             timeouts=Timeouts(request=60, response=60, keepalive=keepalive),
             base_environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
             tls=tls,
@@ -98,7 +98,7 @@ class Driver:
         assert not shared.ready_requests
         assert not shared.unfinished_connections
         assert not shared.strangers
-        assert not shared.places.holders
+        assert not shared.place_holders
 
     def end(self) -> None:
         self.close_all()
