@@ -5,7 +5,7 @@ import logging
 import re
 from enum import IntEnum
 from http.client import responses
-from typing import Any, Self
+from typing import Self
 
 import falcon
 
@@ -78,15 +78,11 @@ def error_response(error: Exception) -> tuple[str, dict[str, str], bytes]:
     return falcon.code_to_http_status(http.status), HEADERS | dict(http.headers or {}), body
 
 
-def add_error_handling(app: "falcon.App[Any, Any]") -> None:
-    """Respond to every exception with an Error body."""
-    app.set_error_serializer(_respond)
-    for error in (Exception, falcon.HTTPStatus):  # Falcon has a handler of its own for HTTPStatus.
-        app.add_error_handler(error, _respond)
+def handle_error(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+    """Respond to an exception with an Error body.
 
-
-def _respond(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object = None) -> None:
-    # If this handler raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
+    If this raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
+    """
     resp.status, headers, resp.data = error_response(error)
     resp.set_headers(headers)
 

@@ -7,7 +7,7 @@ from wsgiref.types import StartResponse
 import falcon
 from falcon.routing import map_http_methods, set_default_responders
 
-from plants.errors import HEADERS, add_error_handling, error_response
+from plants.errors import HEADERS, error_response, handle_error
 from plants.stores import PendingAdd
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
@@ -17,7 +17,8 @@ def json_app(*middleware: Any) -> "_App":
     """Return an application without routes. Responses are JSON by default, and every failure is an Error body."""
     router: Any = _ExactRouter()
     app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=router)
-    add_error_handling(app)
+    for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
+        app.add_error_handler(error, handle_error)
     return app
 
 

@@ -23,27 +23,22 @@ import falcon
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants import MAX_BODY_BYTES
 from plants.app import PLANTS_PATH, build_app
 from plants.auth import BearerAuth
 from plants.errors import RETRY_AFTER_SECONDS, error_response
 from plants.public_paths import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
-from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
 _FAILURES = {"close", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
 
 
 class FaultyStore(PlantStore):
-    """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary.
+    """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary."""
 
-    ``delay`` is the duration of an ``add`` in seconds; ``waiting`` is how many adds are delayed now.
-    """
-
-    delay: float
-    waiting: int = 0
+    delay: float  #: the duration of an ``add``, in seconds
+    waiting = 0  #: how many adds are delayed now
 
     def __init__(self, store: PlantStore | None = None) -> None:
         self._wrapped_store = store
@@ -150,18 +145,15 @@ class Server:
     url: str  #: the base address, without a slash at the end, if ``serve`` serves it on a port
     requests: list[Received]
     token: str
-    _failures: "itertools.repeat[Any]"
+    _failures: Iterator[int | str]
 
-    def __init__(
-        self, *, token: str | None = None, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
-    ) -> None:
+    def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
-        digest_of(self._first_token)  # This raises if no client could send the token.
         self.store = FaultyStore(store)
         self.reset()
         resources = public_resources(self.store)
         auth = BearerAuth(self, public_paths=resources.keys())
-        self._app = build_app(self.store, auth, resources, max_body_bytes=max_body_bytes)
+        self._app = build_app(self.store, auth, resources)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -191,7 +183,7 @@ class Server:
     def reset(self) -> None:
         """Restore the initial state: the first token, no failures, no requests, no plants except in a wrapped store."""
         self.token = self._first_token
-        self._failures = itertools.repeat(0, 0)
+        self._failures = iter(())
         self.store.reset()
         self.requests = []
 
@@ -199,9 +191,7 @@ class Server:
         """Respond to a request (PEP 3333), and record it."""
         requests = self.requests  # reset() replaces the list.
         failure = next(self._failures, None) if environ["PATH_INFO"] == PLANTS_PATH else None
-        # Some servers, such as wsgiref, would wait for more after the end of the body.
-        size = -1 if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
-        body = environ["wsgi.input"].read(size)
+        body = environ["wsgi.input"].read()  # Neither waitress nor WebTest waits for more after the end of the body.
         environ["wsgi.input"] = io.BytesIO(body)
         status, response = 0, b""
 
@@ -242,19 +232,15 @@ def _received(environ: dict[str, Any], body: bytes, status: int, response: bytes
 
 
 @contextmanager
-def serve(
-    *, token: str | None = None, port: int = 0, store: PlantStore | None = None, max_body_bytes: int = MAX_BODY_BYTES
-) -> Iterator[Server]:
+def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None = None) -> Iterator[Server]:
     """Serve a new server on a port of 127.0.0.1 until the context ends.
 
     :param token: the valid token; a new one if None.
     :param port: the port; one that the system chooses if 0.
     :param store: where plants are stored; a dictionary if None. It is not closed.
-    :param max_body_bytes: the size of the largest request body.
     :raises OSError: the port is in use.
-    :raises ValueError: no client could send the token.
     """
-    server = Server(token=token, store=store, max_body_bytes=max_body_bytes)
+    server = Server(token=token, store=store)
     # waitress would leave its own socket open if the port is in use.
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -273,10 +259,6 @@ def serve(
 
 
 def _run_command(server: Server, command: str) -> None:
-    """Run ``reset`` or ``fail FAILURE [TIMES]``.
-
-    :raises ValueError: there is no such command.
-    """
     match command.split():
         case ["reset"]:
             server.reset()

@@ -84,7 +84,6 @@ ERRORS = {
     "unavailable": StoreUnavailable("no connection"),
     "Falcon's": falcon.HTTPError(507, description="full"),
     "a fault": ZeroDivisionError("secret detail"),
-    "a status": falcon.HTTPStatus(202),
 }
 
 
@@ -101,7 +100,7 @@ def test_a_deferred_error_is_like_any_other(error: Exception, caplog: pytest.Log
         results.append((response, log))
         caplog.clear()
     assert results[0] == results[1]
-    assert len(log) == isinstance(error, ZeroDivisionError | falcon.HTTPStatus)
+    assert len(log) == isinstance(error, ZeroDivisionError)
 
 
 def test_a_deferred_success_is_like_any_other(app: Any) -> None:
