@@ -9,6 +9,7 @@ The sockets' buffers, which the kernel holds, and the store come on top. See tes
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from socket import AF_INET6, inet_pton
 from typing import Any, Final
 
@@ -20,6 +21,23 @@ PLACES: Final = 64
 # part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top.
 CONNECTION_BYTES: Final = 131_072
 TLS_CONNECTION_BYTES: Final = CONNECTION_BYTES + 81_920
+
+
+@dataclass
+class Limits:
+    """The limits of a worker: sizes of requests in bytes, the number of fields in a head, and times in seconds.
+
+    ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's.
+    """
+
+    line_bytes: int
+    max_fields: int
+    body_bytes: int
+    request_seconds: float
+    response_seconds: float
+    keepalive_seconds: float
+    connections: int
+    places: int = PLACES
 
 
 def connection_to_evict(waiting: dict[Any, Any], network: Any) -> Any:

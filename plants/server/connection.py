@@ -14,16 +14,8 @@ from collections import deque
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, network_of
-from plants.server.request import (
-    Environ,
-    HTTPError,
-    Limits,
-    Listener,
-    Request,
-    Timeouts,
-    check_growing_head,
-)
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Limits, network_of
+from plants.server.request import Environ, HTTPError, Listener, Request, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
 from plants.server.tls import READ_BYTES, TLS
@@ -42,20 +34,14 @@ IDLE: Final = "idle"
 CLOSING: Final = "closing"
 CLOSED: Final = "closed"
 
-# state      | waits for                        | at its deadline
-# OPEN       | the first byte                   | responds with 408; closes while stopping or in the TLS handshake
-# RECEIVING  | the rest of the request          | responds with 408
-# RESPONDING | the application                  | responds with 503
-# WRITING    | the client to read the response  | closes
-# IDLE       | the next request                 | closes
-# CLOSING    | the client to close its side     | closes
+# The states and those that may follow; what a connection waits for, and what it does at its deadline.
 _NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
-    OPEN: (RECEIVING, CLOSED),
-    RECEIVING: (RESPONDING, WRITING, CLOSED),  # WRITING if the request is rejected
-    RESPONDING: (WRITING, CLOSED),
-    WRITING: (IDLE, CLOSING, CLOSED),
-    IDLE: (RECEIVING, CLOSED),
-    CLOSING: (CLOSED,),
+    OPEN: (RECEIVING, CLOSED),  # the first byte; responds with 408, closes while stopping or in the TLS handshake
+    RECEIVING: (RESPONDING, WRITING, CLOSED),  # the rest of the request; responds with 408
+    RESPONDING: (WRITING, CLOSED),  # the application; responds with 503
+    WRITING: (IDLE, CLOSING, CLOSED),  # the client to read the response; closes
+    IDLE: (RECEIVING, CLOSED),  # the next request; closes
+    CLOSING: (CLOSED,),  # the client to close its side; closes
     CLOSED: (),
 }
 
@@ -72,16 +58,14 @@ class Shared:
     ``ready_requests`` have arrived completely, or have a body that is too large.
     """
 
-    def __init__(self, poll: Any, service: Service, limits: Limits, timeouts: Timeouts, places: int) -> None:
+    def __init__(self, poll: Any, service: Service, limits: Limits) -> None:
         self.poll = poll
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.limits = limits
-        self.timeouts = timeouts
         self.strangers: dict[Connection, Any] = {}
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
-        self._places = places
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
@@ -90,7 +74,7 @@ class Shared:
 
     def take_place(self, connection: "Connection") -> bool:
         """Return whether the connection has a place now, for a large body and for the response to it."""
-        if connection not in self.place_holders and len(self.place_holders) >= self._places:
+        if connection not in self.place_holders and len(self.place_holders) >= self.limits.places:
             self.turned_away += 1
             return False
         self.place_holders.add(connection)
@@ -118,7 +102,7 @@ class Connection:
         self.sock = sock
         self._descriptor = sock.fileno()
         self.state: str = OPEN
-        self.deadline: float = shared.now + shared.timeouts.request
+        self.deadline: float = shared.now + shared.limits.request_seconds
         self.request: Request | None = None
         self._shared = shared
         self._listener = listener
@@ -175,7 +159,7 @@ class Connection:
         # 2. connections are not kept alive, or
         # 3. the worker stops, and no other request has been received.
         is_stopping = shared.stopping and not self._input
-        close = not request.keep_alive or not shared.timeouts.keepalive or is_stopping
+        close = not request.keep_alive or not shared.limits.keepalive_seconds or is_stopping
         self._finish_request(request, response, close=close)
 
     def reject(self, error: HTTPError) -> None:
@@ -294,7 +278,7 @@ class Connection:
 
     def _begin_request(self) -> Request:
         shared = self._shared
-        self._enter(RECEIVING, shared.timeouts.request)
+        self._enter(RECEIVING, shared.limits.request_seconds)
         self.request = request = Request(self._listener, self._base, shared.now)
         return request
 
@@ -352,7 +336,7 @@ class Connection:
         if request.body.size:
             request.environ["CONTENT_LENGTH"] = str(request.body.size)
         request.environ["server.stopping"] = shared.stopping
-        self._enter(RESPONDING, shared.timeouts.response)
+        self._enter(RESPONDING, shared.limits.response_seconds)
         shared.ready_requests.append((self, request))
 
     def _continue_later(self) -> None:
@@ -370,7 +354,7 @@ class Connection:
             self._input = b""
         self._shared.service.before_response(request, response)
         self._trust(request)
-        self._enter(WRITING, self._shared.timeouts.request)
+        self._enter(WRITING, self._shared.limits.request_seconds)
         self._send(data)
 
     def _drop_request(self) -> None:
@@ -401,7 +385,7 @@ class Connection:
             if self._close_after_response:
                 self._linger()
                 return
-            self._enter(IDLE, self._shared.timeouts.keepalive)
+            self._enter(IDLE, self._shared.limits.keepalive_seconds)
         if self._input or (self._tls and self._tls.has_more):
             self._continue_later()
         self.watch()
@@ -424,8 +408,8 @@ class Connection:
 
     def _linger(self) -> None:
         shared = self._shared
-        self._linger_until = shared.now + shared.timeouts.request
-        self._enter(CLOSING, min(_LINGER_SECONDS, shared.timeouts.request))
+        self._linger_until = shared.now + shared.limits.request_seconds
+        self._enter(CLOSING, min(_LINGER_SECONDS, shared.limits.request_seconds))
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

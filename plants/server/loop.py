@@ -19,9 +19,9 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple
 
-from plants.server.bounds import PLACES, connection_to_evict, network_of
+from plants.server.bounds import Limits, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
-from plants.server.request import Environ, HTTPError, Limits, Listener, Timeouts
+from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
 from plants.server.threads import Call, Completed, Job, Threads, current_request
 from plants.server.tls import TLS
@@ -48,14 +48,11 @@ class Config(NamedTuple):
     """
 
     limits: Limits
-    timeouts: Timeouts
     base_environ: Environ
     tls: SSLContext | None
-    max_connections: int
     max_requests: int
     threads: int
     max_batch: int
-    places: int = PLACES
 
 
 class Loop:
@@ -75,12 +72,12 @@ class Loop:
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
-        self._max_connections = _allow_descriptors(config.max_connections)
-        if self._max_connections < config.max_connections:
+        self._max_connections = _allow_descriptors(config.limits.connections)
+        if self._max_connections < config.limits.connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
         # The classes of the module selectors would run Python code for each event.
-        self.shared = Shared(select.epoll(), service, config.limits, config.timeouts, config.places)
+        self.shared = Shared(select.epoll(), service, config.limits)
         self.shared.now = time.monotonic()
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes

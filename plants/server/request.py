@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
+from plants.server.bounds import Limits
+
 Environ = dict[str, Any]
 WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
 
@@ -23,7 +25,7 @@ _VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
 _FIELD: Final = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")
 # RFC 9112, sections 2.2 (an empty line may precede a request line), 2.3 and 3. Stricter than the RFC: a method has 3
 # to 20 characters, no lower-case letter and no #, because some proxies parse other methods differently.
-_REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n")
+_REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) (HTTP/1\.[01])\r\n")
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY: Final = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST: Final = re.compile(_AUTHORITY)
@@ -35,24 +37,6 @@ _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOT
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
 _UNIQUE_KEYS: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
 _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are too large.")
-
-
-@dataclass
-class Limits:
-    """Limits on a request: the size of its line, the number of its fields, and the size of its body."""
-
-    line_bytes: int
-    max_fields: int
-    body_bytes: int
-
-
-@dataclass
-class Timeouts:
-    """Timeouts in seconds: ``request`` (also for sending a response), ``response`` (the application), ``keepalive``."""
-
-    request: float
-    response: float
-    keepalive: float
 
 
 @dataclass
@@ -152,7 +136,8 @@ class ChunkedBody:
         # CRLF, fields and an empty line follow the line of the last chunk.
         end = data.find(b"\r\n\r\n")
         if end < 0:
-            _check_size(data)
+            if len(data) > HEAD_BYTES:
+                raise HTTPError(*_TOO_LARGE_FIELDS)
             return data
         _fields(data[: end + 4].decode("latin-1"), 2, self._limits)
         self.complete = True
@@ -180,7 +165,7 @@ class Request:
         self.path: str = ""
         self.body: SizedBody | ChunkedBody = NO_BODY
         self.head_parsed: bool = False
-        self.http_1_0: bool = False
+        self.is_1_1: bool = True
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
         self.extra_headers: bytes = b""
@@ -220,12 +205,10 @@ class Request:
         end = head.find("\r\n", 2)
         if end > limits.line_bytes:
             raise HTTPError(414, "The request line is too long.")
-        method, target, is_1_1 = _parse_request_line(head[: end + 2])
         environ = self.environ
-        self.method = environ["REQUEST_METHOD"] = method
-        environ["RAW_URI"] = target
-        self.http_1_0 = not is_1_1
-        environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_1_1 else "HTTP/1.0"
+        self.method, environ["RAW_URI"], environ["SERVER_PROTOCOL"] = _parse_request_line(head[: end + 2])
+        environ["REQUEST_METHOD"] = self.method
+        self.is_1_1 = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
         for name, value in _fields(head, end + 2, limits):
             key = _environ_key(name)
             if key not in environ:
@@ -236,35 +219,35 @@ class Request:
                 environ[key] += "," + value
         if "" in environ:
             del environ[""]
-        self._parse_connection(is_1_1)
-        self._parse_target(method, target)
-        self._parse_framing(is_1_1, limits)
+        self._parse_connection()
+        self._parse_target()
+        self._parse_framing(limits)
         self.head_parsed = True
 
-    def _parse_connection(self, is_1_1: bool) -> None:
+    def _parse_connection(self) -> None:
         environ = self.environ
-        self.keep_alive = is_1_1
-        if "HTTP_CONNECTION" in environ:
-            options = f",{''.join(environ['HTTP_CONNECTION'].lower().split())},"
-            self.keep_alive = ",close," not in options and (is_1_1 or ",keep-alive," in options)
-        if environ["REQUEST_METHOD"] == "CONNECT":
+        is_1_1 = self.is_1_1
+        options = f",{''.join(environ.get('HTTP_CONNECTION', '').lower().split())},"
+        self.keep_alive = ",close," not in options and (is_1_1 or ",keep-alive," in options)
+        if self.method == "CONNECT":
             self.keep_alive = False  # The bytes after it may belong to a tunnel.
         host = environ.get("HTTP_HOST")
         if (host is None and is_1_1) or (host is not None and not _HOST.fullmatch(host)):
             raise HTTPError(400, "A request must have exactly one valid Host field.")
 
-    def _parse_target(self, method: str, target: str) -> None:
+    def _parse_target(self) -> None:
+        target: str = self.environ["RAW_URI"]
         if not target.startswith("/"):
-            target = self._origin_form(method, target)
+            target = self._origin_form(target)
         if "#" in target:
             raise HTTPError(400, "A request target must not have a fragment.")
         path, _, self.environ["QUERY_STRING"] = target.partition("?")
         self.path = self.environ["PATH_INFO"] = unquote(path, "latin-1") if "%" in path else path
 
-    def _origin_form(self, method: str, target: str) -> str:
-        if method == "CONNECT":
+    def _origin_form(self, target: str) -> str:
+        if self.method == "CONNECT":
             raise HTTPError(501, "This is not a proxy.")
-        if target == "*" and method == "OPTIONS":
+        if target == "*" and self.method == "OPTIONS":
             return ""
         absolute = _ABSOLUTE_FORM.fullmatch(target)
         if not absolute:
@@ -273,7 +256,7 @@ class Request:
         self.environ["HTTP_HOST"], rest = absolute.groups(default="/")
         return rest if rest.startswith("/") else "/" + rest
 
-    def _parse_framing(self, is_1_1: bool, limits: Limits) -> None:
+    def _parse_framing(self, limits: Limits) -> None:
         environ = self.environ
         length: str | None = environ.get("CONTENT_LENGTH")
         if length is not None:
@@ -284,13 +267,13 @@ class Request:
             codings = environ.pop("HTTP_TRANSFER_ENCODING").lower().strip(" \t")
             # RFC 9112, sections 6.1 and 6.3: the end of the body is ambiguous if there is also a length, if the request
             # is HTTP/1.0, or if the last coding is not chunked.
-            if length is not None or not is_1_1 or codings.rpartition(",")[2].strip(" \t") != "chunked":
+            if length is not None or not self.is_1_1 or codings.rpartition(",")[2].strip(" \t") != "chunked":
                 raise HTTPError(400)
             if codings != "chunked":
                 raise HTTPError(501, "The only supported transfer coding is chunked.")
             self.body = ChunkedBody(limits)
         # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
-        self.awaits_continue = is_1_1 and environ.get("HTTP_EXPECT", "").lower() == "100-continue"
+        self.awaits_continue = self.is_1_1 and environ.get("HTTP_EXPECT", "").lower() == "100-continue"
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
@@ -303,26 +286,22 @@ def check_growing_head(data: bytes, limits: Limits) -> None:
         raise HTTPError(414, "The request line is too long.")
     if end >= 0:
         _parse_request_line(data[: end + 1].decode("latin-1"))
-        _check_size(data)
+    if len(data) > HEAD_BYTES:
+        raise HTTPError(*_TOO_LARGE_FIELDS)
 
 
 # A client usually repeats its request line.
 @lru_cache(maxsize=64)
-def _parse_request_line(line: str) -> tuple[str, str, bool]:
-    """Parse a request line, with its CRLF: the method, the target, and whether the version is 1.1 (and not 1.0).
+def _parse_request_line(line: str) -> tuple[str, str, str]:
+    """Parse a request line, with its CRLF: the method, the target and the version.
 
     :raises HTTPError: it is malformed or not supported.
     """
     match = _REQUEST_LINE.fullmatch(line)
     if not match:
         raise HTTPError(400)
-    method, target, minor = match.groups()
-    return method, target, minor == "1"
-
-
-def _check_size(section: bytes) -> None:
-    if len(section) > HEAD_BYTES:
-        raise HTTPError(*_TOO_LARGE_FIELDS)
+    method, target, version = match.groups()
+    return method, target, version
 
 
 def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
         parts.append(b"Content-Length: %d\r\n" % response.length)
     if close:
         parts.append(b"Connection: close\r\n")
-    elif request.http_1_0:
+    elif not request.is_1_1:
         parts.append(b"Connection: keep-alive\r\n")
     parts.append(b"\r\n")
     parts.append(response.body)

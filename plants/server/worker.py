@@ -16,8 +16,9 @@ from gunicorn.http.message import MAX_HEADERS
 from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
+from plants.server.bounds import Limits
 from plants.server.loop import Config, Loop
-from plants.server.request import HEAD_BYTES, Limits, Listener, Timeouts
+from plants.server.request import HEAD_BYTES, Listener
 from plants.server.service import Service
 from plants.server.tls import restricted
 
@@ -94,16 +95,20 @@ class Worker(base.Worker):
         cfg = self.cfg
         config = Config(
             limits=Limits(
-                cfg.limit_request_line or HEAD_BYTES, cfg.limit_request_fields or MAX_HEADERS, self.max_body_bytes
+                line_bytes=cfg.limit_request_line or HEAD_BYTES,
+                max_fields=cfg.limit_request_fields or MAX_HEADERS,
+                body_bytes=self.max_body_bytes,
+                request_seconds=self.request_timeout,
+                response_seconds=self.response_timeout,
+                keepalive_seconds=cfg.keepalive,
+                connections=cfg.worker_connections,
             ),
-            timeouts=Timeouts(self.request_timeout, self.response_timeout, cfg.keepalive),
             base_environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,
                 "wsgi.errors": ErrorLog(self.log),
                 "wsgi.multiprocess": cfg.workers > 1,
             },
             tls=tls_context(cfg) if cfg.is_ssl else None,
-            max_connections=cfg.worker_connections,
             max_requests=self.max_requests,
             threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,
             max_batch=self.max_batch,

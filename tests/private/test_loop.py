@@ -207,7 +207,7 @@ def test_the_loop_is_idle_while_requests_wait_for_a_busy_thread() -> None:
 @pytest.mark.parametrize("data", [GET, POST.replace(b"900", b"40000") + b"x" * 40_000], ids=["small", "large"])
 def test_the_queue_for_stuck_threads_drops_rejected_requests(data: bytes) -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, threads=1, max_batch=1, max_body_bytes=10**6)
+    driver = Driver(app=gated, threads=1, max_batch=1, body_bytes=10**6)
     for number in range(60):
         _, connection = driver.connect(data)
         driver.run_until_state(connection, RESPONDING)

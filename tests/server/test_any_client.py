@@ -170,7 +170,7 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         context.load_cert_chain(pem)
         restricted(context)
     threads = 2 if request.param == "in-threads" else 0
-    driver = Driver(app=recorder, threads=threads, max_body_bytes=LIMIT, places=8, tls=context)
+    driver = Driver(app=recorder, threads=threads, body_bytes=LIMIT, places=8, tls=context)
     yield driver, recorder, trusting() if context else None
     driver.end()
 

@@ -2,23 +2,24 @@
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from plants.server.bounds import Limits
 from plants.server.request import (
     HEAD_BYTES,
     ChunkedBody,
     HTTPError,
-    Limits,
     Listener,
     Request,
     SizedBody,
     check_growing_head,
 )
+from tests.support.loop_driver import LIMITS as LARGE
 
-LIMITS = Limits(line_bytes=60, max_fields=4, body_bytes=1000)
-LARGE = Limits(line_bytes=8190, max_fields=100, body_bytes=1000)
+LIMITS = replace(LARGE, line_bytes=60, max_fields=4)
 HOST = b"Host: a\r\n"
 
 
@@ -133,7 +134,7 @@ def test_a_request_is_empty_until_its_head_is_parsed() -> None:
     with socket.socket() as sock:
         request = Request(Listener(sock, lambda *_: []), {"SCRIPT_NAME": ""}, 1.5)
     assert (request.method, request.path, request.extra_headers, request.started) == ("", "", b"", 1.5)
-    assert (request.head_parsed, request.keep_alive, request.http_1_0, request.awaits_continue) == (False,) * 4
+    assert (request.head_parsed, request.keep_alive, request.awaits_continue) == (False,) * 3
     assert request.environ == {"SCRIPT_NAME": ""}
     assert (request.body.complete, request.body.size, request.body.content) == (True, 0, b"")
 

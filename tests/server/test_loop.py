@@ -117,7 +117,7 @@ STATES = {
 @pytest.mark.parametrize(("sent", "state"), STATES.values(), ids=STATES)
 @pytest.mark.parametrize("end", ["close", "expire", "disconnect", "reset", "stop"])
 def test_nothing_is_held_however_a_connection_ends(sent: bytes, state: str, end: str) -> None:
-    driver = Driver(app=large_response, service=Admitting(), max_body_bytes=10**6)
+    driver = Driver(app=large_response, service=Admitting(), body_bytes=10**6)
     client, connection = driver.connect(sent)
     driver.run_until_state(connection, state)
     driver.run_once()
@@ -140,7 +140,7 @@ def test_nothing_is_held_however_a_connection_ends(sent: bytes, state: str, end:
 
 def test_a_request_in_flight_holds_nothing_after_its_connection_is_closed() -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, threads=1, max_body_bytes=10**6)
+    driver = Driver(app=gated, threads=1, body_bytes=10**6)
     requests = []
     for sent in (GET, post("/waiting", 900), post("/large", LARGE_BODY)):
         _, connection = driver.connect(sent)
@@ -168,7 +168,7 @@ def test_each_state_has_its_next_states_only(driver: Driver, caplog: pytest.LogC
 
 
 def test_a_large_body_without_a_place_is_503_and_the_others_finish() -> None:
-    driver = Driver(max_body_bytes=10**6, places=2)
+    driver = Driver(body_bytes=10**6, places=2)
     uploads = [driver.connect(post("/limit", LARGE_BODY)[:-1]) for _ in range(3)]
     driver.run_until(lambda: any(is_readable(client) for client, _ in uploads))
     driver.run_once()
@@ -199,7 +199,7 @@ def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(caplog: pyte
 
 
 def test_a_stranger_is_refused_before_the_body() -> None:
-    driver = Driver(service=Admitting(), max_body_bytes=10**6)
+    driver = Driver(service=Admitting(), body_bytes=10**6)
     client, connection = driver.connect(post("/stranger", LARGE_BODY)[:-1])
     driver.run_until_readable(client)
     response = client.recv(1000)
@@ -282,7 +282,7 @@ class FullDriver(Driver):
     """An event loop with room for three connections."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(socket.create_server(("127.0.0.1", 0)), max_connections=3, **options)
+        super().__init__(socket.create_server(("127.0.0.1", 0)), connections=3, **options)
         self.run_once()
 
     def accept(self, sent: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
@@ -575,7 +575,7 @@ def test_an_iteration_has_one_time_limit_for_all_its_calls() -> None:
 @pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 def test_small_requests_do_not_wait_behind_large_ones(threads: int) -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, threads=threads, max_body_bytes=10**6)
+    driver = Driver(app=gated, threads=threads, body_bytes=10**6)
     large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
     driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
     driver.run_until(lambda: gated.paths)
@@ -589,7 +589,7 @@ def test_small_requests_do_not_wait_behind_large_ones(threads: int) -> None:
 
 def test_small_requests_do_not_wait_behind_many_medium_ones() -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, max_body_bytes=10**6)
+    driver = Driver(app=gated, body_bytes=10**6)
     clients = [driver.connect(post("/free", 15_000)) for _ in range(17)] + [driver.connect(post("/large", 15_000))]
     for _, connection in clients:
         driver.step(connection, connection.ready)
@@ -611,7 +611,7 @@ def test_a_late_response_is_dropped_after_a_503(data: bytes) -> None:
             statuses.append(response.status)
 
     gated = GatedApp()
-    driver = Driver(app=gated, service=Recording(), threads=2, max_body_bytes=10**6, places=8)
+    driver = Driver(app=gated, service=Recording(), threads=2, body_bytes=10**6, places=8)
     client, connection = driver.connect(data)
     driver.run_until(lambda: gated.paths)
     driver.step(connection, connection.expire)
@@ -631,7 +631,7 @@ def test_a_late_response_is_dropped_after_a_503(data: bytes) -> None:
 @pytest.mark.parametrize("size", [0, 40_000], ids=["small", "large"])
 def test_a_request_that_got_503_is_never_executed(size: int) -> None:
     gated = GatedApp()
-    driver = Driver(app=gated, threads=1, max_body_bytes=10**6)
+    driver = Driver(app=gated, threads=1, body_bytes=10**6)
     paths = ("/first", "/rejected", "/last", "/rejected")
     clients = [driver.connect() for _ in paths]
     for (client, connection), path in zip(clients, paths, strict=True):
@@ -680,7 +680,7 @@ def test_only_a_server_with_threads_accepts_deferred_responses(threads: int) -> 
 
 
 def test_each_completed_batch_wakes_the_loop() -> None:
-    driver = Driver(threads=1, max_body_bytes=10**6)
+    driver = Driver(threads=1, body_bytes=10**6)
     client, connection = driver.connect()
     for data in (GET, GET, post("/late", 40_000)):
         client.sendall(data)

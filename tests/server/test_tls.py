@@ -164,11 +164,6 @@ def test_a_client_that_offers_http_2_gets_http_1_1(context: ssl.SSLContext) -> N
     assert connect(TLS(restricted(context)), client).ssl.selected_alpn_protocol() == "http/1.1"
 
 
-def test_a_hook_that_returns_no_context_is_an_error() -> None:
-    with pytest.raises(TypeError, match=r"^the hook ssl_context returned None$"):
-        restricted(None)
-
-
 @VERSIONS
 def test_a_required_client_certificate_is_verified(
     context: ssl.SSLContext, certificate: Path, version: ssl.TLSVersion
@@ -266,7 +261,7 @@ def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
 
 @pytest.fixture
 def driver(context: ssl.SSLContext) -> Iterator[Driver]:
-    driver = Driver(tls=context, app=respond, max_body_bytes=100_000)
+    driver = Driver(tls=context, app=respond, body_bytes=100_000)
     yield driver
     driver.end()
 

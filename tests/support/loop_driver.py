@@ -8,16 +8,28 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from plants.server.bounds import Limits
 from plants.server.connection import Connection
 from plants.server.loop import Config, Loop
-from plants.server.request import Limits, Listener, Timeouts
+from plants.server.request import Listener
 from plants.server.service import Service
 from tests.support.process import wait_until
 from tests.support.worker_app import app
 
 LOG = logging.getLogger("tests.server")
+LIMITS = Limits(
+    line_bytes=8190,
+    max_fields=100,
+    body_bytes=1000,
+    request_seconds=60,
+    response_seconds=60,
+    keepalive_seconds=2,
+    connections=1000,
+    places=4,
+)
 # All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
 PIPE = os.pipe()
 
@@ -32,26 +44,20 @@ class Driver:
         service: Service | None = None,
         threads: int = 0,
         max_batch: int = 10,
-        max_connections: int = 1000,
-        max_body_bytes: int = 1000,
-        places: int = 4,
-        keepalive: float = 2,
         tls: ssl.SSLContext | None = None,
+        **limits: int,
     ) -> None:
         self.service = service or Service()
         self.pipe = PIPE
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
-            limits=Limits(8190, 100, max_body_bytes),
-            timeouts=Timeouts(request=60, response=60, keepalive=keepalive),
+            limits=replace(LIMITS, **limits),
             base_environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
             tls=tls,
-            max_connections=max_connections,
             max_requests=100_000,
             threads=threads,
             max_batch=max_batch,
-            places=places,
         )
         self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, self.pipe)
 
