@@ -59,7 +59,8 @@ class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or 
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        env.setdefault("PATH_INFO", "")  # PEP 3333 lets a server omit an empty path.
+        # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
+        env["PATH_INFO"] = env.get("PATH_INFO", "").encode("latin-1", "replace").decode("latin-1")
         if not may_defer(env):
             return super().__call__(env, start_response)
         heads: list[Any] = []
