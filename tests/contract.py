@@ -452,10 +452,6 @@ class Contract(HostContract):
         path, method = (case, "POST") if isinstance(case, str) else case
         assert send(method=method, path=path, headers=[]).error == 40100
 
-    def test_a_repeated_request_is_rejected(self, send: Send) -> None:
-        first, second = (send(new_plant(), headers=[AUTH, JSON_TYPE]) for _ in range(2))
-        assert (first.status, second.error) == (200, 40003)
-
     @pytest.mark.parametrize(
         ("headers", "path", "method", "body", "error"),
         [

