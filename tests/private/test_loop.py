@@ -156,22 +156,6 @@ def test_the_current_request_is_the_one_whose_response_is_read() -> None:
     driver.end()
 
 
-def test_a_request_rejected_during_its_batch_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
-    gated = GatedApp()
-    driver = Driver(app=gated, threads=1)
-    clients = [driver.connect(request) for request in gets("/first", "/rejected", "/last")]
-    for _, connection in clients:
-        driver.step(connection, connection.ready)
-    driver.run_until(lambda: gated.paths)
-    driver.step(clients[1][1], clients[1][1].reject, HTTPError(503))
-    gated.gate.set()
-    driver.run_until_readable(*[client for client, _ in clients])
-    assert [client.recv(1000)[9:12] for client, _ in clients] == [b"200", b"503", b"200"]
-    assert gated.paths == ["/first", "/last"]
-    driver.end()
-
-
 def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     gated = GatedApp()
     driver = Driver(app=gated, threads=2)

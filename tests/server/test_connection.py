@@ -3,8 +3,6 @@
 import contextlib
 import itertools
 import os
-import re
-import resource
 import signal
 import threading
 import time
@@ -72,16 +70,6 @@ def test_a_client_that_does_not_read_is_cut_off(server_with_1s_timeout: Server) 
     assert max(memory) - memory[0] < 40_000_000
 
 
-def test_a_client_that_sends_much_and_reads_nothing_is_cut_off(server_with_1s_timeout: Server) -> None:
-    with server_with_1s_timeout.client() as client:
-        # If the server closes the connection while data is on its way, `send` fails. If the server reads and discards
-        # all data before it closes the connection, `send` succeeds.
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            client.send(GET * 4_000_000)
-        wait_until(lambda: _connections(server_with_1s_timeout) == 0)
-    assert server_with_1s_timeout.get().status == 200
-
-
 def _worker_pid(server: Server) -> int:
     return int(server.wait_for(r"Booting worker with pid: (\d+)")[1])
 
@@ -106,19 +94,6 @@ def test_no_connection_stays_open_without_keepalive(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--keep-alive=0") as server:
         (response,) = server.client().send(GET).responses()
         assert response.headers["connection"] == "close"
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_descriptor_limit_is_raised_for_all_connections(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        with running_worker(tmp_path, "--worker-connections=400") as server:
-            assert server.get().status == 200
-            limits = Path(f"/proc/{_worker_pid(server)}/limits").read_text()
-            assert re.search(r"Max open files +500 ", limits)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # Shutdown
@@ -183,20 +158,7 @@ def test_signals_int_and_quit_wait_only_for_requests_in_flight(tmp_path: Path, n
         wait_until(lambda: "waiting" in server.notes())
         server.signal(number)
         assert [idle.is_closed(), half.is_closed()] == [True, True]
-        (tmp_path / "gate").touch()
-        assert client.response().status == 200
-        assert server.wait_for_exit() == 0
-
-
-def test_a_second_sigint_does_not_abort_requests_in_flight(tmp_path: Path) -> None:
-    with running_worker(tmp_path, "--threads=2", "--keep-alive=60") as server:
-        idle = server.client().send(GET)
-        assert idle.response().status == 200
-        client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        wait_until(lambda: "waiting" in server.notes())
-        server.signal(signal.SIGINT)
-        assert idle.is_closed()  # The worker has received the first signal.
-        os.kill(_worker_pid(server), signal.SIGINT)
+        os.kill(_worker_pid(server), number)  # A second signal changes nothing.
         (tmp_path / "gate").touch()
         assert client.response().status == 200
         assert server.wait_for_exit() == 0

@@ -126,6 +126,12 @@ def test_a_field_with_an_underscore_leaves_no_key_in_the_environ() -> None:
     assert parse(head(b"X_A: a")).environ == parse(head()).environ
 
 
+@pytest.mark.parametrize(("version", "expects"), [(b"1.0", False), (b"1.1", True)])
+def test_only_http_1_1_has_100_continue(version: bytes, expects: bool) -> None:
+    request = parse(head(b"Expect: 100-Continue", line=b"GET / HTTP/" + version))
+    assert request.awaits_continue == expects
+
+
 def test_the_method_connect_ends_keep_alive() -> None:
     assert not parse(head(line=b"CONNECT / HTTP/1.1")).keep_alive
 

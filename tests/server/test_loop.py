@@ -422,17 +422,6 @@ def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(cap
 # Requests
 
 
-def test_a_late_response_to_a_rejected_request_is_dropped(driver: Driver) -> None:
-    client, connection = driver.connect(POST)
-    driver.run_once()
-    request = connection.request
-    assert request
-    connection.reject(HTTPError(503))
-    connection.respond(request, driver.service.error_response(HTTPError(500), request))
-    assert client.recv(1000).startswith(b"HTTP/1.1 503")
-    assert client.recv(1000) == b""
-
-
 def test_input_after_a_last_response_extends_the_linger_deadline(driver: Driver) -> None:
     client, connection = driver.connect(POST.replace(b"900", b"1000000") + b"x")
     driver.run_once()
@@ -455,12 +444,6 @@ def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver, end
     assert client.recv(1000).count(b"HTTP/1.1 200") == 2
 
 
-def test_a_body_may_begin_with_a_line_feed(driver: Driver) -> None:
-    client, _ = driver.connect(b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n\n{}")
-    driver.run_once()
-    assert client.recv(1000).startswith(b"HTTP/1.1 200")
-
-
 @pytest.mark.parametrize(("lines", "status"), [(0, b"200"), (1, b"200"), (2, b"400"), (3, b"400")])
 def test_one_leading_empty_line_is_allowed_however_it_is_split(driver: Driver, lines: int, status: bytes) -> None:
     data = b"\r\n" * lines + GET
@@ -470,14 +453,6 @@ def test_one_leading_empty_line_is_allowed_however_it_is_split(driver: Driver, l
         client.sendall(data[cut:])
         driver.run_once()
         assert client.recv(1000)[9:12] == status
-
-
-def test_http_1_0_has_no_100_continue(driver: Driver) -> None:
-    fields = b"Host: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
-    client, connection = driver.connect(b"POST / HTTP/1.0\r\n" + fields)
-    driver.run_once()
-    assert connection.state == RECEIVING
-    assert not is_readable(client)
 
 
 def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
@@ -659,23 +634,6 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy() -> None:
     gated.gate.set()
     driver.run_until_state(connection, IDLE)
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
-    driver.end()
-
-
-@pytest.mark.parametrize("threads", [0, 1])
-def test_only_a_server_with_threads_accepts_deferred_responses(threads: int) -> None:
-    environs: list[dict[str, Any]] = []
-
-    def note(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        environs.append(environ)
-        start_response("200 OK", [])
-        return []
-
-    driver = Driver(app=note, threads=threads)
-    driver.connect(GET)
-    driver.run_until(lambda: environs)
-    assert environs[0]["server.deferred_response"] is bool(threads)
-    assert environs[0]["wsgi.multithread"] is True
     driver.end()
 
 

@@ -1,7 +1,6 @@
 """Valid requests to the worker, and the responses of applications."""
 
 import json
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from tests.contract import Response
 from tests.support.process import wait_until
-from tests.support.tls_client import make_certificate
 from tests.support.worker_server import Client, Server, running_worker
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
@@ -70,11 +68,7 @@ def test_the_environ_describes_the_request(server: Server, client: Client) -> No
     assert environ["wsgi.run_once"] is False
     assert environ["wsgi.input_terminated"] is True
     assert environ["server.stopping"] is False
-
-
-def test_a_header_with_an_underscore_is_dropped(client: Client) -> None:
-    environ = environ_of(client.send(request(b"X_A: 1\r\nContent_Length: 7\r\n")).response())
-    assert not environ.keys() & {"HTTP_X_A", "HTTP_CONTENT_LENGTH", "CONTENT_LENGTH", ""}
+    assert environ["server.deferred_response"] is ("--threads=3" in server.process.args)  # type: ignore[operator]
 
 
 def test_no_forwarded_header_is_trusted(client: Client) -> None:
@@ -85,10 +79,6 @@ def test_no_forwarded_header_is_trusted(client: Client) -> None:
     assert (environ["SCRIPT_NAME"], environ["PATH_INFO"]) == ("", "/echo")
 
 
-def test_a_path_that_is_not_utf8_is_passed_as_latin_1(client: Client) -> None:
-    assert environ_of(client.send(request(target=b"/plants%ff")).response())["PATH_INFO"] == "/plants\xff"
-
-
 @pytest.mark.parametrize(
     ("target", "path", "query", "host"),
     [
@@ -96,6 +86,7 @@ def test_a_path_that_is_not_utf8_is_passed_as_latin_1(client: Client) -> None:
         pytest.param(b"HTTPS://b.example", "/", "", "b.example", id="no-path"),
         pytest.param(b"http://[::1]:8000?q=http://a", "/", "q=http://a", "[::1]:8000", id="ipv6-and-no-path"),
         pytest.param(b"/http://b.example/", "/http://b.example/", "", "plants.example", id="origin-form"),
+        pytest.param(b"/a%ff", "/a\xff", "", "plants.example", id="not-utf-8"),
         pytest.param(b"//b.example/echo", "//b.example/echo", "", "plants.example", id="two-slashes"),
     ],
 )
@@ -108,16 +99,6 @@ def test_options_asterisk_has_an_empty_path(client: Client) -> None:
     assert environ_of(client.send(request(target=b"*", method=b"OPTIONS")).response())["PATH_INFO"] == ""
 
 
-def test_a_chunked_body_reaches_the_application_with_its_length(client: Client) -> None:
-    client.send(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n3;a=b\r\nabc\r\n").send(
-        b"2\r\nde\r\n0\r\nTrailer-A: 1\r\n\r\n"
-    )
-    response = client.response()
-    assert body_of(response) == "abcde"
-    assert environ_of(response)["CONTENT_LENGTH"] == "5"
-    assert "HTTP_TRANSFER_ENCODING" not in environ_of(response)
-
-
 def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
     count = 50
     client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(count)))
@@ -126,16 +107,6 @@ def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
         f"/echo/{number}" for number in range(count)
     ]
     assert [len(body_of(response)) for response in responses] == list(range(count))
-
-
-def test_requests_with_equal_heads_keep_their_own_bodies(client: Client) -> None:
-    for body in (b"one", b"two", b"six"):
-        assert body_of(client.send(post(b"/echo", body)).response()) == body.decode()
-
-
-def test_a_half_closed_connection_gets_its_responses(client: Client) -> None:
-    client.send(request() * 3).end()
-    assert [response.status for response in client.responses()] == [200, 200, 200]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +139,6 @@ def test_100_continue_is_sent_if_expected(client: Client) -> None:
     assert body_of(client.send(b"body").response()) == "body"
 
 
-def test_no_100_continue_is_sent_if_the_body_is_empty(client: Client) -> None:
-    client.send(HEAD + b"Expect: 100-continue\r\nContent-Length: 0\r\n\r\n")
-    assert client.response().status == 200
-
-
 def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
     client.send(request(b"Content-Length: 3000000\r\n", b"/limit", b"POST"))
     client.send(b"x" * 3_000_000)
@@ -203,11 +169,6 @@ def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None
 
 def test_start_response_may_be_called_with_the_first_block(client: Client) -> None:
     assert client.send(request(target=b"/late")).response().body == b"late"
-
-
-def test_a_large_response_is_sent_whole(client: Client) -> None:
-    assert len(client.send(request(target=b"/large")).response().body) == 8_000_000
-    assert client.send(request()).response().status == 200
 
 
 @pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
@@ -309,40 +270,7 @@ def test_the_application_finishes_after_its_client_disconnects(server: Server, c
     assert client.send(request()).response().status == 200
 
 
-@pytest.mark.parametrize("server", ["3"], indirect=True)
-def test_a_waiting_thread_delays_only_its_own_connection(server: Server, client: Client, tmp_path: Path) -> None:
-    with server.client() as waiting:
-        waiting.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
-        waiting.send(request(target=b"/echo/second")).send(request(target=b"/echo/third"))
-        assert client.send(request()).response().status == 200
-        (tmp_path / "gate").touch()
-        paths = [environ_of(waiting.response())["PATH_INFO"] for _ in range(3)]
-        assert paths == ["/wait", "/echo/second", "/echo/third"]
-
-
 def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:
     with running_worker(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
         environ = environ_of(client.send(request()).response())
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificate(tmp_path_factory.mktemp("certificate"))
-
-
-def test_tls_is_served_with_gunicorns_settings(tmp_path: Path, certificate: Path) -> None:
-    context = ssl.create_default_context(cafile=str(certificate))
-    context.check_hostname = False
-    with running_worker(tmp_path, f"--certfile={certificate}", f"--keyfile={certificate}") as server:
-        plain = server.client().sock
-        with Client(context.wrap_socket(plain, server_hostname="127.0.0.1")) as client:
-            assert environ_of(client.send(post(b"/echo", b"x" * 900)).response())["wsgi.url_scheme"] == "https"
-            assert client.send(request(b"Connection: close\r\n")).response().status == 200
-            assert client.is_closed()
-
-
-def test_a_stalled_tls_handshake_ends_at_the_request_timeout(tmp_path: Path, certificate: Path) -> None:
-    tls = (f"--certfile={certificate}", f"--keyfile={certificate}")
-    with running_worker(tmp_path, *tls, PLANTS_REQUEST_TIMEOUT="0.5") as server:
-        assert server.client().is_closed()
