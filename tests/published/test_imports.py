@@ -104,12 +104,3 @@ def test_only_tests_in_private_use_a_private_name_of_the_package() -> None:
         if (match := PRIVATE.fullmatch(name)) and match[1] in private
     ]
     assert found == []
-
-
-def test_only_the_tests_of_postgresql_import_psycopg_at_the_top() -> None:
-    pattern = (
-        r"^((import|from) psycopg\b|from plants\.stores\.postgres |from tests\.audits(\.| import .*)(citus|patroni))"
-    )
-    files = (CHECKOUT / "tests").rglob("*.py")
-    found = {file.name for file in files if re.search(pattern, file.read_text(), re.MULTILINE)}
-    assert found == {"test_postgres.py", "citus.py", "patroni.py"}

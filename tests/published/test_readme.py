@@ -24,7 +24,7 @@ from tests.support.hosted import CHECKOUT, Service
 from tests.support.needs import needs
 
 README = (CHECKOUT / "README.md").read_text()
-START, CURL, TEST, INVALID_CURL = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
+START, CURL, _TEST, INVALID_CURL = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -131,11 +131,6 @@ def test_the_description_for_a_package_index_has_no_dead_link() -> None:
     assert description.startswith("# Plant Store Service")
     assert "the errors (docs/interface.md#errors)" in description
     assert [link for link in re.findall(r"\]\(([^)]*)\)", description) if not link.startswith("https://")] == []
-
-
-def test_the_test_command_is_the_one_that_ci_runs() -> None:
-    (options,) = re.findall(r"/pytest (-n .*)$", TEST)
-    assert f"in_parallel=({options})" in (CHECKOUT / ".ci/run").read_text()
 
 
 def test_the_first_snippet_creates_an_application() -> None:
