@@ -224,17 +224,3 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         server.wait_for("Autorestarting worker")
         server.wait_for("Booting worker", times=2)
         assert server.get().status == 200
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_signal_usr2_starts_a_master_that_takes_over(tmp_path: Path) -> None:
-    with running_worker(tmp_path, f"--pid={tmp_path}/pid") as server:
-        assert server.get().status == 200
-        server.signal(signal.SIGUSR2)
-        server.wait_for("Booting worker", times=2)
-        new = int((tmp_path / "pid.2").read_text())
-        server.signal(signal.SIGTERM)
-        assert server.wait_for_exit() == 0
-        assert server.get().status == 200
-        os.kill(new, signal.SIGTERM)
-        server.wait_for("Shutting down: Master", times=2)

@@ -245,12 +245,6 @@ def test_an_application_failure_is_a_500_with_details_logged(
     server.wait_for(logged)
 
 
-def test_text_written_to_wsgi_errors_is_logged(server: Server, client: Client) -> None:
-    assert client.send(request(target=b"/complain")).response().status == 204
-    server.wait_for(r"\[ERROR\] a complaint$")
-    server.wait_for(r"\[ERROR\] another complaint$")
-
-
 def test_a_service_without_extensions_rejects_in_plain_text(client: Client) -> None:
     response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
     assert (response.status, response.headers["content-type"]) == (400, "text/plain")

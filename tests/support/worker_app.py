@@ -147,19 +147,10 @@ def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     return [b"body"]
 
 
-def complain(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Write to wsgi.errors."""
-    print("a complaint", file=environ["wsgi.errors"])
-    environ["wsgi.errors"].writelines(["another complaint\n"])
-    start_response("204 No Content", [("Content-Length", "0")])
-    return []
-
-
 RESPONSES = {
     f"/{response.__name__}": response
     for response in (
         blocks,
-        complain,
         fail,
         limit,
         large,
