@@ -22,7 +22,3 @@ def __getattr__(name: str) -> object:
 
         return create_app
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), "create_app"]

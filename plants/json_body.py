@@ -45,7 +45,7 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
     return parse_json(_read_body(req, max_bytes))
 
 
-def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
+def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
     length = None
     if (value := req.env.get("CONTENT_LENGTH")) not in (None, ""):
         length = _parse_length(str(value).strip(" \t"))
@@ -56,23 +56,21 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytes:
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
     stream: Any = req.stream  # Not Falcon's type: with it, compiled code would reject a bytearray from read().
     limit = max_bytes + 1 if length is None else length
-    chunks = []
-    received = 0
-    while received < limit:
+    body = bytearray()
+    while len(body) < limit:
         try:
             # A buffered stream allocates the size that it is asked for, even if the body is smaller.
-            chunk = stream.read(min(limit - received, _MAX_READ))
+            chunk = stream.read(min(limit - len(body), _MAX_READ))
         except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
             break
-        chunks.append(chunk)
-        received += len(chunk)
-    if received > max_bytes:
+        body += chunk
+    if len(body) > max_bytes:
         raise _too_large(max_bytes)
-    if length is not None and received < length:
+    if length is not None and len(body) < length:
         raise http_error(ErrorCode.MALFORMED_REQUEST, "The body is shorter than its Content-Length.")
-    return b"".join(chunks)
+    return body
 
 
 def _parse_length(digits: str) -> int:
@@ -87,7 +85,7 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
     return http_error(ErrorCode.TOO_LARGE, f"The body is larger than {max_bytes} bytes.")
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
     The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. An

@@ -52,10 +52,8 @@ class Tokens:
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""
         presented = hashlib.sha256(token.encode()).digest()
-        found = False
-        for digest in self._digests:  # Compare all, so that the time does not show which one matched.
-            found |= hmac.compare_digest(presented, digest)
-        return found
+        # Compare all, so that the time does not show which one matched.
+        return True in [hmac.compare_digest(presented, digest) for digest in self._digests]
 
 
 class TokenFile(Tokens):
@@ -85,16 +83,13 @@ class TokenFile(Tokens):
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of those in force."""
         with self._lock:
-            if self._polling_pid != os.getpid():  # Threads do not survive a fork.
-                self._start()
+            if self._polling_pid != os.getpid():  # Neither threads nor tokens survive a fork.
+                self._polling_pid = os.getpid()
+                self._digests = []
+                self._latest = self._find()
+                self._apply(self._latest)
+                Thread(target=self._keep_polling, name=__name__, daemon=True).start()
         return super().accepts(token)
-
-    def _start(self) -> None:
-        self._digests = []
-        self._latest = self._find()
-        self._apply(self._latest)
-        self._polling_pid = os.getpid()
-        Thread(target=self._keep_polling, name=__name__, daemon=True).start()
 
     def _keep_polling(self) -> None:
         while True:

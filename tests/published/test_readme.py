@@ -149,4 +149,3 @@ def test_the_second_snippet_is_a_test_that_passes(plants_server: Server) -> None
 def test_every_public_name_exists() -> None:
     assert sorted(plants.__all__) == plants.__all__
     assert all(hasattr(plants, name) for name in plants.__all__)
-    assert set(plants.__all__) < set(dir(plants))
