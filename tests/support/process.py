@@ -128,11 +128,11 @@ def _status(process: int, pattern: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port and reserve it until this process ends; a server can still bind it."""
+    """Return a port that is free on all addresses, and reserve it until the end; a server can still bind it."""
     # A server's own SO_REUSEADDR lets it bind the port, because this socket has the option too and does not listen.
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind(("127.0.0.1", 0))
+        reservation.bind(("", 0))
         port: int = reservation.getsockname()[1]
         reservation.detach()
         return port
