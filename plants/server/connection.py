@@ -213,15 +213,15 @@ class Connection:
         self.deadline = self._shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
             self._shared.place_holders.discard(self)
-        self._note_activity()
+        if not self._trusted:
+            self._note_activity()
 
     def _note_activity(self) -> None:
         """If the worker is full, close this connection after those that have been inactive for longer."""
-        if not self._trusted:
-            strangers = self._shared.strangers
-            strangers.pop(self, None)
-            if self.state not in (RESPONDING, CLOSED):
-                strangers[self] = self._network
+        strangers = self._shared.strangers
+        strangers.pop(self, None)
+        if not self._trusted and self.state not in (RESPONDING, CLOSED):
+            strangers[self] = self._network
 
     def _trust(self, request: Request) -> None:
         """Never close this connection to make room from now on, if the service trusts its client."""

@@ -224,9 +224,9 @@ class Loop:
             self.step(connection, connection.respond, request, response)
 
     def _call(self, job: Job, completed: list[Completed]) -> None:
-        body = job[1].claim()
-        if body is not None:
-            completed.append((job[0], job[1], Call(job[1], body, self._log).response()))
+        connection, request = job
+        if connection.request is request:  # It may have been rejected while it waited.
+            completed.append((connection, request, Call(request, request.body.content, self._log).response()))
 
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.

@@ -227,12 +227,14 @@ class Request:
     def _parse_connection(self) -> None:
         environ = self.environ
         is_1_1 = self.is_1_1
-        options = f",{''.join(environ.get('HTTP_CONNECTION', '').lower().split())},"
-        self.keep_alive = ",close," not in options and (is_1_1 or ",keep-alive," in options)
+        self.keep_alive = is_1_1
+        if "HTTP_CONNECTION" in environ:
+            options = f",{''.join(environ['HTTP_CONNECTION'].lower().split())},"
+            self.keep_alive = ",close," not in options and (is_1_1 or ",keep-alive," in options)
         if self.method == "CONNECT":
             self.keep_alive = False  # The bytes after it may belong to a tunnel.
         host = environ.get("HTTP_HOST")
-        if (host is None and is_1_1) or (host is not None and not _HOST.fullmatch(host)):
+        if (host is None and is_1_1) or (host is not None and not _is_host(host)):
             raise HTTPError(400, "A request must have exactly one valid Host field.")
 
     def _parse_target(self) -> None:
@@ -272,8 +274,8 @@ class Request:
             if codings != "chunked":
                 raise HTTPError(501, "The only supported transfer coding is chunked.")
             self.body = ChunkedBody(limits)
-        # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
-        self.awaits_continue = self.is_1_1 and environ.get("HTTP_EXPECT", "").lower() == "100-continue"
+        if "HTTP_EXPECT" in environ:  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
+            self.awaits_continue = self.is_1_1 and environ["HTTP_EXPECT"].lower() == "100-continue"
 
 
 def check_growing_head(data: bytes, limits: Limits) -> None:
@@ -315,6 +317,11 @@ def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
     if " \r\n" in section or "\t" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]
     return fields
+
+
+@lru_cache(maxsize=64)
+def _is_host(host: str) -> bool:
+    return _HOST.fullmatch(host) is not None
 
 
 # The names of fields repeat. A client could fill a larger cache with long names.

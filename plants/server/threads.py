@@ -54,11 +54,8 @@ class Call:
         try:
             self._iterable = request.listener.application(environ, self._start_response)
         except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
-            self._fail()
-
-    def _fail(self) -> None:
-        self._failed = True
-        self._log.exception("the application failed")
+            self._failed = True
+            log.exception("the application failed")
 
     def _start_response(
         self, status: str, headers: Sequence[tuple[str, str]], exc_info: Any = None
@@ -72,25 +69,23 @@ class Call:
 
     def response(self) -> Response | None:
         """Read the body, close the iterable and return the response, or None if the application failed."""
-        current_request.set(self._request)
-        try:
-            return None if self._failed else self._read()
-        except BaseException:
-            self._fail()
+        if self._failed:
             return None
-
-    def _read(self) -> Response:
         try:
-            body = b"".join(self._iterable)
-        finally:
-            if hasattr(self._iterable, "close") and self._iterable.close:
-                self._iterable.close()
-            self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
-        if self._status is None:
-            raise AssertionError("the application did not call start_response")
-        if self._writes:
-            body = b"".join((*self._writes, body))
-        return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
+            try:
+                body = b"".join(self._iterable)
+            finally:
+                if hasattr(self._iterable, "close") and self._iterable.close:
+                    self._iterable.close()
+                self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
+            if self._status is None:
+                raise AssertionError("the application did not call start_response")
+            if self._writes:
+                body = b"".join((*self._writes, body))
+            return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
+        except BaseException:
+            self._log.exception("the application failed")
+            return None
 
 
 class Threads:
@@ -165,6 +160,9 @@ class Threads:
                 calls.append((job, Call(job[1], body, self._log)))
                 if time.monotonic() > until:
                     break
-        completed = [(connection, request, call.response()) for (connection, request), call in calls]
+        completed: list[Completed] = []
+        for (connection, request), call in calls:
+            current_request.set(request)
+            completed.append((connection, request, call.response()))
         current_request.set(None)
         return completed, jobs[done:]
