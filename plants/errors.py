@@ -9,7 +9,6 @@ from typing import Self
 
 import falcon
 
-from plants.schemas import NotAPlant
 from plants.stores import PlantIdInUse, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
@@ -91,8 +90,6 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
     match error:
         case falcon.HTTPError():
             return error
-        case NotAPlant():
-            return http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {error}")
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
         case StoreUnavailable():

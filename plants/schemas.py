@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 from marshmallow.validate import Range, Regexp
 
+from plants.errors import ErrorCode, http_error
 from plants.fast_path import STORABLE_TEXT, load_valid
 from plants.stores import INT64_MAX, INT64_MIN, Plant
 
@@ -12,10 +13,6 @@ _NOT_TEXT = "Must be a string without U+0000 and without lone surrogates."
 _NOT_INT64 = f"Must be an integer from {INT64_MIN} to {INT64_MAX}."
 _TEXT: Any = {"validate": Regexp(STORABLE_TEXT, error=_NOT_TEXT), "error_messages": {"invalid": _NOT_TEXT}}
 _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error_messages": {"invalid": _NOT_INT64}}
-
-
-class NotAPlant(Exception):
-    """The document is not a valid plant; the message names each invalid member."""
 
 
 class PlantSchema(Schema):
@@ -32,10 +29,11 @@ class PlantSchema(Schema):
         unknown = EXCLUDE
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
-        """Raise NotAPlant, so that a ValidationError from a store is not mistaken for an invalid body."""
+        """Raise an error that names each invalid member. A ValidationError could also come from a store."""
         faults = [f"{member}: {messages[0]}" for member, messages in sorted(error.messages_dict.items())]
         # marshmallow uses the key _schema for an error of the whole document.
-        raise NotAPlant(" ".join(faults).removeprefix("_schema: "))
+        message = " ".join(faults).removeprefix("_schema: ")
+        raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {message}")
 
 
 class NewPlantSchema(PlantSchema):
@@ -50,6 +48,6 @@ _schema = NewPlantSchema()
 def load_new_plant(document: Any) -> Plant:
     """Return the plant in a create request.
 
-    :raises NotAPlant: a member is missing or invalid.
+    :raises falcon.HTTPError: a member is missing or invalid.
     """
     return load_valid(document) or Plant(**_schema.load(document))

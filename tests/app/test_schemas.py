@@ -4,6 +4,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
+import falcon
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from openapi_spec_validator import validate
 
 from plants.errors import HEADERS, ErrorCode, error_body, parse_error
 from plants.fast_path import dump, load_valid
-from plants.schemas import NewPlantSchema, NotAPlant, PlantSchema
+from plants.schemas import NewPlantSchema, PlantSchema
 from plants.stores import INT64_MAX, INT64_MIN, Plant
 from tests.contract import AUTH, JSON_TYPE, NEW_PLANT, NOT_A_NEW_PLANT, Send
 from tests.support.examples import examples
@@ -159,7 +160,7 @@ def load(document: Any) -> Plant | None:
     """Return the plant as marshmallow alone loads it, or None if the document is not valid."""
     try:
         return Plant(**NewPlantSchema().load(document))
-    except NotAPlant:
+    except falcon.HTTPError:
         return None
 
 
