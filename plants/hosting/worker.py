@@ -82,7 +82,7 @@ class Worker(ServerWorker):
         """Send the heartbeat, and update the gauges."""
         super().notify()
         if self._metrics and hasattr(self, "loop"):
-            self._metrics.set_gauges(self.loop.connection_count(), self.loop.pending_request_count())
+            self._metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
 
     def run(self) -> None:
         """Serve, then close the store."""

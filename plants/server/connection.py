@@ -83,8 +83,8 @@ class Shared:
     def watch(self, descriptor: int, events: int, handler: Any) -> None:
         """Watch a file descriptor for these events (0: none)."""
         if not events:
-            del self.handlers[descriptor]
-            self.poll.unregister(descriptor)
+            if self.handlers.pop(descriptor, None):
+                self.poll.unregister(descriptor)
         elif descriptor in self.handlers:
             self.poll.modify(descriptor, events)
         else:

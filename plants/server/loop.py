@@ -42,13 +42,13 @@ _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 class Config(NamedTuple):
     """The configuration of an event loop.
 
-    ``base_environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
+    ``environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
     ``threads`` 0, the loop calls the applications, which must not block. Otherwise ``threads`` threads call them, each
-    for up to ``max_batch`` requests at a time. In both cases, one more thread calls them for large bodies.
+    for up to ``max_batch`` requests at a time.
     """
 
     limits: Limits
-    base_environ: Environ
+    environ: Environ
     tls: SSLContext | None
     max_requests: int
     threads: int
@@ -85,10 +85,9 @@ class Loop:
         self._threads = Threads(log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
         # One more thread for large bodies, one at a time: small requests never wait behind them.
         self._large_body_thread = Threads(log, wake_fds[1], threads=1, max_batch=1)
-        self._on_sweep: Callable[[], None] | None = None
+        self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._sweep_at = 0.0
         self._report_at = 0.0
-        self._listening = False
         self._stopping_at_once = False
         self._base_environ: Environ = {
             "REMOTE_ADDR": "",
@@ -103,12 +102,10 @@ class Loop:
             "wsgi.run_once": False,
             "wsgi.url_scheme": "https" if config.tls else "http",
             "wsgi.version": (1, 0),
-        } | config.base_environ
+        } | config.environ
+        for listener in listeners:
+            listener.sock.setblocking(False)
         self.shared.watch(self._wake_fd, select.EPOLLIN, partial(os.read, self._wake_fd, 4096))
-
-    def connection_count(self) -> int:
-        """Return the number of open connections."""
-        return len(self.shared.connections)
 
     def pending_request_count(self) -> int:
         """Return the number of requests without a response, queued or in the application."""
@@ -122,12 +119,8 @@ class Loop:
         self.shared.stopping = True
         self._stopping_at_once = at_once
 
-    def run(self, graceful_timeout: float, on_sweep: Callable[[], None]) -> None:
-        """Serve until ``stop`` is called, then let the connections finish within ``graceful_timeout`` seconds.
-
-        :param on_sweep: called about every 0.1 s.
-        """
-        self._on_sweep = on_sweep
+    def run(self, graceful_timeout: float) -> None:
+        """Serve until ``stop`` is called, then let the connections finish within ``graceful_timeout`` seconds."""
         shared = self.shared
         while not shared.stopping:
             self.run_once()
@@ -135,9 +128,9 @@ class Loop:
         start = self._sweep_at = shared.now
         while shared.now < start + STOPPING_SECONDS:
             self.run_once()
-        self._listen(False)
         for listener in self.listeners:
             self._accept(listener)
+            shared.watch(listener.sock.fileno(), 0, None)
             listener.sock.close()
         while shared.connections and shared.now < start + graceful_timeout:
             self.run_once()
@@ -217,24 +210,20 @@ class Loop:
         until = time.monotonic() + _MAX_CALL_SECONDS
         completed: list[Completed] = []
         while (waiting := self._probe_jobs or self._loop_jobs) and time.monotonic() < until:
-            job = waiting.popleft()
-            self.step(job[0], self._call, job, completed)
+            connection, request = waiting.popleft()
+            if connection.request is request:  # It may have been rejected while it waited.
+                completed.append((connection, request, Call(request, request.body.content, self._log).response()))
         current_request.set(None)
         for connection, request, response in completed:
             self.step(connection, connection.respond, request, response)
 
-    def _call(self, job: Job, completed: list[Completed]) -> None:
-        connection, request = job
-        if connection.request is request:  # It may have been rejected while it waited.
-            completed.append((connection, request, Call(request, request.body.content, self._log).response()))
-
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.
         shared = self.shared
-        if self._on_sweep:
-            self._on_sweep()
+        self.on_sweep()
         if not shared.stopping:
-            self._listen(True)
+            for listener in self.listeners:  # again, if accepting has failed
+                shared.watch(listener.sock.fileno(), select.EPOLLIN, partial(self._accept, listener))
         else:
             for connection in list(shared.connections):
                 self.step(connection, partial(connection.stop, at_once=self._stopping_at_once))
@@ -253,15 +242,6 @@ class Loop:
             self._log.warning("the worker is full: %d clients were turned away", shared.turned_away)
             shared.turned_away = 0
 
-    def _listen(self, listening: bool) -> None:
-        if listening == self._listening:
-            return
-        self._listening = listening
-        for listener in self.listeners:
-            listener.sock.setblocking(False)
-            events = select.EPOLLIN if listening else 0
-            self.shared.watch(listener.sock.fileno(), events, partial(self._accept, listener))
-
     def _accept(self, listener: Listener) -> None:
         for _ in range(_MAX_ACCEPTS_PER_ITERATION):
             try:
@@ -270,7 +250,7 @@ class Loop:
                 return
             except OSError as error:
                 self._log.warning("cannot accept connections for now: %s", error)
-                self._listen(False)
+                self.shared.watch(listener.sock.fileno(), 0, None)
                 return
             has_room = self._make_room(listener, peer[0] if isinstance(peer, tuple) else "")
             try:

@@ -57,9 +57,6 @@ class ErrorLog(io.TextIOBase):
 class Worker(base.Worker):
     """A worker for WSGI applications with small responses. Each response is sent whole, so do not use it for streaming.
 
-    If Gunicorn's ``threads`` is 1, the event loop calls the application, which must not block. If ``threads`` is more
-    than 1, that many threads call it. Gunicorn's hooks ``pre_request`` and ``post_request`` are not called.
-
     A subclass may set ``may_block`` (call the application in a thread even if ``threads`` is 1), ``max_body_bytes``,
     ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive completely, and for its response) and
     ``max_batch`` (requests a thread handles at a time), and override ``make_service`` and ``make_listeners``.
@@ -93,17 +90,18 @@ class Worker(base.Worker):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
+        limits = Limits(
+            line_bytes=cfg.limit_request_line or HEAD_BYTES,
+            max_fields=cfg.limit_request_fields or MAX_HEADERS,
+            body_bytes=self.max_body_bytes,
+            request_seconds=self.request_timeout,
+            response_seconds=self.response_timeout,
+            keepalive_seconds=cfg.keepalive,
+            connections=cfg.worker_connections,
+        )
         config = Config(
-            limits=Limits(
-                line_bytes=cfg.limit_request_line or HEAD_BYTES,
-                max_fields=cfg.limit_request_fields or MAX_HEADERS,
-                body_bytes=self.max_body_bytes,
-                request_seconds=self.request_timeout,
-                response_seconds=self.response_timeout,
-                keepalive_seconds=cfg.keepalive,
-                connections=cfg.worker_connections,
-            ),
-            base_environ={
+            limits,
+            environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,
                 "wsgi.errors": ErrorLog(self.log),
                 "wsgi.multiprocess": cfg.workers > 1,
@@ -116,29 +114,19 @@ class Worker(base.Worker):
         wake_fds = self.PIPE[0], self.PIPE[1]
         self.loop = Loop(config, self.make_listeners(), self.make_service(), self.log, wake_fds)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop gracefully (``TERM``)."""
-        self.alive = False
-        self._stop_if_needed()
-
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at once (``INT``, ``QUIT``). Requests that have arrived completely still get their responses."""
         if self.alive:
             self.cfg.worker_int(self)
         self.alive = False
         self._stopping_at_once = True
-        self._stop_if_needed()
 
     def run(self) -> None:
         """Serve until a signal, ``max_requests`` or the end of the master stops the worker."""
-        self.loop.run(self.cfg.graceful_timeout, self._sweep)
+        self.loop.on_sweep = self._sweep
+        self.loop.run(self.cfg.graceful_timeout)
 
     def _sweep(self) -> None:
         self.notify()
-        if self.ppid != os.getppid():
-            self.alive = False
-        self._stop_if_needed()
-
-    def _stop_if_needed(self) -> None:
-        if not self.alive and hasattr(self, "loop"):  # A signal may arrive before there is a loop.
+        if not self.alive or self.ppid != os.getppid():
             self.loop.stop(at_once=self._stopping_at_once)

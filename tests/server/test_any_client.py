@@ -196,7 +196,7 @@ def test_every_client_gets_what_the_model_says(setup: Any, plans: list[Plan], or
         for client in clients:
             if client.plan.end == "end":
                 client.read()
-        return not driver.loop.connection_count()
+        return not driver.loop.shared.connections
 
     driver.run_until(is_done)
     driver.run_once()

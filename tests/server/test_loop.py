@@ -146,7 +146,7 @@ def test_nothing_is_held_however_a_connection_ends(make: Make, sent: bytes, stat
         driver.step(connection, connection.close)  # Closing it again does nothing.
     else:
         client.close()
-    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.run_until(lambda: not driver.loop.shared.connections)
     driver.run_once()
     driver.assert_nothing_is_held()
 
@@ -665,7 +665,7 @@ def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:
     for client in clients:
         client.sendall(GET)
     driver.loop.stop()
-    driver.loop.run(60, lambda: None)
+    driver.loop.run(60)
     for client in clients:
         with client:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")

@@ -202,7 +202,7 @@ def exchange(driver: Driver, *packets: bytes) -> list[bytes]:
         client.sendall(packet)
         driver.run_once()
     client.shutdown(socket.SHUT_WR)
-    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.run_until(lambda: not driver.loop.shared.connections)
     received = b"".join(iter(lambda: client.recv(65536), b""))
     return received.split(b"HTTP/1.1 ")[1:]
 
@@ -230,7 +230,7 @@ def test_an_incomplete_request_that_is_reset_is_not_run(driver: Driver, notes: N
     client, _ = driver.connect(GOOD[:length])
     driver.run_once()
     client.close()
-    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.run_until(lambda: not driver.loop.shared.connections)
     assert notes == []
 
 

@@ -377,7 +377,7 @@ def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) ->
     driver.run_until_readable(client)
     client.sendall(tls.step(client.recv(READ_BYTES)))
     client.shutdown(socket.SHUT_WR)
-    driver.run_until(lambda: not driver.loop.connection_count())
+    driver.run_until(lambda: not driver.loop.shared.connections)
     driver.assert_nothing_is_held()
 
 

@@ -52,8 +52,8 @@ class Driver:
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
-            limits=replace(LIMITS, **limits),
-            base_environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
+            replace(LIMITS, **limits),
+            environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
             tls=tls,
             max_requests=100_000,
             threads=threads,
