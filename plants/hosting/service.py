@@ -4,9 +4,7 @@ import itertools
 import re
 import secrets
 import time
-from datetime import timedelta
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any, Final
 
 from plants.auth import BearerAuth
@@ -14,7 +12,7 @@ from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, error_respon
 from plants.hosting.application import PAGE
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
-from plants.server.request import Environ, HTTPError, Request
+from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.threads import current_request
@@ -31,8 +29,7 @@ class PlantService(Service):
     non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
     checks_body_size: bool = True
 
-    def __init__(self, auth: BearerAuth, log: Any, access_log: AccessLog | None, metrics: Metrics | None) -> None:
-        """If ``access_log`` is None, log requests with Gunicorn's logger ``log``."""
+    def __init__(self, auth: BearerAuth, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
         self._auth = auth
         self._bodiless_paths = self.non_blocking_paths | {"/readyz"}  # They need no token, and read no body.
         self._log = log
@@ -95,23 +92,7 @@ class PlantService(Service):
         responses, self._responses = self._responses, []
         for request, response, error, seconds in responses:
             try:
-                if self._access_log:
-                    self._access_log.write(request, response, error, seconds)
-                else:
-                    self._write_gunicorn_log(request, response, seconds)
+                self._access_log.write(request, response, error, seconds)
             except Exception:
                 self._log.exception("a response could not be logged", extra={"request": request})
-        if self._access_log:
-            self._access_log.flush()
-
-    def _write_gunicorn_log(self, request: Request, response: Response, seconds: float) -> None:
-        environ: Environ = dict.fromkeys(("REQUEST_METHOD", "RAW_URI", "SERVER_PROTOCOL", "HTTP_REFERER"), "-")
-        environ |= request.environ
-        # No format may show a query, a token, or a decoded path, which may have line feeds.
-        environ["RAW_URI"] = environ["PATH_INFO"] = environ["RAW_URI"].partition("?")[0]
-        environ["HTTP_REFERER"] = environ["HTTP_REFERER"].partition("?")[0]
-        environ |= {"QUERY_STRING": "", "HTTP_AUTHORIZATION": "-"}
-        fields = [(key[5:].replace("_", "-"), value) for key, value in environ.items() if key.startswith("HTTP_")]
-        headers = [*response.headers, ("X-Request-ID", environ["plants.request_id"])]
-        sent = SimpleNamespace(status=response.status, headers=headers, sent=len(response.body))
-        self._log.access(sent, SimpleNamespace(headers=fields), environ, timedelta(seconds=seconds))
+        self._access_log.flush()

@@ -2,11 +2,12 @@
 
 import gc
 import itertools
+import re
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 from plants.hosting.application import HostedService
-from plants.hosting.logs import AccessLog, Logger
+from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
 from plants.server.request import Listener
@@ -14,8 +15,10 @@ from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# These settings enable Gunicorn's own access log. So does syslog, unless disable_redirect_access_to_syslog is set.
-_ACCESS_LOGS = ("accesslog", "logconfig", "logconfig_dict", "logconfig_json")
+# Gunicorn's settings that have no effect here: the service writes its own access log, and has metrics of its own.
+_UNUSED_SETTINGS = re.compile(
+    "access_?log.*|(pre|post)_request|.*statsd_.*|.*protocols?|root_path|header_map|(casefold|http2|permit|strip)_.*"
+)
 
 
 class Worker(ServerWorker):
@@ -35,6 +38,13 @@ class Worker(ServerWorker):
     metrics_slot: int
     _metrics: Metrics | None = None
     _service: PlantService
+
+    @staticmethod
+    def check_config(cfg: Any, log: Any) -> None:
+        """Log which settings have no effect. Gunicorn's master calls this once, at the start."""
+        for name, setting in cfg.settings.items():
+            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
+                log.warning("the setting %s has no effect", name)
 
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
@@ -62,12 +72,7 @@ class Worker(ServerWorker):
 
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
-        cfg = self.cfg
-        # Log requests with Gunicorn's logger if its own access log is set up, or if its class is not the packaged one.
-        has_syslog = cfg.syslog and not cfg.disable_redirect_access_to_syslog
-        gunicorn_writes_access_log = has_syslog or any(cfg.settings[name].get() for name in _ACCESS_LOGS)
-        use_packaged_log = issubclass(cfg.logger_class, Logger) and not gunicorn_writes_access_log
-        access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format) if use_packaged_log else None
+        access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format)
         self._service = PlantService(self.hosted.auth, self.log, access_log, self._metrics)
         return self._service
 

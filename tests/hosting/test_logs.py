@@ -22,7 +22,6 @@ from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import (
-    END,
     NO_SUBPROCESS_COVERAGE,
     PATIENCE_SECONDS,
     children,
@@ -235,49 +234,11 @@ def test_a_logging_failure_does_not_stop_the_worker(tmp_path: Path) -> None:
     assert "Traceback" not in line.partition("stacktrace")[0]
 
 
-# Gunicorn's own log settings
-
-
-def test_gunicorns_access_log_has_no_query_and_no_token(tmp_path: Path) -> None:
+def test_settings_without_effect_are_named_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "access"
-    form = (
-        "--access-logformat=%(r)s|%(U)s|%(q)s|%(f)s|%({referer}i)s|%(u)s|%({authorization}i)s|%({http_authorization}e)s|"
-        "%({x-request-id}o)s"
-    )
-    with serving(f"--access-logfile={log}", form) as service:
-        basic = ("Authorization", "Basic Y29ycmVjdC1ob3JzZTo=")  # The user name is the token.
-        for headers in ([AUTH, JSON_TYPE], [basic]):
-            headers += [("Referer", f"http://localhost/docs?access_token={TOKEN}"), ("X-Request-ID", "first")]
-            service.send(new_plant(), path="/plants?a=1", headers=headers)
-        service.send(method="GET", path=FORGED, headers=[("X-Request-ID", "second")])
-        wait_until(lambda: log.read_text().endswith("second\n"))
-        assert log.read_text().splitlines()[-3:] == [
-            *["POST /plants HTTP/1.1|/plants||http://localhost/docs|http://localhost/docs|-|-|-|first"] * 2,
-            f"GET {FORGED} HTTP/1.1|{FORGED}||-|-|-|-|-|second",
-        ]
-    assert service.access == [END]
-
-
-def test_requests_stay_on_stdout_if_only_errors_go_to_syslog() -> None:
-    with socket.socket(type=socket.SOCK_DGRAM) as syslog:
-        syslog.bind(("127.0.0.1", 0))
-        options = ["--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"]
-        with serving(*options, "--disable-redirect-access-to-syslog") as service:
-            service.send(method="GET", path="/livez", headers=[("X-Request-ID", "first")])
-            assert service.line_of("first")["status"] == 200
-        syslog.settimeout(60)
-        wait_until(lambda: re.search(rb"gunicorn\.(gunicorn\.error: |plants)", syslog.recv(65536)))
-
-
-def test_gunicorns_statsd_logger_counts_requests() -> None:
-    with socket.socket(type=socket.SOCK_DGRAM) as statsd:
-        statsd.bind(("127.0.0.1", 0))
-        statsd.settimeout(60)
-        options = [f"--statsd-host=127.0.0.1:{statsd.getsockname()[1]}"]
-        options += ["--logger-class=gunicorn.instrument.statsd.Statsd"]
-        with serving(*options, PLANTS_LOG_FORMAT="text"):
-            while not statsd.recv(1000).startswith(b"gunicorn.request.status.200"):
-                pass
+    with serving(f"--access-logfile={log}", "--permit-obsolete-folding") as service:
+        assert service.wait_for("the setting accesslog has no effect")
+        assert service.wait_for("the setting permit_obsolete_folding has no effect")
 
 
 def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from plants.auth import BearerAuth
 from plants.errors import parse_error
+from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
 from plants.server.request import HTTPError, Listener, Request, SizedBody
 from plants.server.threads import current_request
@@ -150,7 +151,7 @@ class FailingCheck:
 
 
 def service_with(check: TokenCheck) -> PlantService:
-    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), None, None)
+    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), AccessLog(logging.INFO, "json"), None)
 
 
 def request_for(path: str) -> Request:
