@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from gunicorn.pidfile import Pidfile
-from gunicorn.util import get_username
 
 from plants.hosting.settings import Settings, stop
 from plants.server.worker import tls_context
@@ -31,7 +30,7 @@ def check(cfg: Any, settings: Settings) -> None:
     if problem := problem_of_worker_count(cfg.workers, settings):
         stop(problem)
     if cfg.is_ssl:
-        with _or_stop(f"cannot use {_certificate(cfg)}", "--certfile and --keyfile"), as_workers(cfg):
+        with _or_stop(f"cannot use {_certificate(cfg)}", "--certfile and --keyfile"):
             tls_context(cfg)
     for name in () if cfg.is_ssl else ("ssl_context", *cfg.ssl_options):
         if cfg.settings[name].get() != type(cfg.settings[name])().get():
@@ -42,12 +41,6 @@ def check(cfg: Any, settings: Settings) -> None:
         stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
     if settings.metrics_bind in cfg.address:
         stop("PLANTS_METRICS_BIND is an address of the service itself; set another one")
-    tokens = os.environ.get("PLANTS_TOKENS_FILE", os.devnull)
-    master_can_read = os.access(tokens, os.R_OK, effective_ids=True)
-    with as_workers(cfg):
-        workers_can_read = os.access(tokens, os.R_OK, effective_ids=True)
-    if master_can_read and not workers_can_read:
-        stop("PLANTS_TOKENS_FILE is not usable: the user of the workers cannot read it (--user, --initgroups)")
 
 
 def check_raw_env(cfg: Any) -> None:
@@ -140,15 +133,12 @@ def check_addresses(
 
 @contextmanager
 def as_workers(cfg: Any) -> Iterator[None]:
-    """Run the block as the workers' user and group."""
-    user, group, groups = os.geteuid(), os.getegid(), os.getgroups()
+    """Run the block as the workers' user and group, without further groups."""
+    user, group = os.geteuid(), os.getegid()
     if (cfg.uid, cfg.gid) == (user, group):  # A sandbox may forbid even system calls that change nothing.
         yield
         return
     try:
-        if cfg.initgroups:
-            with suppress(KeyError):  # Gunicorn also skips this for a user without a name.
-                os.initgroups(get_username(cfg.uid), cfg.gid)
         os.setegid(cfg.gid)
         os.seteuid(cfg.uid)
     except PermissionError:
@@ -158,8 +148,6 @@ def as_workers(cfg: Any) -> Iterator[None]:
     finally:
         os.seteuid(user)
         os.setegid(group)
-        if cfg.initgroups:
-            os.setgroups(groups)
 
 
 def _certificate(cfg: Any) -> str:

@@ -151,7 +151,8 @@ class FailingCheck:
 
 
 def service_with(check: TokenCheck) -> PlantService:
-    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), AccessLog(logging.INFO, "json"), None)
+    log = AccessLog(logging.INFO, "json")
+    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), log, None)
 
 
 def request_for(path: str) -> Request:
