@@ -6,13 +6,11 @@ What it asks of an application (PEP 3333):
 
 Threads. With Gunicorn's ``threads`` at 1, the event loop calls the application. Then the application must not block:
 while it runs, every other client waits. With more, that many threads call it. In both cases one more thread calls it
-for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment. So the application must be
-thread-safe, and ``wsgi.multithread`` is always true.
+for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment, so it must be thread-safe.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
-has a ``CONTENT_LENGTH``, too, and ``wsgi.input_terminated`` is true. If a body is larger than ``Worker.max_body_bytes``
-(1 MiB), the server responds with 413, unless ``Service.checks_body_size`` is set: then the application gets its
-``CONTENT_LENGTH``, and an empty ``wsgi.input``. Requests that RFC 9112 does not allow never arrive.
+has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413, unless
+``Service.checks_body_size`` is set: then the application gets its ``CONTENT_LENGTH``, and an empty ``wsgi.input``.
 
 The response. It is held in memory and sent whole, with a ``Content-Length``. So an application must not stream, and its
 responses should be small: what a client has not read above 64 KiB needs one of 64 places, and without one the
@@ -21,15 +19,14 @@ iteration of the body. With several threads ``server.deferred_response`` is true
 to ``Worker.max_batch`` requests before it iterates over the first response, so an application may do shared work, such
 as a commit, during the iteration. Other keys: ``server.stopping`` is true while the worker stops.
 
-Time. A request that got no response within ``Worker.response_timeout`` (30 s) gets 503. If its call had not begun, it
-never does; if it had, it continues, and its response is dropped.
+Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
+does; if it had, it continues, and its response is dropped.
 
-Extensions. ``Worker`` documents what a subclass may set, and ``Service`` has the hooks: a request id, error responses,
-a log, and the check of credentials before a body arrives. The classes of the other modules may be compiled, and then
-they can be neither subclassed nor patched.
+Extensions. ``Worker`` documents what a subclass may set, and ``Service`` has the hooks. The other classes may be
+compiled, and then they can be neither subclassed nor patched.
 
-Not supported: HTTP/2, WebSocket, ``wsgi.file_wrapper``, early hints, trailers of responses, and Gunicorn's settings for
-proxies.
+Not supported: HTTP/2, WebSocket, ``wsgi.file_wrapper``, early hints, trailers of responses, Gunicorn's settings for
+proxies, and its hooks ``pre_request`` and ``post_request``.
 """
 
 from importlib.machinery import ExtensionFileLoader

@@ -114,8 +114,7 @@ class Connection:
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
-        self._network: Any = network_of(base["REMOTE_ADDR"])
-        self._trusted: bool = False
+        self._network: Any = network_of(base["REMOTE_ADDR"])  # None once the client has shown a token
         self._note_activity()
         shared.connections.add(self)
 
@@ -213,20 +212,20 @@ class Connection:
         self.deadline = self._shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
             self._shared.place_holders.discard(self)
-        if not self._trusted:
+        if self._network is not None:
             self._note_activity()
 
     def _note_activity(self) -> None:
         """If the worker is full, close this connection after those that have been inactive for longer."""
         strangers = self._shared.strangers
         strangers.pop(self, None)
-        if not self._trusted and self.state not in (RESPONDING, CLOSED):
+        if self._network is not None and self.state not in (RESPONDING, CLOSED):
             strangers[self] = self._network
 
     def _trust(self, request: Request) -> None:
         """Never close this connection to make room from now on, if the service trusts its client."""
         if request.trusted:
-            self._trusted = True
+            self._network = None
             self._shared.strangers.pop(self, None)
 
     # Receiving a request
@@ -316,7 +315,11 @@ class Connection:
                 self._continue_later()
             self._note_activity()
             return
-        self._complete(request)
+        if body.size:
+            request.environ["CONTENT_LENGTH"] = str(body.size)
+        request.environ["server.stopping"] = shared.stopping
+        self._enter(RESPONDING, shared.limits.response_seconds)
+        shared.ready_requests.append((self, request))
 
     def _admit(self, request: Request) -> bool:
         """Return whether the rest of the body may arrive; if not, send the service's response."""
@@ -329,15 +332,6 @@ class Connection:
         if request.awaits_continue and request.body.size <= self._shared.limits.body_bytes:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
-
-    def _complete(self, request: Request) -> None:
-        """Pass a complete request to the loop."""
-        shared = self._shared
-        if request.body.size:
-            request.environ["CONTENT_LENGTH"] = str(request.body.size)
-        request.environ["server.stopping"] = shared.stopping
-        self._enter(RESPONDING, shared.limits.response_seconds)
-        shared.ready_requests.append((self, request))
 
     def _continue_later(self) -> None:
         if not self._unfinished:

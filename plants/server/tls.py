@@ -67,10 +67,6 @@ class TLS:
 
         :raises SSLError: the handshake failed or is too large, or a record is invalid.
         """
-        if self.closed:
-            self._ciphertext = b""
-            self.has_more = False
-            return b""
         self._pass_records(self._ciphertext + ciphertext if self._ciphertext else ciphertext)
         records: list[bytes] = []
         with contextlib.suppress(SSLWantReadError):
