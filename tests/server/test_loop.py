@@ -399,6 +399,9 @@ def test_accepting_pauses_while_descriptors_are_exhausted(make: Make, caplog: py
         client.sendall(GET)
         driver.run_until_readable(client)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        listener.short = True
+        driver.loop.stop()
+        driver.loop.run(0)  # It ends, although it cannot accept the backlog.
 
 
 def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(

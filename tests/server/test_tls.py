@@ -270,14 +270,6 @@ def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: 
     assert data.endswith(LARGE)
 
 
-def test_a_client_that_waits_for_100_continue_gets_it(peers: Peers) -> None:
-    peer = peers()
-    assert peer.request(POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")) == (
-        b"HTTP/1.1 100 Continue\r\n\r\n"
-    )
-    assert peer.request(b"nine byte").endswith(b"nine byte")
-
-
 def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
     client, _ = driver.connect()
     with client:
@@ -348,15 +340,6 @@ def test_an_idle_connection_is_closed_with_close_notify(peers: Peers) -> None:
     peer.driver.step(peer.connection, peer.connection.expire)
     peer.client.incoming.write(peer.received())
     assert peer.client.ssl.read(1) == b""
-
-
-def test_a_close_notify_that_cannot_be_sent_is_dropped(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
-    peer = peers()
-    peer.request(GET)
-    fill(peer.connection)
-    peer.driver.step(peer.connection, peer.connection.expire)
-    assert peer.connection.state == CLOSED
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("kind", ["data", "key updates"])

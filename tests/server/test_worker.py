@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.contract import Response
-from tests.support.process import wait_until
 from tests.support.worker_server import Client, Server, running_worker
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: plants.example\r\n"
@@ -86,17 +85,15 @@ def test_no_forwarded_header_is_trusted(client: Client) -> None:
         pytest.param(b"HTTPS://b.example", "/", "", "b.example", id="no-path"),
         pytest.param(b"http://[::1]:8000?q=http://a", "/", "q=http://a", "[::1]:8000", id="ipv6-and-no-path"),
         pytest.param(b"/http://b.example/", "/http://b.example/", "", "plants.example", id="origin-form"),
+        pytest.param(b"*", "", "", "plants.example", id="asterisk-form"),
         pytest.param(b"/a%ff", "/a\xff", "", "plants.example", id="not-utf-8"),
         pytest.param(b"//b.example/echo", "//b.example/echo", "", "plants.example", id="two-slashes"),
     ],
 )
 def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path: str, query: str, host: str) -> None:
-    environ = environ_of(client.send(request(target=target)).response())
+    method = b"OPTIONS" if target == b"*" else b"GET"
+    environ = environ_of(client.send(request(target=target, method=method)).response())
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
-
-
-def test_options_asterisk_has_an_empty_path(client: Client) -> None:
-    assert environ_of(client.send(request(target=b"*", method=b"OPTIONS")).response())["PATH_INFO"] == ""
 
 
 def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
@@ -161,14 +158,10 @@ def test_blocks_are_joined_and_their_iterable_is_closed(server: Server, client: 
     assert client.send(request()).response().status == 200
 
 
-@pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written", b"/head"])
+@pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written"])
 def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None:
     assert client.send(request(target=target, method=b"HEAD")).response("HEAD").status == 200
     assert client.send(request()).response().status == 200
-
-
-def test_start_response_may_be_called_with_the_first_block(client: Client) -> None:
-    assert client.send(request(target=b"/late")).response().body == b"late"
 
 
 @pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
@@ -178,14 +171,6 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
         client.end()
     assert len(client.response().body) == 8_000_000
     assert client.is_closed()
-
-
-@pytest.mark.parametrize("target", [b"/echo", b"/written"], ids=["list", "write"])
-def test_a_reset_during_many_requests_harms_no_other_client(server: Server, target: bytes) -> None:
-    with server.client() as client:
-        client.send(request(target=target) * 2000).sock.recv(1)
-        client.reset()
-    assert server.get().status == 200
 
 
 def test_a_response_can_be_replaced_until_it_is_sent(client: Client) -> None:
@@ -249,18 +234,6 @@ def test_a_service_without_extensions_rejects_in_plain_text(client: Client) -> N
     response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
     assert (response.status, response.headers["content-type"]) == (400, "text/plain")
     assert response.body == b"A request must have exactly one valid Host field.\n"
-
-
-@pytest.mark.parametrize("server", ["3"], indirect=True)
-def test_the_application_finishes_after_its_client_disconnects(server: Server, client: Client, tmp_path: Path) -> None:
-    before = len(server.notes())
-    with server.client() as gone:
-        gone.send(request(target=b"/wait?%b" % bytes(tmp_path / "gate")))
-        wait_until(lambda: "waiting" in server.notes()[before:])
-        gone.reset()
-    (tmp_path / "gate").touch()
-    wait_until(lambda: "GET /wait 0 of 0" in server.notes()[before:])
-    assert client.send(request()).response().status == 200
 
 
 def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 from wsgiref.validate import validator
@@ -102,12 +103,6 @@ def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[
     raise KeyError("a fault in the middle")
 
 
-def head(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Send a Content-Length in the response to HEAD, and no body."""
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
-    return []
-
-
 def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Call start_response twice without exc_info, which PEP 3333 forbids."""
     return [b"" for _ in range(2) if start_response("200 OK", []) is not None]
@@ -147,27 +142,7 @@ def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     return [b"body"]
 
 
-RESPONSES = {
-    f"/{response.__name__}": response
-    for response in (
-        blocks,
-        fail,
-        limit,
-        large,
-        late,
-        leave,
-        long,
-        second_thought,
-        short,
-        silent,
-        status,
-        in_the_middle,
-        head,
-        twice,
-        wait,
-        written,
-    )
-}
+RESPONSES = {f"/{name}": each for name, each in globals().items() if isfunction(each) and name != "echo"}
 checked_echo = validator(echo)
 
 

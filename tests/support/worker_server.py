@@ -42,11 +42,6 @@ class Client:
         self.sock.shutdown(socket.SHUT_WR)
         return self
 
-    def reset(self) -> None:
-        """Reset the connection."""
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self.close()
-
     def response(self, method: str = "GET") -> Response:
         """Read one response."""
         first, head = self._head()
