@@ -79,12 +79,14 @@ def test_a_change_takes_effect_after_two_equal_reads(path: Path, caplog: pytest.
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
-def test_one_daemon_thread_per_process_watches_the_file(path: Path) -> None:
+def test_one_daemon_thread_per_process_watches_the_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     tokens = TokenFile(path)
     threads = set(threading.enumerate())
     assert [tokens.accepts(token) for token in ("first", "second")] == [True, False]
     [thread] = set(threading.enumerate()) - threads
     assert thread.daemon
+    assert not caplog.records
     path.write_text("second\n")
     wait_until(lambda: Tokens.accepts(tokens, "second"))
 
