@@ -75,8 +75,10 @@ def when_ready(server: Any) -> None:
     """Log in one line what started."""
     listeners = [listener.sock.getsockname() for listener in server.LISTENERS] or server.cfg.address
     urls = [startup.url_of(address, server.cfg) for address in listeners]
-    facts = [f"plants {plants.__version__} ({implementation()}) listens on {' '.join(urls)}"]
-    facts.append(f"plants are stored in {settings.shown_store}{', until the process ends' * _is_in_memory()}")
+    names = " ".join(map(startup.name_of, listeners))
+    lifetime = ", until the process ends" * _is_in_memory() + ", which is new" * settings.store.is_new
+    facts = [f"plants {plants.__version__} ({implementation()}) listens on {names}"]
+    facts.append(f"plants are stored in {settings.shown_store}{lifetime}")
     if settings.metrics_bind:
         facts.append(f"metrics: {startup.url_of(settings.metrics_bind, server.cfg)}/metrics")
     facts += [f"try it at {url}/docs" for url in urls if url.startswith("http")][:1]

@@ -75,13 +75,14 @@ class OwnerProcess:
 class PlantStore(abc.ABC):
     """The interface of a store. Threads may share a store.
 
-    A hosted service needs the three class variables, and does not start if one is missing. They have no defaults,
+    A hosted service needs the first three variables, and does not start if one is missing. They have no defaults,
     because a wrong one would go unnoticed.
     """
 
     worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
     max_batch: ClassVar[int]  #: the maximum number of plants per commit
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
+    is_new: bool = False  #: whether this object has created the file or the table
 
     @abc.abstractmethod
     def add(self, plant: Plant) -> None:

@@ -361,6 +361,7 @@ class PostgresStore(BatchStore):
             # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
             with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                 connection.execute(_TABLE)
+                self.is_new = True
                 _log.warning("the table plants did not exist; a new one was created, without plants")
             self._check_table(connection)
         if not self._role_checked:

@@ -200,6 +200,7 @@ class SQLiteStore(BatchStore):
             file.close()
             raise
         if file.is_new:
+            self.is_new = True
             _log.warning("%s did not exist; a new store was created, without plants", self._printable_path)
         self._may_create = False
         self._file_identity = file.identity

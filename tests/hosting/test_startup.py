@@ -34,14 +34,14 @@ def test_the_service_starts_with_one_command(command: list[str]) -> None:
 
 
 def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
-    metrics = f"127.0.0.1:{free_port()}"
-    with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db", PLANTS_METRICS_BIND=metrics) as service:
-        url = f"http://127.0.0.1:{service.port}"
-        service.wait_for(
-            rf"plants {plants.__version__} \({server.implementation()}\) listens on {url}; "
-            rf"plants are stored in sqlite:///{tmp_path}/plants.db; metrics: http://{metrics}/metrics; "
-            rf"try it at {url}/docs"
-        )
+    url, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
+    for lifetime in (", which is new", ""):
+        with serving(PLANTS_STORE=url, PLANTS_METRICS_BIND=metrics) as service:
+            service.wait_for(
+                rf"plants {plants.__version__} \({server.implementation()}\) listens on 127.0.0.1:{service.port}; "
+                rf"plants are stored in {url}{lifetime}; metrics: http://{metrics}/metrics; "
+                rf"try it at http://127.0.0.1:{service.port}/docs"
+            )
 
 
 @pytest.mark.parametrize("name", ["INVOCATION_ID", "KUBERNETES_SERVICE_HOST"])
