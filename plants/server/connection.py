@@ -110,7 +110,7 @@ class Connection:
         self._tls = tls
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
-        self._output: bytes | memoryview = b""  # not accepted by the socket yet
+        self._output: bytes = b""  # not accepted by the socket yet
         self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
@@ -362,7 +362,7 @@ class Connection:
         if self._tls:
             data = self._tls.encrypt(data)
         if data:
-            self._output = bytes(self._output) + data if self._output else data
+            self._output = self._output + data if self._output else data
             self._flush()
 
     def _flush(self) -> None:
@@ -389,13 +389,10 @@ class Connection:
 
         The server receives nothing more until then, so what TLS itself has to send stays small.
         """
-        if len(rest) <= SMALL_RESPONSE_BYTES:
-            self._output = bytes(rest)  # A view would hold everything that has been sent, too.
-        elif self._shared.take_place(self):
-            self._output = rest
-        else:
+        if len(rest) > SMALL_RESPONSE_BYTES and not self._shared.take_place(self):
             self.close()
             return
+        self._output = bytes(rest)  # A view would hold everything that has been sent, too.
         if self.state == WRITING:
             self._note_activity()
         self.watch(EPOLLOUT)

@@ -1,7 +1,5 @@
 """A Gunicorn worker: the event loop with Gunicorn's settings, signals, heartbeat and listeners."""
 
-import contextlib
-import ctypes
 import io
 import os
 import sys
@@ -22,10 +20,6 @@ from plants.server.request import HEAD_BYTES, Listener
 from plants.server.service import Service
 from plants.server.tls import restricted
 
-# mallopt(3): a block of this size or more gets its own mapping, which free() returns to the system. By default glibc
-# raises this limit to the largest block that was freed, and then large bodies fragment all heaps.
-_M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_BYTES = 262_144
 # A thread that parses a large body holds the interpreter for this long while the event loop waits for it. With Python's
 # default of 5 ms, small requests would take ten times as long beside large ones.
 _SWITCH_SECONDS = 0.0005
@@ -86,8 +80,6 @@ class Worker(base.Worker):
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""
         super().load_wsgi()
-        with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
         sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
         limits = Limits(
