@@ -5,7 +5,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -488,22 +488,6 @@ def test_a_spurious_wakeup_of_a_socket_is_ignored(driver: Driver) -> None:
     client.sendall(GET)
     driver.run_once()
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
-
-
-def test_a_response_waits_while_the_socket_buffer_is_full(driver: Driver) -> None:
-    client, connection = driver.connect()
-    filled = 0
-    with suppress(BlockingIOError):
-        while True:
-            filled += connection.sock.send(b"x" * 1000)
-    client.sendall(GET)
-    driver.run_once()
-    driver.step(connection, connection.ready)  # The socket buffer is still full.
-    assert connection.state == WRITING
-    with client.makefile("rb") as received:
-        assert received.read(filled) == b"x" * filled
-        driver.run_once()
-        assert received.readline() == b"HTTP/1.1 200 OK\r\n"
 
 
 # Calls of the application

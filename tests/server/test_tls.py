@@ -120,22 +120,6 @@ def test_a_client_that_offers_http_2_gets_http_1_1(context: ssl.SSLContext) -> N
 
 
 @VERSIONS
-def test_a_required_client_certificate_is_verified(
-    context: ssl.SSLContext, certificate: Path, version: ssl.TLSVersion
-) -> None:
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(certificate)
-    trusted = trusting(version)
-    trusted.load_cert_chain(certificate)
-    tls = TLS(context)
-    assert tls.receive(connect(tls, trusted).encrypt(b"request")) == b"request"
-    tls = TLS(context)
-    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
-        connect(tls, trusting(version))
-    assert tls.data_to_send()
-
-
-@VERSIONS
 def test_data_before_close_notify_is_returned(tls: TLS, version: ssl.TLSVersion) -> None:
     client = connect(tls, trusting(version))
     ciphertext = client.encrypt(b"request")
