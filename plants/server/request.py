@@ -35,6 +35,8 @@ _MAX_LENGTH_DIGITS: Final = 640  # int() accepts this many, even with the lowest
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
+_environ_keys: Final[dict[str, str]] = {}  # Names of fields repeat. The cache saves 1 % of a request.
+_MAX_CACHED_NAMES: Final = 128  # A client could fill a larger cache with long names.
 _UNIQUE_KEYS: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
 _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are too large.")
 
@@ -210,7 +212,7 @@ class Request:
         environ["REQUEST_METHOD"] = self.method
         self.is_1_1 = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
         for name, value in _fields(head, end + 2, limits):
-            key = _environ_key(name)
+            key = _environ_keys.get(name) or _environ_key(name)
             if key not in environ:
                 environ[key] = value
             elif key in _UNIQUE_KEYS:
@@ -324,11 +326,13 @@ def _is_host(host: str) -> bool:
     return _HOST.fullmatch(host) is not None
 
 
-# The names of fields repeat. A client could fill a larger cache with long names.
-@lru_cache(maxsize=128)
 def _environ_key(name: str) -> str:
     """Return a field's environ key, or "" if its name has an underscore, because X_Y would have the key of X-Y."""
     if "_" in name:
         return ""
     key = name.upper().replace("-", "_")
-    return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
+    key = key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
+    if len(_environ_keys) >= _MAX_CACHED_NAMES:
+        _environ_keys.clear()
+    _environ_keys[name] = key
+    return key

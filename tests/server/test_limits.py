@@ -121,6 +121,13 @@ def test_a_field_with_an_underscore_leaves_no_key_in_the_environ() -> None:
     assert parse(head(b"X_A: a")).environ == parse(head()).environ
 
 
+def test_each_field_has_its_own_key_however_many_names_there_are() -> None:
+    for number in range(3):
+        names = [f"X-{number}-{name}" for name in range(90)]
+        environ = parse(head(*[f"{name}: {name}".encode() for name in names]), LARGE).environ
+        assert [environ[f"HTTP_X_{number}_{name}"] for name in range(90)] == names
+
+
 @pytest.mark.parametrize(("version", "expects"), [(b"1.0", False), (b"1.1", True)])
 def test_only_http_1_1_has_100_continue(version: bytes, expects: bool) -> None:
     request = parse(head(b"Expect: 100-Continue", line=b"GET / HTTP/" + version))
