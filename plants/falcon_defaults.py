@@ -10,6 +10,8 @@ from falcon.routing import map_http_methods, set_default_responders
 from plants.errors import HEADERS, error_response, handle_error
 from plants.stores import PendingAdd
 
+# Falcon responds to any other method with 400, and to TRACE with 405, because no resource has it.
+_METHODS = frozenset(falcon.HTTP_METHODS)
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
@@ -54,13 +56,12 @@ class DeferredResponse(NamedTuple):
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
-    # Falcon responds with 400 to the methods in this set before any middleware runs. By default it has WEBSOCKET.
-    _META_METHODS = frozenset()
-
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
         # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
         env["PATH_INFO"] = env.get("PATH_INFO", "").encode("latin-1", "replace").decode("latin-1")
+        if env["REQUEST_METHOD"] not in _METHODS:
+            env = env | {"REQUEST_METHOD": "TRACE"}
         if not may_defer(env):
             return super().__call__(env, start_response)
         heads: list[Any] = []
@@ -90,16 +91,9 @@ class _ExactRouter:
         self._routes: dict[str, Any] = {}
 
     def add_route(self, uri_template: str, resource: object) -> None:
-        methods = _MethodMap(map_http_methods(resource))
+        methods = map_http_methods(resource)
         set_default_responders(methods)
         self._routes[uri_template] = (resource, methods, {}, uri_template)
 
     def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon passes it by name
         return self._routes.get(uri)
-
-
-class _MethodMap(dict[str, Any]):
-    """A resource's responders. Falcon responds with 400 to a method that it does not know; this map makes that 405."""
-
-    def __missing__(self, _method: str) -> Any:
-        return self["TRACE"]  # No resource has it, so this is the responder that sends 405.

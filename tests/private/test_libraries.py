@@ -8,14 +8,6 @@ from json.encoder import encode_basestring_ascii
 import falcon
 import pytest
 
-from plants.falcon_defaults import json_app
-
-
-def test_falcon_app_has_meta_methods() -> None:
-    """``_META_METHODS``: Falcon rejects these methods, and no others, before any middleware runs."""
-    assert set(falcon.App._META_METHODS) == {"WEBSOCKET"}
-    assert not json_app()._META_METHODS
-
 
 def test_falcon_response_has_headers_with_names_in_lower_case() -> None:
     """``_headers``: a dictionary of all headers that were set."""
