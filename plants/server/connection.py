@@ -299,7 +299,7 @@ class Connection:
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
-        if not request.admitted and (not body.complete or body.size > limit):
+        if not request.admitted and (not body.complete or body.size > min(limit, SMALL_BODY_BYTES)):
             if not self._admit(request):
                 return
             body = request.body  # The service may have dropped it.

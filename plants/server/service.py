@@ -20,7 +20,7 @@ class Service:
         """Handle a request whose head was parsed or rejected; called once for each request."""
 
     def before_body(self, request: Request) -> Response | None:
-        """Decide whether the body of a request may arrive; called once, if it has not come completely with its head.
+        """Decide whether the body of a request may arrive; called once, unless a small one came with its head.
 
         Return the response to send instead, or None. In both cases this may set ``request.trusted``; in the second one
         it may also call ``request.drop_body()``.

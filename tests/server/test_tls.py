@@ -12,6 +12,9 @@ import pytest
 from gunicorn.config import Config
 
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
+from plants.server.request import Request
+from plants.server.response import Response, make_response
+from plants.server.service import Service
 from plants.server.tls import (
     HANDSHAKE_BYTES,
     READ_BYTES,
@@ -241,6 +244,21 @@ def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> Non
         sock.sendall(end_of_handshake + b"".join(records))
         driver.run_until_state(connection, IDLE)
         assert client.decrypt(sock.recv(100_000)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+class Refusing(Service):
+    def before_body(self, _request: Request) -> Response | None:
+        return make_response("401 Unauthorized", [], b"", is_head=False)
+
+
+def test_a_stranger_cannot_send_a_large_body_together_with_the_head(context: ssl.SSLContext) -> None:
+    driver = Driver(tls=context, app=respond, service=Refusing(), body_bytes=100_000)
+    peer = Peer(driver, trusting())
+    ciphertext = peer.client.encrypt(POST.replace(b": 9\r\n", b": 20000\r\n") + b"x" * 20_000)
+    # One step decrypts what is left of an incomplete record, and what one call of recv returns: two records here.
+    assert peer.exchange(ciphertext[:16_000]) == b""
+    assert peer.client.decrypt(peer.exchange(ciphertext[16_000:])).startswith(b"HTTP/1.1 401")
+    driver.end()
 
 
 @VERSIONS
