@@ -5,7 +5,6 @@ import math
 import os
 import re
 import select
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,7 +76,7 @@ _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that h
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
 RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
-_RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
+_POLL_SECONDS = 0.01  # between two looks for a connection that is idle again
 
 _log = logging.getLogger(__name__)
 
@@ -119,13 +118,13 @@ class PostgresStore(BatchStore):
         self._conninfos = _split_hosts(make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"}))
         # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
         self._statement_timeout_ms = int(timeout * 750)
-        # A slot belongs to an open connection, or to a thread that opens one. SimpleQueue.put never blocks, so a caller
-        # that is interrupted, for example by gevent's Timeout, always puts back what it has.
+        # Whoever has a slot may use a connection. SimpleQueue.put never blocks, so a caller that is interrupted, for
+        # example by gevent's Timeout, always puts its slot back.
         self._slots: SimpleQueue[None] = SimpleQueue()
         for _ in range(max_connections):
             self._slots.put(None)
-        self._idle: SimpleQueue[_Connection | StoreUnavailable] = SimpleQueue()
-        self._open_connections: set[_Connection] = set()
+        self._idle: list[_Connection] = []  # the one that was used last at the end
+        self._connections: set[_Connection] = set()
         self._failure_count = 0  # of connections; one that was opened before the last failure is not used again
         self._contended_until = 0.0
         self._checked_at = 0.0  # when the table was last checked
@@ -178,9 +177,8 @@ class PostgresStore(BatchStore):
         self._connect().close()
 
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
-        with suppress(Empty):
-            while True:
-                self._discard(self._idle.get_nowait())
+        while idle := self._take_idle():
+            self._close(idle)
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Return what the work returns; retry while the server reports that nothing was stored."""
@@ -197,77 +195,56 @@ class PostgresStore(BatchStore):
 
     @contextmanager
     def _connection(self, deadline: float) -> Iterator["_Connection"]:
-        connection = self._borrow(deadline)
         try:
+            self._slots.get(timeout=max(0, deadline - time.monotonic()))
+        except Empty:
+            raise StoreUnavailable("no connection in time") from None
+        connection = None
+        try:
+            self._check_open()
+            connection = self._take_idle() or self._open(deadline)
             connection.deadline = deadline
             yield connection
         finally:
-            if not connection.is_idle():
-                self._failure_count += 1  # What silenced this connection may have silenced the others, too.
-            self._put_back(connection)
-
-    def _borrow(self, deadline: float) -> "_Connection":
-        """Return an idle connection. If there is none, open one, and return the first that becomes idle."""
-        is_waiting = False
-        while True:
-            try:
-                found = self._idle.get(timeout=max(0, deadline - time.monotonic()) if is_waiting else 0)
-            except Empty:
-                if is_waiting:
-                    raise StoreUnavailable("no connection in time") from None
-                self._check_open()
-                self._open()
-                is_waiting = True
-                continue
-            if isinstance(found, StoreUnavailable):
-                if is_waiting:  # Otherwise, it is the failure of an earlier caller.
-                    raise found
-            elif found.failure_count == self._failure_count and not found.has_unread_input():
-                return found
-            else:
-                self._discard(found)
-
-    def _open(self) -> None:
-        """Open a connection in a thread, unless the maximum is reached.
-
-        Looking up the name of a host may take longer than the caller can wait. The connection then serves a later one.
-        """
-
-        def connect() -> None:
-            failure_count = self._failure_count
-            try:
-                connection = self._connect()
-            except BaseException as error:
-                if self._open_connections:  # The server may have no room for another one. Wait for one of those.
-                    time.sleep(_RECONNECT_SECONDS)
-                else:
-                    reason = error if isinstance(error, StoreUnavailable) else StoreUnavailable(type(error).__name__)
-                    self._idle.put(reason)
-                self._slots.put(None)
-            else:
-                connection.failure_count = failure_count
-                self._open_connections.add(connection)
+            if connection:
                 self._put_back(connection)
+            self._slots.put(None)
 
-        with suppress(Empty):
-            self._slots.get_nowait()
-            try:
-                threading.Thread(target=connect, name="plants-connect", daemon=True).start()
-            except RuntimeError as error:
-                self._slots.put(None)
-                self._idle.put(StoreUnavailable(f"no connection could be made: {error}"))
+    def _take_idle(self) -> "_Connection | None":
+        with suppress(IndexError):  # Another thread may take the last one.
+            while connection := self._idle.pop():
+                if connection.failure_count == self._failure_count and not connection.has_unread_input():
+                    return connection
+                self._close(connection)
+        return None
+
+    def _open(self, deadline: float) -> "_Connection":
+        failure_count = self._failure_count
+        try:
+            connection = self._connect()
+        except StoreUnavailable:
+            # The server may have no room for another connection. Wait for one of those that are in use.
+            while self._connections and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                if idle := self._take_idle():
+                    return idle
+            raise
+        connection.failure_count = failure_count
+        self._connections.add(connection)
+        return connection
 
     def _put_back(self, connection: "_Connection") -> None:
-        if connection.is_idle() and not self._closed:
-            self._idle.put(connection)
+        if not connection.is_idle():
+            self._failure_count += 1  # What silenced this connection may have silenced the others, too.
+            self._close(connection)
+        elif self._closed:
+            self._close(connection)
         else:
-            self._discard(connection)
+            self._idle.append(connection)
 
-    def _discard(self, found: "_Connection | StoreUnavailable") -> None:
-        if isinstance(found, _Connection):
-            self._open_connections.discard(found)
-            self._slots.put(None)
-            found.close()
+    def _close(self, connection: "_Connection") -> None:
+        self._connections.discard(connection)
+        connection.close()
 
     def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         if time.monotonic() - self._checked_at > RECHECK_SECONDS:
@@ -324,7 +301,9 @@ class PostgresStore(BatchStore):
                 if not may_create:
                     raise
             return self._connect_to_first_host(create=True)
-        except psycopg.Error as error:
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # For example, a name of a host that cannot be encoded is a UnicodeError.
             raise _unavailable(error) from None
 
     def _connect_to_first_host(self, *, create: bool = False) -> "_Connection":
@@ -454,10 +433,11 @@ def _parameters(plant: Plant) -> tuple[str, str, str | None]:
     return str(plant.id), plant.name, plant.tag
 
 
-def _unavailable(error: psycopg.Error) -> StoreUnavailable:
+def _unavailable(error: Exception) -> StoreUnavailable:
     return StoreMissing(_GONE) if isinstance(error, errors.UndefinedTable) else StoreUnavailable(_reason(error))
 
 
-def _reason(error: psycopg.Error) -> str:
+def _reason(error: Exception) -> str:
     # Omit the server's message about a statement, because it may quote a plant.
-    return f"{type(error).__name__}, SQLSTATE {error.sqlstate}" if error.sqlstate else str(error)
+    sqlstate = getattr(error, "sqlstate", None)
+    return f"{type(error).__name__}, SQLSTATE {sqlstate}" if sqlstate else str(error)

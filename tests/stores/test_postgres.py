@@ -177,16 +177,11 @@ def test_an_add_to_a_server_that_hangs_times_out(
 def test_connecting_to_a_server_that_never_responds_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        stores = [PostgresStore(f"postgresql://{host}:{port}/plants", timeout=0.5, max_connections=1) for _ in range(2)]
-        for store in (*stores, *stores):
-            with pytest.raises(StoreUnavailable, match="no connection in time"):
-                store.get(1)
-        # Each attempt outlives its caller. Its failure is not that of the next one.
-        wait_until(lambda: not any(thread.name == "plants-connect" for thread in threading.enumerate()))
-    with pytest.raises(StoreUnavailable, match="refused"):
-        stores[0].get(1)
-    for store in stores:
-        store.close()
+        store = PostgresStore(f"postgresql://{host}:{port}/plants", timeout=0.5, max_connections=1)
+        with pytest.raises(StoreUnavailable, match="timeout expired"):
+            store.get(1)
+    with closing(store), pytest.raises(StoreUnavailable, match="refused"):
+        store.get(1)
 
 
 def test_a_serialization_failure_is_retried(server: PostgresServer, thread: ThreadPoolExecutor) -> None:
@@ -658,18 +653,6 @@ def test_a_store_opens_no_more_connections_than_its_maximum(server: PostgresServ
         store.get(1)
 
 
-def test_a_store_recovers_after_failing_to_start_a_thread(server: PostgresServer) -> None:
-    with closing(PostgresStore(server.url, timeout=20, max_connections=2)) as store:
-        previous = threading.stack_size(2**46)
-        try:
-            for _ in range(5):
-                with pytest.raises(StoreUnavailable, match="can't start new thread"):
-                    store.get(1)
-        finally:
-            threading.stack_size(previous)
-        store.add(Plant(1, "oak"))
-
-
 def test_load_balance_hosts_in_the_url_chooses_a_random_host(server: PostgresServer) -> None:
     def has_chosen_the_silent_host() -> bool:
         with closing(PostgresStore(url, timeout=20)) as store:
@@ -688,7 +671,7 @@ def test_load_balance_hosts_in_the_url_chooses_a_random_host(server: PostgresSer
 
 def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
     store = PostgresStore(f"postgresql://postgres@{'a' * 64}/postgres")
-    with closing(store), pytest.raises(StoreUnavailable, match=r"Unicode(Encode)?Error"):
+    with closing(store), pytest.raises(StoreUnavailable, match="idna"):
         store.add(Plant(1, "oak"))
 
 
