@@ -76,6 +76,7 @@ _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that h
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
 RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
+_RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
 _POLL_SECONDS = 0.01  # between two looks for a connection that is idle again
 
 _log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class PostgresStore(BatchStore):
         self._idle: list[_Connection] = []  # the one that was used last at the end
         self._connections: set[_Connection] = set()
         self._failure_count = 0  # of connections; one that was opened before the last failure is not used again
+        self._reconnect_at = 0.0
         self._contended_until = 0.0
         self._checked_at = 0.0  # when the table was last checked
         self._role_checked = False
@@ -219,28 +221,31 @@ class PostgresStore(BatchStore):
         return None
 
     def _open(self, deadline: float) -> "_Connection":
-        failure_count = self._failure_count
-        try:
-            connection = self._connect()
-        except StoreUnavailable:
-            # The server may have no room for another connection. Wait for one of those that are in use.
-            while self._connections and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-                if idle := self._take_idle():
-                    return idle
-            raise
-        connection.failure_count = failure_count
-        self._connections.add(connection)
-        return connection
+        while True:
+            if not self._connections or time.monotonic() > self._reconnect_at:
+                failure_count = self._failure_count
+                try:
+                    connection = self._connect()
+                except StoreUnavailable:
+                    if not self._connections or time.monotonic() > deadline:
+                        raise
+                    # The server may have no room for another connection. Wait for one of those that are in use.
+                    self._reconnect_at = time.monotonic() + _RECONNECT_SECONDS
+                else:
+                    connection.failure_count = failure_count
+                    self._connections.add(connection)
+                    return connection
+            time.sleep(_POLL_SECONDS)
+            if idle := self._take_idle():
+                return idle
 
     def _put_back(self, connection: "_Connection") -> None:
-        if not connection.is_idle():
-            self._failure_count += 1  # What silenced this connection may have silenced the others, too.
-            self._close(connection)
-        elif self._closed:
-            self._close(connection)
-        else:
+        is_idle = connection.is_idle()
+        self._failure_count += not is_idle  # What silenced this connection may have silenced the others, too.
+        if is_idle and not self._closed:
             self._idle.append(connection)
+        else:
+            self._close(connection)
 
     def _close(self, connection: "_Connection") -> None:
         self._connections.discard(connection)

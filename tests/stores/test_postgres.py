@@ -610,16 +610,16 @@ def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore) -
     pending[2].result()
 
 
-def test_callers_wait_for_a_connection_if_the_limit_is_reached(
+def test_callers_wait_for_a_connection_if_the_server_has_no_room(
     server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
 ) -> None:
     store.check()
     url = server.url.replace("//postgres@", "//lonely@")
     with role(admin, "lonely", "CONNECTION LIMIT 1"), closing(PostgresStore(url, timeout=20)) as lonely:
         admin.execute("GRANT SELECT, INSERT ON plants TO lonely")
-        with ThreadPoolExecutor(16) as threads:
-            list(threads.map(lonely.add, (Plant(plant_id, "oak") for plant_id in range(300))))
-    assert rows(admin, "SELECT count(*) FROM plants") == [(300,)]
+        lonely.check()
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(lonely.get, range(300))) == [None] * 300
 
 
 def test_a_store_first_tries_the_host_that_last_accepted_writes(
@@ -649,6 +649,26 @@ def test_a_store_opens_no_more_connections_than_its_maximum(server: PostgresServ
             wait_until(lambda: len(rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'")) == 2)
             assert rows(admin, f"SELECT count(*) {OURS}") == [(2,)]
         assert [reading.result() for reading in waiting] == [None] * 8
+
+
+def test_a_caller_that_gets_no_connection_in_time_fails(server: PostgresServer) -> None:
+    with closing(PostgresStore(server.url, timeout=1, max_connections=1)) as store, ThreadPoolExecutor(8) as threads:
+        store.check()
+        with table_locked(server):
+            reads = [threads.submit(store.get, 1) for _ in range(8)]
+            assert "no connection in time" in [str(read.exception()) for read in reads]
+
+
+def test_a_connection_that_is_in_use_is_closed_after_its_store(
+    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    store.check()
+    with table_locked(server):
+        reading = thread.submit(store.get, 1)
+        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
+        store.close()
+    assert reading.result() is None
+    wait_until(lambda: rows(admin, f"SELECT count(*) {OURS}") == [(0,)])
     with pytest.raises(StoreUnavailable, match="the store is closed"):
         store.get(1)
 
