@@ -31,6 +31,7 @@ class Limits:
     """
 
     line_bytes: int
+    field_bytes: int
     max_fields: int
     body_bytes: int
     request_seconds: float

@@ -49,13 +49,11 @@ _NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
 class Shared:
     """State that all connections of an event loop share.
 
-    ``poll`` is a ``select.epoll`` object, and ``handlers`` maps the file descriptors that it watches to what handles
-    their events. ``now`` is the time of the current iteration (``time.monotonic()``).
-    ``strangers`` are the connections that wait for a client without a checked token, longest inactive first, with the
-    networks of these clients: if the worker is full, one of them is closed. ``place_holders`` are the connections with
-    a large body or a large response. ``turned_away`` counts clients that the worker had no room for.
-    ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
-    ``ready_requests`` have arrived completely, or have a body that is too large.
+    ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
+    the current iteration (``time.monotonic()``). ``strangers`` are the connections that wait for a client without a
+    checked token, longest inactive first, with the networks of these clients. ``place_holders`` have a large body or a
+    large response. ``turned_away`` counts clients that the worker had no room for. ``unfinished_connections`` have
+    received bytes that are not parsed yet, because one step parses little. ``ready_requests`` have arrived completely.
     """
 
     def __init__(self, poll: Any, service: Service, limits: Limits) -> None:
@@ -117,8 +115,6 @@ class Connection:
         self._network: Any = network_of(base["REMOTE_ADDR"])  # None once the client has shown a token
         self._note_activity()
         shared.connections.add(self)
-
-    # Called by the loop
 
     def watch(self, events: int = EPOLLIN) -> None:
         """Watch the socket for these events (0: none)."""
@@ -228,8 +224,6 @@ class Connection:
             self._network = None
             self._shared.strangers.pop(self, None)
 
-    # Receiving a request
-
     def _receive(self) -> None:
         try:
             data = self.sock.recv(READ_BYTES)
@@ -337,8 +331,6 @@ class Connection:
         if not self._unfinished:
             self._unfinished = True
             self._shared.unfinished_connections.append(self)
-
-    # Sending a response
 
     def _finish_request(self, request: Request, response: Response, *, close: bool) -> None:
         data = to_bytes(response, request, close=close)

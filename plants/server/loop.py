@@ -232,11 +232,6 @@ class Loop:
             self.step(connection, connection.expire)
         if len(expired) <= _MAX_EXPIRED_PER_ITERATION:
             self._sweep_at = shared.now + _SWEEP_SECONDS
-        self._report_overload()
-
-    def _report_overload(self) -> None:
-        """Log at times how many clients were turned away because the worker is full."""
-        shared = self.shared
         if shared.turned_away and shared.now >= self._report_at:
             self._report_at = shared.now + _REPORT_SECONDS
             self._log.warning("the worker is full: %d clients were turned away", shared.turned_away)

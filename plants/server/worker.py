@@ -84,6 +84,7 @@ class Worker(base.Worker):
         cfg = self.cfg
         limits = Limits(
             line_bytes=cfg.limit_request_line or HEAD_BYTES,
+            field_bytes=cfg.limit_request_field_size or HEAD_BYTES,
             max_fields=cfg.limit_request_fields or MAX_HEADERS,
             body_bytes=self.max_body_bytes,
             request_seconds=self.request_timeout,

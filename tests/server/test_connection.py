@@ -62,10 +62,10 @@ def _worker_pid(server: Server) -> int:
 
 
 def test_0_means_no_limit_on_the_head_and_no_keepalive(tmp_path: Path) -> None:
-    options = ["--limit-request-line=0", "--limit-request-fields=0", "--keep-alive=0"]
+    options = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0", "--keep-alive=0"]
     with running_worker(tmp_path, *options) as server, server.client() as client:
         headers = b"".join(b"X-%d: a\r\n" % number for number in range(300))
-        client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%b\r\n" % (b"q" * 10_000, headers))
+        client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%bX-A: %b\r\n\r\n" % (b"q" * 2000, headers, b"a" * 9000))
         (response,) = client.responses()
         assert (response.status, response.headers["connection"]) == (200, "close")
 

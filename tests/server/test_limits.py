@@ -19,7 +19,7 @@ from plants.server.request import (
 )
 from tests.support.loop_driver import LIMITS as LARGE
 
-LIMITS = replace(LARGE, line_bytes=60, max_fields=4)
+LIMITS = replace(LARGE, line_bytes=60, field_bytes=50, max_fields=4)
 HOST = b"Host: a\r\n"
 
 
@@ -51,6 +51,14 @@ def head_after_an_empty_line(size: int) -> bytes:
     return b"\r\n" + head_with_line_of(size - 2)
 
 
+def head_with_field_of(size: int) -> bytes:
+    return head(b"X-A: ".ljust(size, b"a"))
+
+
+def head_with_last_field_of(size: int) -> bytes:
+    return head(b"X-A: a", b"X-B: ".ljust(size, b"b"))
+
+
 def head_with_fields(count: int) -> bytes:
     return head(*[b"X-A: a"] * (count - 1))
 
@@ -64,6 +72,8 @@ def head_of(size: int) -> bytes:
 HEADS = {
     "line": (head_with_line_of, LIMITS.line_bytes, LIMITS, 414),
     "line-after-an-empty-one": (head_after_an_empty_line, LIMITS.line_bytes, LIMITS, 414),
+    "field": (head_with_field_of, LIMITS.field_bytes, LIMITS, 431),
+    "last-field": (head_with_last_field_of, LIMITS.field_bytes, LIMITS, 431),
     "fields": (head_with_fields, LIMITS.max_fields, LIMITS, 431),
     "head": (head_of, HEAD_BYTES, LARGE, 431),
 }

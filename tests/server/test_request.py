@@ -83,8 +83,11 @@ HOSTILE = {
     "name-with-nul": (with_fields(b"X\0A: a", b"Content-Length: 0"), 40000),
     "name-not-ascii": (with_fields(b"X\xe4: a", b"Content-Length: 0"), 40000),
     "too-many-fields": (with_fields(*[b"X-%d: a" % number for number in range(101)]), 43100),
+    "field-too-large": (with_fields(b"X-A: " + b"a" * 8190), 43100),
     "field-without-end": (POST + b"X-A: " + b"a" * 17_000, 43100),
     "head-without-end": (POST + b"X-A: a\r\n", 40000),
+    "unknown-expectation": (with_fields(b"Expect: 200-ok", b"Content-Length: 0"), 41700),
+    "two-expectations": (with_fields(b"Expect: 100-continue, a", b"Content-Length: 0"), 41700),
     # The length
     "length-plus": (with_fields(b"Content-Length: +4", body=b"body"), 40000),
     "length-minus": (with_fields(b"Content-Length: -4", body=b"body"), 40000),
@@ -136,6 +139,8 @@ HOSTILE = {
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
     "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 17_000), 43100),
     "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101 + b"\r\n"), 43100),
+    "trailer-content-length": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
+    "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ from tests.support.worker_app import app
 LOG = logging.getLogger("tests.server")
 LIMITS = Limits(
     line_bytes=8190,
+    field_bytes=8190,
     max_fields=100,
     body_bytes=1000,
     request_seconds=60,
