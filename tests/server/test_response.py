@@ -77,12 +77,6 @@ def test_header_names_in_lower_case_are_capitalized(name: str, sent: str) -> Non
     assert response.head == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
 
 
-@pytest.mark.parametrize(("status", "body"), [("200 OK", b"body"), ("204 No Content", b""), ("304 Not Modified", b"")])
-def test_a_response_has_the_applications_status_and_headers(status: str, body: bytes) -> None:
-    response = make_response(status, [("X-A", "b")], b"body", is_head=False)
-    assert (response.status, response.headers, response.body) == (status, [("X-A", "b")], body)
-
-
 def test_wsgi_errors_strips_trailing_white_space(caplog: pytest.LogCaptureFixture) -> None:
     errors = ErrorLog(logging.getLogger("tests.server"))
     assert errors.write("  100 %s \n") == 10
