@@ -422,7 +422,7 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
         # reset, which could destroy the alert before the client reads it.
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
             send(b"", trusting(TLS13))
-        with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+        with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):  # from the hook
             send(b"", trusting(TLS12))
 
 

@@ -201,9 +201,11 @@ def test_hop_by_hop_headers_of_the_application_are_dropped(client: Client) -> No
         pytest.param("200 OK", [["X-A", "1\r\nX-B: 2"]], id="value"),
         pytest.param("200 OK", [["X A", "1"]], id="name"),
         pytest.param("200 OK", [["Content-Length", "four"]], id="length"),
+        pytest.param("200 OK", [["Content-Length", "5"]], id="body-too-short"),
+        pytest.param("200 OK", [["Content-Length", "3"]], id="body-too-long"),
     ],
 )
-def test_an_invalid_response_head_is_a_500(client: Client, line: str, fields: list[list[str]]) -> None:
+def test_an_invalid_response_is_a_500(client: Client, line: str, fields: list[list[str]]) -> None:
     client.send(post(b"/status", json.dumps([line, fields]).encode()))
     assert client.response().status == 500
 
@@ -216,8 +218,6 @@ def test_an_invalid_response_head_is_a_500(client: Client, line: str, fields: li
         pytest.param(b"/twice", "AssertionError: start_response was called twice", id="start-response-twice"),
         pytest.param(b"/silent", "AssertionError: the application did not call", id="no-start-response"),
         pytest.param(b"/in_the_middle", "KeyError: 'a fault in the middle'", id="in-the-middle"),
-        pytest.param(b"/short", "ValueError: the application announced 10 bytes and returned 5", id="too-short"),
-        pytest.param(b"/long", "ValueError: the application announced 4 bytes and returned 21", id="too-long"),
     ],
 )
 def test_an_application_failure_is_a_500_with_details_logged(

@@ -118,18 +118,6 @@ def leave(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
     sys.exit(3)
 
 
-def short(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Return fewer bytes than the Content-Length announces."""
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "10")])
-    return iter([b"short"])
-
-
-def long(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Return more bytes than the Content-Length announces."""
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
-    return iter([b"lo", b"nger than", b" announced"])
-
-
 def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
     """Never call start_response."""
     return [b"body"]
