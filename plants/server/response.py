@@ -25,9 +25,8 @@ class Response:
     HEAD request has the length, but its ``body`` is empty.
     """
 
-    def __init__(self, status: str, headers: Headers, head: bytes, length: int | None, body: bytes) -> None:
+    def __init__(self, status: str, head: bytes, length: int | None, body: bytes) -> None:
         self.status = status
-        self.headers = headers
         self.head = head
         self.length = length
         self.body = body
@@ -44,8 +43,8 @@ def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) 
     elif length != len(body) and not is_head:
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
     if status.startswith(_NO_CONTENT_STATUSES):
-        return Response(status, headers, head, None, b"")
-    return Response(status, headers, head, length, b"" if is_head else body)
+        return Response(status, head, None, b"")
+    return Response(status, head, length, b"" if is_head else body)
 
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
