@@ -175,7 +175,11 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("gthread|go|node", r"(?i)\nExpect:", "a server may ignore an unknown expectation (RFC 9110, section 10.1.1)"),
     ("go", r"\nX-A: a{4096}", "the limit of all trailers is 16 KiB"),
     ("gthread", r": a{8190}", "the limit of a head, and of all trailers, is 16 KiB"),
-    ("node", r"\r\n0[^\n]*\r\n(?:Con|Tra)[a-z]*(?:-[A-Z][a-z]+)?: ", "trailers are dropped (RFC 9110, section 6.5.1)"),
+    (
+        "gthread|node",
+        r"\n(?:Authorization|Connection|Content-Length|Content-Type|Host|Trailer|Transfer-Encoding): \S+\r\n\r\n$",
+        "trailers are dropped (RFC 9110, section 6.5.1)",
+    ),
     ("node", r"(?i)\nUpgrade:", "a server may ignore Upgrade and respond as usual (RFC 9110, section 7.8)"),
     ("node", r"(?i)\nProxy-Connection:", "Proxy-Connection is not a field of HTTP (RFC 9112, appendix C.2.2)"),
 )
