@@ -3,9 +3,6 @@
 import gc
 import io
 import json
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
@@ -93,24 +90,3 @@ def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore
         assert gc.collect() == 0
     finally:
         gc.enable()
-
-
-def test_each_id_is_added_by_exactly_one_of_64_clients() -> None:
-    store = MemoryStore()
-    app = plants.create_app(store, tokens=[TOKEN])
-    barrier = threading.Barrier(64)
-
-    def client(number: int) -> Iterator[int]:
-        barrier.wait()
-        for plant_id in range(50):
-            body = new_plant(id=plant_id, name=f"client {number}")
-            response = call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body)))
-            assert response.status == 200 or response.error == 40003
-            if response.status == 200:
-                yield plant_id
-
-    with ThreadPoolExecutor(64) as pool:
-        won: dict[int, list[int]] = dict(enumerate(pool.map(list, map(client, range(64)))))
-    assert sorted(plant_id for ids in won.values() for plant_id in ids) == list(range(50))
-    for number, ids in won.items():
-        assert all(store.get(plant_id) == Plant(plant_id, f"client {number}") for plant_id in ids)
