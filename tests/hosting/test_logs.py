@@ -234,6 +234,14 @@ def test_a_logging_failure_does_not_stop_the_worker(tmp_path: Path) -> None:
     assert "Traceback" not in line.partition("stacktrace")[0]
 
 
+def test_errors_go_to_syslog_with_its_prefix() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as syslog:
+        syslog.bind(("127.0.0.1", 0))
+        syslog.settimeout(60)
+        with serving("--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"):
+            wait_until(lambda: re.search(rb"gunicorn\.(gunicorn\.error: |plants)", syslog.recv(65536)))
+
+
 def test_settings_without_effect_are_named_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "access"
     with serving(f"--access-logfile={log}", "--permit-obsolete-folding") as service:
