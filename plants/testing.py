@@ -246,7 +246,13 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
     http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
-    thread = threading.Thread(target=http.run, name="plants.testing", daemon=True)
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            wasyncore.loop(map=sockets, use_poll=True, count=1)
+
+    thread = threading.Thread(target=run, name="plants.testing", daemon=True)
     thread.start()
     try:
         yield server
@@ -254,8 +260,10 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
         server.store.delay = 0.0  # Requests that still wait for a thread are then not delayed.
         server.store.end_delays()
         http.task_dispatcher.shutdown()
-        http.trigger.pull_trigger(lambda: wasyncore.close_all(sockets))  # The loop ends when it has no sockets.
+        ended.set()
+        http.pull_trigger()
         thread.join()
+        wasyncore.close_all(sockets)
 
 
 def _run_command(server: Server, command: str) -> None:
