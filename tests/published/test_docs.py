@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gunicorn.config import Keepalive, WorkerConnections
 
-from plants import Plant, __version__
+from plants import MAX_BODY_BYTES, Plant, __version__
 from plants.errors import ErrorCode
 from plants.hosting import settings
 from plants.hosting.settings import Settings
+from plants.hosting.worker import Worker
+from plants.server import bounds, tls
+from plants.stores.group_commit import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT, SERVE, Service
@@ -90,6 +94,22 @@ def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     packaged = import_module("plants.hosting.settings").GUNICORN_SETTINGS
     assert named == {"threads", *packaged} - {"wsgi_app", "logger_class", "worker_class"}
+
+
+def test_the_table_of_limits_agrees_with_the_code() -> None:
+    table = page("hosting").partition("### Limits")[2].partition("### ")[0]
+    assert f"| {Worker.response_timeout} s, then 503 |" in table
+    assert f"| `keepalive` ({Keepalive.default} s) |" in table
+    assert f"| `worker_connections` ({WorkerConnections.default}), or" in table
+    extra = bounds.TLS_CONNECTION_BYTES - bounds.CONNECTION_BYTES
+    assert f"| {bounds.CONNECTION_BYTES >> 10} KiB in every state, {extra >> 10} KiB more with TLS |" in table
+    sizes = f"bodies above {bounds.SMALL_BODY_BYTES >> 10} KiB, and responses above {bounds.SMALL_RESPONSE_BYTES >> 10}"
+    assert f"| {sizes} KiB | {bounds.PLACES} connections of a process at the same time;" in table
+    assert f"| {BatchStore.max_batch}, with " in table
+    handshake = f"{tls.HANDSHAKE_BYTES >> 10} KiB of handshake, {tls.HANDSHAKE_BYTES_WITH_CERTIFICATE >> 10} KiB if"
+    assert f"| TLS | {handshake} the client must send a certificate |" in table
+    most = WorkerConnections.default * bounds.CONNECTION_BYTES + bounds.PLACES * 3 * MAX_BODY_BYTES
+    assert f"{round(most / 2**20, -1):.0f} MiB with the defaults" in table
 
 
 def test_the_table_of_servers_has_the_tested_servers_and_options() -> None:
