@@ -21,7 +21,7 @@ from tests.audits.bystander import Response
 from tests.audits.deployment import Deployment
 from tests.audits.kills import JournaledLoad, audit
 from tests.audits.report import Verdict, add_only_option, audit_parser, report
-from tests.support.process import children, wait_for_workers, wait_until
+from tests.support.process import children, text_of, wait_for_workers, wait_until
 
 WORKERS = 2
 CLIENTS = 4
@@ -61,7 +61,7 @@ def wait_for_creates(load: JournaledLoad) -> None:
 
 
 def process_id(file: Path) -> int:
-    wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
+    wait_until(lambda: text_of(file).endswith("\n"))
     return int(file.read_text())
 
 
@@ -106,7 +106,7 @@ def usr2(times: int) -> Verdict:
         new = process_id(pid_file.with_name("pid.2"))
         wait_for_workers(new, WORKERS)
         os.kill(old, signal.SIGTERM)
-        wait_until(lambda: pid_file.exists() and pid_file.read_text() == f"{new}\n")
+        wait_until(lambda: text_of(pid_file) == f"{new}\n")
 
     return repeat(change, times)
 

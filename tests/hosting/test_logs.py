@@ -28,6 +28,7 @@ from tests.support.process import (
     free_port,
     kill,
     start,
+    text_of,
     wait_for_workers,
     wait_until,
 )
@@ -141,7 +142,7 @@ def test_log_level_warning_omits_successes(tmp_path: Path) -> None:
     )
     command = [*SERVE, "--bind=127.0.0.1:0", "--log-level=warning", "-c", str(conf)]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-        wait_until(lambda: port_file.exists() and port_file.read_text())
+        wait_until(lambda: text_of(port_file))
         service.port = int(port_file.read_text())
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200

@@ -23,7 +23,7 @@ from plants import server
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import SERVE, Service, call, run, send_to, serving
-from tests.support.process import children, free_port, wait_for_workers, wait_until
+from tests.support.process import children, free_port, text_of, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
 COUNT = "http_server_request_duration_seconds_count"
@@ -324,7 +324,7 @@ def test_a_new_master_counts_from_zero_at_the_same_address(port: int, tmp_path: 
         old, before = folder_of(service.process.pid), len(service.lines)
         service.process.send_signal(signal.SIGUSR2)
         new_file = Path(f"{pid_file}.2")
-        wait_until(lambda: new_file.exists() and new_file.read_text().strip())
+        wait_until(lambda: text_of(new_file).strip())
         new = int(new_file.read_text())
         service.wait_for("Booting worker", after=before)
         wait_until(lambda: any(metrics_files(worker) for worker in children(new)))

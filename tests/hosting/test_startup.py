@@ -18,7 +18,7 @@ from plants import server
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg, needs_root
-from tests.support.process import END, Process, children, free_port, wait_for_workers, wait_until
+from tests.support.process import END, Process, children, free_port, text_of, wait_for_workers, wait_until
 from tests.support.tls_client import make_certificate
 
 GUNICORN = [sys.executable, "-m", "gunicorn"]
@@ -100,7 +100,7 @@ def test_the_service_logs_to_gunicorns_error_log(tmp_path: Path) -> None:
     tokens.write_text("first\n")
     command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
-        wait_until(lambda: log.exists() and "Booting worker" in log.read_text())
+        wait_until(lambda: "Booting worker" in text_of(log))
         tokens.write_text("not a token\n")
         wait_until(lambda: "the token file cannot be used" in log.read_text())
     lines = [json.loads(line) for line in log.read_text().splitlines() if "the token file cannot be used" in line]

@@ -18,7 +18,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.published.test_hosting import NGINX
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
+from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, text_of, wait_for_workers, wait_until
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
@@ -182,7 +182,7 @@ def test_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
         run(f"{old}\n{start}")
         service.wait_for("Booting worker", after=before)
         new_pid = Path(f"{tmp_path}/run/plants.pid.2")
-        wait_until(lambda: new_pid.exists() and new_pid.read_text().strip())
+        wait_until(lambda: text_of(new_pid).strip())
         new = int(new_pid.read_text())
         try:
             waited, _, check = check.partition("; ")

@@ -92,6 +92,13 @@ def wait_until(condition: Callable[[], T]) -> T:
     return found
 
 
+def text_of(file: Path) -> str:
+    """Return the text of a file, or an empty string if it does not exist at this moment."""
+    with suppress(FileNotFoundError):
+        return file.read_text()
+    return ""
+
+
 def children(process: int) -> list[int]:
     """Return the processes that a process has started, without those that have ended."""
     found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
