@@ -414,6 +414,7 @@ BAD_URLS = {
     "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
     "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
     "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
+    "PostgreSQL with more addresses than hosts": ("postgresql://a,b/plants?hostaddr=127.0.0.1,::1,::2", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }
 
