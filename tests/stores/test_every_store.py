@@ -37,20 +37,6 @@ for plant_id in range(int(count)):
 store.close()
 """
 
-FORKING = """
-import os, sys
-from plants.stores import Plant, open_store
-
-store = open_store(sys.argv[1])
-child = os.fork()
-if not child:
-    store.add(Plant(2, "child"))
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-store.add(Plant(3, "parent"))
-assert store.get(2) == Plant(2, "child")
-"""
-
 FORKING_AFTER_USE = """
 import os, sys
 from plants.stores import Plant, StoreUnavailable, open_store
@@ -126,16 +112,6 @@ def is_available(store: PlantStore) -> bool:
     return False
 
 
-class Number:
-    """An integer that is no int, such as those of numpy."""
-
-    def __index__(self) -> int:
-        return 1
-
-    def __repr__(self) -> str:
-        return "Number()"
-
-
 class StoreContract(StoreSuite):
     """The suite for stores, with further tests.
 
@@ -182,14 +158,6 @@ class StoreContract(StoreSuite):
             None,
         ]
 
-    def test_equal_plants_in_a_batch_are_added_once(self, store: PlantStore) -> None:
-        assert add_together(store, [Plant(1, "fern")] * 3) == ["added", "in use", "in use"]
-
-    def test_large_plants_that_fill_several_batches_are_added(self, store: PlantStore) -> None:
-        plants = [Plant(plant_id, "né" * 350_000) for plant_id in range(4)]
-        assert add_together(store, plants) == ["added"] * 4
-        assert store.get(3) == plants[3]
-
     def test_a_second_batch_begins_when_the_first_is_full(self, batch_store: BatchStore) -> None:
         size = batch_store.max_batch
         first, *others = [batch_store.submit(Plant(plant_id, "fern")) for plant_id in (*range(size + 1), 0)]
@@ -219,18 +187,11 @@ class StoreContract(StoreSuite):
         for _ in range(2):
             assert [outcome(each.result) for each in (third, second, first)] == ["in use", "added", "added"]
 
-    def test_closing_commits_what_was_submitted(self, batch_store: BatchStore) -> None:
-        pending = [batch_store.submit(Plant(plant_id, "fern")) for plant_id in (1, 2)]
-        batch_store.close()
-        assert [outcome(each.result) for each in pending] == ["added", "added"]
-
     @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
     def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
         assert store.get(plant_id) is None
 
-    @pytest.mark.parametrize(
-        "fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak"), (Number(), "oak")], ids=repr
-    )
+    @pytest.mark.parametrize("fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak")], ids=repr)
     def test_a_plant_of_the_wrong_type_fails_alone(self, batch_store: BatchStore, fields: Any) -> None:
         pending = batch_store.submit(Plant(2, "fern"))
         with pytest.raises(TypeError):
@@ -307,33 +268,12 @@ class StoreContract(StoreSuite):
         assert ended == f"the store is available again; requests rejected meanwhile: {rejected}"
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
-    def test_a_plant_outlives_its_store(self, store: PlantStore, persistent_url: str) -> None:
-        store.add(Plant(1, "oak", "tree"))
-        store.close()
-        with contextlib.closing(open_store(persistent_url)) as reopened:
-            assert reopened.get(1) == Plant(1, "oak", "tree")
-
     @pytest.mark.usefixtures("persistent_url")
     def test_a_closed_store_is_unavailable(self, store: PlantStore) -> None:
         store.add(Plant(1, "oak"))
         store.close()
         with pytest.raises(StoreUnavailable, match=r"(^|: )the store is closed$"):
             store.add(Plant(2, "oak"))
-
-    @pytest.mark.usefixtures("no_subprocess_coverage")
-    def test_an_acknowledged_plant_survives_the_kill_of_its_process(
-        self, store: PlantStore, persistent_url: str
-    ) -> None:
-        with start_client(persistent_url, "oak", 10**9) as client:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            client.stdin.write("go\n")
-            client.stdin.flush()
-            lines = [client.stdout.readline() for _ in range(100)]
-            client.kill()
-            acknowledged = [int(line) for line in (*lines[1:], *client.stdout) if line.endswith("\n")]
-        assert len(acknowledged) >= 99
-        assert all(store.get(plant_id) == Plant(plant_id, "oak") for plant_id in acknowledged)
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_processes_that_start_together_share_a_store(self, store: PlantStore, persistent_url: str) -> None:
@@ -352,9 +292,6 @@ class StoreContract(StoreSuite):
         winners = {int(line): name for name, lines in won.items() for line in lines.splitlines()}
         assert sum(lines.count("\n") for lines in won.values()) == len(winners) == 200
         assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners.items())
-
-    def test_a_process_may_fork_before_it_uses_its_store(self, persistent_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", FORKING, persistent_url], check=True, timeout=60)
 
 
 class TestMemoryStore(StoreContract):
