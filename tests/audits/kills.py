@@ -38,12 +38,16 @@ Attempts = list[tuple[Plant, Response]]
 
 
 class JournaledLoad:
-    """Clients that add plants, and a journal of their responses."""
+    """Clients that add plants, and a journal of their responses.
 
-    def __init__(self, service: Deployment, clients: int) -> None:
+    ``pause`` is the time between a response and the client's next request, in seconds.
+    """
+
+    def __init__(self, service: Deployment, clients: int, pause: float = 0.0) -> None:
         self.journal: list[dict[int, Attempts]] = [{} for _ in range(clients)]
         self.acknowledged = [0] * clients
         self._service = service
+        self._pause = pause
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(clients)]
 
@@ -60,7 +64,7 @@ class JournaledLoad:
     def _write(self, number: int) -> None:
         client = Client(self._service.url, self._service.token)
         plant_id = random.getrandbits(62) - 2**61
-        while not self._over.is_set():
+        while not self._over.wait(self._pause):
             plant_id += 1
             attempts = self.journal[number][plant_id] = []
             # A second attempt differs from the first, so the stored plant shows which one was committed.

@@ -1,31 +1,138 @@
-"""Measure what clients see when a database stops or fails over, and when many clients add the same ids.
+"""Stall, stop or fail over a store under load, and measure what clients and a probe see.
 
-    python -m tests.audits.outages outage      PostgreSQL is stopped for 20 s under load
-    python -m tests.audits.outages failover    a primary is killed under load, its synchronous standby promoted
-    python -m tests.audits.outages race        64 clients add the same ids to a service with two workers
+    python -m tests.audits.outages
+    python -m tests.audits.outages --only file_held --seconds 30
 
-The exit status is 0 if all conditions of tests.audits.kills hold. In an outage or a failover, each request must also
-get a 200, an Error 40003, or an Error 50300 with Retry-After.
+A second, idle service runs beside the first and gets the same probes; its slowest response is the machine's own delay.
+To fill a disk, the audit mounts a small one, which needs root. An outage passes if all of this is true:
+
+- Each request gets a 200, or an Error 50300 with Retry-After, and no request takes 5 s. An id may be in use (40003) by
+  an earlier attempt of the same client.
+- Some client gets a 200 within 5 s after the outage.
+- All conditions of tests.audits.kills hold.
+- Each probe (/livez) gets a 200. The slowest one takes at most 0.1 s longer than the slowest one of the idle service.
+
+The last scenario is no outage: in ``race``, 64 clients add the same 1,000 ids to a service with two workers.
 """
 
 import contextlib
-import itertools
+import os
+import signal
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from plants import open_store
 from tests.audits.bystander import Response
 from tests.audits.deployment import ID_IN_USE, Client, Deployment
 from tests.audits.kills import JournaledLoad, audit_load, audit_race, compete
-from tests.audits.report import audit_parser, report_findings
+from tests.audits.report import Verdict, add_only_option, audit_parser, report, report_findings
 from tests.support.postgres_server import PostgresServer
+
+CLIENTS = 64
+PAUSE_SECONDS = 0.02  # of a client between a response and its next request
+RESPONSE_SECONDS = 5.0  # what the service promises
+MAX_PROBE_DELAY_SECONDS = 0.1
+WARM_UP_SECONDS = 3.0
+DISK_MIB = 100  # An empty PostgreSQL fits, with some space left.
+
+
+class Place(NamedTuple):
+    """The location of the store: ``directory`` has the SQLite file and the folders of the PostgreSQL servers."""
+
+    directory: Path
+    server: PostgresServer
+    standby: PostgresServer
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "plants.db"
+
+
+@contextmanager
+def stopped(place: Place) -> Iterator[None]:
+    """Shut the database down, and start it again."""
+    place.server.stop()
+    yield
+    place.server.start()
+
+
+@contextmanager
+def failed_over(place: Place) -> Iterator[None]:
+    """Kill the primary, and promote its synchronous standby."""
+    place.server.kill()
+    yield
+    place.standby.execute("SELECT pg_promote()")
+
+
+@contextmanager
+def table_locked(place: Place) -> Iterator[None]:
+    import psycopg
+
+    with psycopg.connect(place.server.url) as other:
+        other.execute("LOCK TABLE plants")
+        yield
+
+
+@contextmanager
+def server_suspended(place: Place) -> Iterator[None]:
+    pids = place.server.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def file_held(place: Place) -> Iterator[None]:
+    with closing(sqlite3.connect(place.file, isolation_level=None, timeout=10)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@contextmanager
+def disk_full(place: Place) -> Iterator[None]:
+    filler = place.directory / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+    yield
+    filler.unlink()
+
+
+@contextmanager
+def file_disk_full(place: Place) -> Iterator[None]:
+    """Fill the disk of the SQLite file."""
+    with disk_full(place):
+        yield
+
+
+Outage = Callable[[Place], AbstractContextManager[None]]
+OF_POSTGRESQL: tuple[Outage, ...] = (stopped, failed_over, table_locked, server_suspended, disk_full)
+OF_SQLITE: tuple[Outage, ...] = (file_held, file_disk_full)
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "tmpfs", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
 
 
 @contextmanager
@@ -38,120 +145,114 @@ def running(service: Deployment) -> Iterator[Deployment]:
 
 
 @contextmanager
-def polled(service: Deployment, path: str) -> Iterator[list[Response]]:
-    """Poll a probe up to ten times a second."""
-    responses: list[Response] = []
+def probed(*services: Deployment) -> Iterator[list[list[Response]]]:
+    """Get /livez of each service at most 50 times a second, each on a new connection, as an orchestrator does."""
+    responses: list[list[Response]] = [[] for _ in services]
     over = threading.Event()
 
-    def poll() -> None:
-        with closing(Client(service.url, service.token)) as client:
-            while not over.wait(0.1):
-                responses.append(client.request("GET", path))
+    def probe() -> None:
+        while not over.wait(0.02):
+            for service, received in zip(services, responses, strict=True):
+                with closing(Client(service.url, service.token)) as client:
+                    received.append(client.request("GET", "/livez"))
 
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(poll)
+        thread.submit(probe)
         try:
             yield responses
         finally:
             over.set()
 
 
-def failures_in(responses: list[Response]) -> list[Response]:
-    """Return the failures. An id in use is not a failure, because an earlier attempt may have been committed."""
-    return [response for response in responses if response.status != 200 and response.error != ID_IN_USE]
+def prepare(outage: Outage, place: Place) -> str:
+    """Start what the outage needs, and return the URL of the store."""
+    if outage in OF_SQLITE:
+        return f"sqlite:///{place.file}"
+    place.server.create()
+    if outage is not failed_over:
+        place.server.start()
+        return place.server.url
+    place.standby.follow(place.server)
+    place.server.start(synchronous_standby_names="standby")
+    place.standby.start()
+    return f"postgresql://postgres@127.0.0.1:{place.server.port},127.0.0.1:{place.standby.port}/postgres"
 
 
-def all_promised(failures: list[Response]) -> bool:
-    """Return whether every failure is an Error 50300 with Retry-After, and print the others."""
-    others = Counter(
+def run(outage: Outage, place: Place, seconds: float) -> Verdict:
+    url = prepare(outage, place)
+    with (
+        running(Deployment(url, "--workers 2")) as service,
+        running(Deployment("memory:")) as idle_service,
+        probed(service, idle_service) as probes,
+        JournaledLoad(service, CLIENTS, PAUSE_SECONDS) as load,
+    ):
+        time.sleep(WARM_UP_SECONDS)
+        began = time.monotonic()
+        with outage(place):
+            time.sleep(seconds)
+        ended = time.monotonic()
+        time.sleep(RESPONSE_SECONDS)
+    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
+    unexpected = Counter(
         response.error or response.status
-        for response in failures
-        if response.error != 50300 or response.retry_after is None
+        for response in responses
+        if response.status != 200
+        and response.error != ID_IN_USE
+        and not (response.error == 50300 and response.retry_after)
     )
-    print(f"failures other than an Error 50300 with Retry-After: {dict(others)}")
-    return not others
-
-
-def statuses(responses: list[Response], since: float, until: float) -> str:
-    return str(
-        dict(Counter(response.status for response in responses if since < response.began and response.ended < until))
+    meanwhile = Counter(response.status for response in responses if began < response.began and response.ended < ended)
+    recovered_at = min(
+        (response.ended for response in responses if response.status == 200 and response.began > ended),
+        default=float("inf"),
+    )
+    slowest, slowest_probe, slowest_idle = (
+        max(response.ended - response.began for response in part) for part in (responses, *probes)
+    )
+    holds = (
+        audit_load(url, load)
+        and not unexpected
+        and slowest < RESPONSE_SECONDS
+        and recovered_at < ended + RESPONSE_SECONDS
+        and {response.status for response in probes[0]} == {200}
+        and slowest_probe < MAX_PROBE_DELAY_SECONDS + slowest_idle
+    )
+    return Verdict(
+        holds,
+        f"{dict(meanwhile)} in {ended - began:.0f} s, first 200 after {recovered_at - ended:.2f} s, "
+        f"other failures {dict(unexpected)}\n      slowest create {slowest:.2f} s, "
+        f"/livez {slowest_probe * 1000:.0f} ms, of an idle service {slowest_idle * 1000:.0f} ms",
     )
 
 
-def outage(server: PostgresServer, seconds: float) -> bool:
-    server.create()
-    server.start()
-    service = Deployment(server.url)
-    probes = polled(service, "/livez"), polled(service, "/readyz")
-    with running(service), probes[0] as live, probes[1] as ready, JournaledLoad(service, 64) as load:
-        time.sleep(5)
-        server.stop()
-        stopped = time.monotonic()
-        time.sleep(seconds)
-        server.start()
-        returned = time.monotonic()
-        time.sleep(8)
-    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
-    failures = failures_in(responses)
-    print(f"creates while stopped:  {statuses(responses, stopped, returned)}")
-    print(f"longest failed request: {max(response.ended - response.began for response in failures):.2f} s")
-    print(f"/livez while stopped:   {statuses(live, stopped, returned)}")
-    print(f"/readyz while stopped:  {statuses(ready, stopped + 1, returned)}")
-    first = min(response.ended for response in responses if response.status == 200 and response.began > returned)
-    last = max(response.ended for response in failures)
-    print(f"after the restart: first 200 {first - returned:.2f} s, last failure {last - returned:.2f} s")
-    return all_promised(failures) & audit_load(server.url, load)
-
-
-def fail_over(primary: PostgresServer, standby: PostgresServer) -> bool:
-    primary.create()
-    standby.follow(primary)
-    primary.start(synchronous_standby_names="standby")
-    standby.start()
-    url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
-    service = Deployment(url, "--workers 2")
-    with running(service), JournaledLoad(service, 32) as load:
-        time.sleep(5)
-        primary.kill()
-        killed = time.monotonic()
-        time.sleep(2)
-        standby.execute("SELECT pg_promote()")
-        promoted = time.monotonic()
-        time.sleep(8)
-    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
-    acknowledged = sorted(response.ended for response in responses if response.status == 200)
-    gap = max(later - earlier for earlier, later in itertools.pairwise(acknowledged))
-    first = min(ended for ended in acknowledged if ended > promoted)
-    print(f"promoted {promoted - killed:.2f} s after the kill; first 200 {first - promoted:.2f} s after that")
-    print(f"longest gap between two 200 responses: {gap:.2f} s")
-    failures = failures_in(responses)
-    return all_promised(failures) & audit_load(url, load)
-
-
-def race_in(store_url: str, clients: int = 64, ids: int = 1000) -> bool:
-    print(f"{store_url.partition(':')[0]}: {ids} ids, each added by {clients} clients")
-    with running(Deployment(store_url, "--workers 2")) as service, closing(open_store(store_url)) as store:
-        return report_findings(audit_race(store, compete([service], clients, ids)))
+def race(place: Place) -> Verdict:
+    place.server.create()
+    place.server.start()
+    holds = []
+    for url in (f"sqlite:///{place.file}", place.server.url):
+        with running(Deployment(url, "--workers 2")) as service, closing(open_store(url)) as store:
+            holds.append(report_findings(audit_race(store, compete([service], clients=64, ids=1000))))
+    return Verdict(all(holds), "1,000 ids on each store")
 
 
 def main() -> int:
+    outages = {outage.__name__: outage for outage in (*OF_POSTGRESQL, *OF_SQLITE)}
     parser = audit_parser(__doc__)
-    parser.add_argument("scenario", choices=["outage", "failover", "race"])
-    parser.add_argument("--seconds", type=float, default=20, help="the duration of the outage (%(default)s)")
+    add_only_option(parser, [*outages, "race"])
+    parser.add_argument("--seconds", type=float, default=10, help="the duration of an outage, in seconds (%(default)s)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        directory = Path(name)
-        directory.chmod(0o755)
-        servers = [PostgresServer(directory / name) for name in ("postgres", "standby")]
-        for server in servers:
-            stack.callback(server.kill)
-        if options.scenario == "outage":
-            return int(not outage(servers[0], options.seconds))
-        if options.scenario == "failover":
-            return int(not fail_over(*servers))
-        servers[0].create()
-        servers[0].start()
-        return int(not all([race_in(f"sqlite:///{directory}/plants.db"), race_in(servers[0].url)]))
+    holds = []
+    for name in options.only or [*outages, "race"]:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            directory = Path(folder)
+            directory.chmod(0o755)
+            if name.endswith("disk_full"):
+                stack.enter_context(small_disk(directory))
+            place = Place(directory, PostgresServer(directory / "postgres"), PostgresServer(directory / "standby"))
+            stack.callback(place.server.kill)
+            stack.callback(place.standby.kill)
+            verdict = run(outages[name], place, options.seconds) if name in outages else race(place)
+            holds.append(report(name, verdict))
+    return int(not all(holds))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The command ``plants``."""
 
-import json
-import os
 import re
 import signal
 import socket
@@ -135,14 +133,6 @@ def test_the_configuration_shows_what_the_environment_sets() -> None:
     assert found["PORT"] == ("80", "environment")
 
 
-def test_the_configuration_shows_a_path_of_any_bytes(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/t\xffkens"
-    Path(os.fsdecode(path)).write_text("one\n")
-    result = call("config", PLANTS_TOKENS_FILE=os.fsdecode(path))
-    assert (result.returncode, result.stderr) == (0, "")
-    assert rf"PLANTS_TOKENS_FILE={tmp_path}/t\udcffkens  # environment" in result.stdout.splitlines()
-
-
 def test_the_configuration_escapes_what_its_output_cannot_encode(tmp_path: Path) -> None:
     env = {"PLANTS_STORE": f"sqlite:///{tmp_path}/\u20ac.db", "PYTHONIOENCODING": "ascii"}
     result = run(*PLANTS, "config", PLANTS_TOKENS=TOKEN, **env)
@@ -235,16 +225,6 @@ def test_plants_check_finds_a_service_by_settings_or_by_url() -> None:
         assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
 
 
-def test_plants_check_connects_to_gunicorns_default_port() -> None:
-    for options, host in [
-        ("", "127.0.0.1"),
-        ("-b localhost", "localhost"),
-        ("-b [::1]", "[::1]"),
-    ]:
-        result = call("check", GUNICORN_CMD_ARGS=options)
-        assert f"http://{host}:8000/readyz" in result.stdout + result.stderr
-
-
 @pytest.mark.usefixtures("long_check_timeout")
 def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
@@ -286,11 +266,6 @@ def test_plants_check_says_where_it_has_the_address_from() -> None:
     assert error_line(run(*PLANTS, "check", PORT=str(port))) == line
 
 
-def test_plants_check_uses_tls_for_an_https_address() -> None:
-    with responding_with(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
-        assert "SSL" in error_line(call("check", url.replace("http", "https")))
-
-
 NOT_AN_ADDRESS = "this is not an http or https address."
 
 
@@ -325,18 +300,6 @@ def test_plants_check_finds_the_service_with_tls(tmp_path: Path) -> None:
 def test_plants_check_needs_a_url_if_the_address_has_none(bind: str) -> None:
     line = error_line(call("check", GUNICORN_CMD_ARGS=f"--bind {bind}"))
     assert line == f"the service listens on {bind}, which has no URL; run plants check URL."
-
-
-@pytest.mark.parametrize("url", [[], ["ftp:"]], ids=["own service", "URL"])
-def test_plants_check_imports_no_framework(url: list[str]) -> None:
-    code = (
-        f"import sys, json, plants.hosting.cli as cli; sys.argv = ['plants', 'check', *{url}]\n"
-        "try: cli.main()\n"
-        "except SystemExit: print(json.dumps([*sys.modules]))"
-    )
-    modules = json.loads(run(sys.executable, "-c", code, PORT=str(free_port())).stdout)
-    assert not {"falcon", "marshmallow"} & {*modules}
-    assert ("gunicorn.arbiter" in modules) == (not url)  # Without a URL, Gunicorn parses the address.
 
 
 def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
 import sqlite3
 import stat
-import string
 import sys
 from collections import Counter
 from contextlib import closing
@@ -192,25 +190,6 @@ def test_connections_of_a_killed_worker_are_not_counted(port: int, store: str) -
         wait_until(lambda: value(port, "plants_connections") <= 1)
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_no_path_and_no_method_makes_a_new_label(port: int) -> None:
-    letters = random.Random(1)
-    with (
-        serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service,
-        Client(socket.create_connection(("127.0.0.1", service.port))) as client,
-    ):
-        for _ in range(20):
-            for _ in range(100):
-                method = "".join(letters.choices(string.ascii_uppercase, k=letters.randint(3, 20)))
-                path = "".join(letters.choices(string.ascii_letters + string.digits + "/%._-", k=20))
-                client.send(f"{method} /{path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            assert {client.response().status for _ in range(100)} == {401}
-        found = request_counts(port)
-        assert found["other", "other", "401", "40100"] == 2_000
-        assert len(found) <= 2  # The other label set counts the request that `serving` makes.
-        assert {key[0] for key in found} <= KNOWN_METHODS
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]"])
 def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
     with serving(PLANTS_METRICS_BIND=f"{host}:{port}") as service:
@@ -225,13 +204,6 @@ def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
         assert status(b"/metrics", b"POST") == 405
         assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
         assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_without_the_setting_there_are_no_metrics() -> None:
-    with serving() as service:
-        create(service, 0, 1)
-        assert not any(metrics_files(worker) for worker in children(service.process.pid))
 
 
 @pytest.mark.parametrize(
@@ -267,17 +239,6 @@ def test_an_unusable_metrics_address_is_reported_in_one_line(port: int) -> None:
     line = "plants: PLANTS_METRICS_BIND is an address of the service itself; set another one."
     assert startup_error(address, f"--bind={address}") == line
     assert "unknown.invalid" in startup_error("unknown.invalid:9100", "--bind=127.0.0.1:0")
-
-
-def test_without_a_writable_directory_a_start_fails_in_one_line(port: int, tmp_path: Path) -> None:
-    code = (
-        "import os, sys, tempfile; os.access = lambda *_: False; tempfile.tempdir = sys.argv.pop()\n"
-        "from plants.hosting.cli import main; main()"
-    )
-    command = [sys.executable, "-c", code, "serve", "--log-level=error", "-b=127.0.0.1:0", str(tmp_path / "gone")]
-    result = run(*command, PLANTS_TOKENS=TOKEN, PLANTS_METRICS_BIND=f"127.0.0.1:{port}")
-    line = "cannot make a file for a worker (No such file or directory); set another one with --worker-tmp-dir"
-    assert result.stderr == f"plants: {line}.\n"
 
 
 def test_check_config_accepts_the_metrics_address_of_a_service(port: int) -> None:

@@ -106,11 +106,3 @@ def test_a_closed_descriptor_drops_its_lines(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         descriptor = file.fileno()
     Output(descriptor, report).write(LINE)
-
-
-def test_every_line_is_written_to_a_file(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as file:
-        log = Output(file.fileno(), report)
-        for _ in range(100):
-            log.write(LINE)
-    assert (tmp_path / "log").read_text() == LINE * 100

@@ -22,7 +22,7 @@ from plants.hosting.application import PAGE
 from plants.public_paths import public_resources
 from plants.tokens import Tokens
 from tests.contract import TOKEN
-from tests.support.browser import CONTROL, ENTER, TAB, Browser, browsing
+from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.needs import needs, needs_chromium
 from tests.support.process import NO_SUBPROCESS_COVERAGE
@@ -234,53 +234,6 @@ def test_the_labelled_form_works_with_the_keyboard_alone(browser: Browser) -> No
         browser.press(TAB)
         assert browser.run("return document.activeElement.id") == focused
         assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
-
-
-@needs_chromium
-def test_ctrl_enter_in_the_body_sends_the_form(browser: Browser) -> None:
-    fill(browser, "wrong", '{"id": 50, "name": "Fern"}')
-    browser.run("document.getElementById('body').focus()")
-    browser.press(ENTER, modifier=CONTROL)
-    assert response(browser).startswith("401 ")
-
-
-CONTRASTS = """
-    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const luminance = (color) => {
-        canvas.fillStyle = color;
-        canvas.fillRect(0, 0, 1, 1);
-        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data]
-            .map((part) => part / 255).map((part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4);
-        return .2126 * r + .7152 * g + .0722 * b;
-    };
-    const background = (element) => {
-        const color = getComputedStyle(element).backgroundColor;
-        return color === 'rgba(0, 0, 0, 0)' ? background(element.parentElement) : color;
-    };
-    return [...document.body.querySelectorAll('*')].map((element) => {
-        const parts = [getComputedStyle(element).color, background(element)].map(luminance);
-        return [element.outerHTML, (Math.max(...parts) + .05) / (Math.min(...parts) + .05)];
-    });"""
-
-
-@needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_enough_contrast(browser: Browser, scheme: str) -> None:
-    browser.emulate_screen(1280, 900, scheme)
-    dark = browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 22)"
-    assert dark == (scheme == "dark")
-    contrasts = browser.run(CONTRASTS)
-    assert len(contrasts) > 50
-    assert [(element, contrast) for element, contrast in contrasts if contrast < 4.5] == []
-
-
-@needs_chromium
-def test_a_phone_shows_the_form_without_scrolling(browser: Browser) -> None:
-    browser.emulate_screen(375, 812, "light")
-    tops = "return ['operation', 'token', 'body', 'reference'].map((id) => document.getElementById(id).offsetTop)"
-    assert browser.run(tops) == sorted(browser.run(tops))
-    assert browser.run("return document.querySelector('button').getBoundingClientRect().bottom") < 812
-    assert browser.run("return document.documentElement.scrollWidth") == 375
 
 
 class ThreadedServer(ThreadingMixIn, WSGIServer):

@@ -108,29 +108,6 @@ def test_the_service_logs_to_gunicorns_error_log(tmp_path: Path) -> None:
     assert service.lines == [END]
 
 
-def test_a_new_worker_accepts_no_token_until_it_can_use_the_file(tmp_path: Path) -> None:
-    tokens, new = tmp_path / "tokens", tmp_path / "new"
-    tokens.write_text("first\nsecond\n")
-
-    def error_of(token: str) -> int:
-        return service.send(headers=[("Authorization", f"Bearer {token}")]).error
-
-    with serving(PLANTS_TOKENS_FILE=str(tokens), command=["env", "-u", "PLANTS_TOKENS", *SERVE]) as service:
-        assert (error_of("first"), error_of("second")) == (41500, 41500)
-        new.write_text("second\n")
-        new.replace(tokens)
-        service.wait_for("the token file has changed; valid tokens: 1")
-        tokens.write_text("not a token\n")
-        before = len(service.lines)
-        service.process.send_signal(signal.SIGHUP)
-        service.wait_for("Worker exiting", after=before)
-        assert (error_of("first"), error_of("second")) == (40101, 40101)
-        new.write_text("second\n")
-        new.replace(tokens)
-        wait_until(lambda: error_of("second") == 41500)
-        assert service.stop() == 0
-
-
 def test_log_config_decides_where_the_service_logs(tmp_path: Path) -> None:
     (tmp_path / "logging.json").write_text(
         json.dumps(
@@ -291,15 +268,6 @@ def test_check_config_accepts_a_shared_port_and_a_descriptor() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_gunicorn_reports_a_missing_certificate_in_one_line() -> None:
-    options = ["--log-level=error", "--bind=127.0.0.1:0", "--certfile=/missing"]
-    result = run(*GUNICORN, *options, PLANTS_TOKENS="a")
-    assert result.returncode == 1
-    assert result.stderr.startswith("plants: cannot use the certificate /missing without --keyfile (No such file ")
-    assert result.stderr.count("\n") == 1
-
-
 # A configuration that cannot serve
 
 
@@ -407,6 +375,7 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
     file = tmp_path / "mine.py"
     good = "from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\n"
     file.write_text(good)
+    (tmp_path / "foreign").write_text("1\n")
     env = {
         "PLANTS_TOKENS": TOKEN,
         "GUNICORN_CMD_ARGS": f"--log-level=debug -c {file}",
@@ -426,6 +395,7 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
             (good + "certfile = '/missing'\n", "cannot use the certificate /missing without --keyfile "),
             (good + "errorlog = '/missing/log'\n", "Error: '/missing/log' isn't writable "),
             (good + "pidfile = '/missing/pid'\n", "cannot make /missing/pid "),
+            (good + f"pidfile = '{tmp_path}/foreign'\n", ".*/foreign has the id of another process, 1; set another "),
             (good + f"bind = '{address}'\n", rf"cannot listen on {address} \(Address already in use\)"),
             (good + "reuse_port = True\nbind = '127.0.0.1:99999'\n", "cannot listen on 127.0.0.1:99999 "),
         ]:
@@ -439,16 +409,6 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
         file.write_text(good + "def post_worker_init(worker): worker.log.warning('the new configuration is here')\n")
         service.signal(signal.SIGHUP)
         service.wait_for("the new configuration is here")
-        assert service.stop() == 0
-
-
-def test_hup_does_not_use_the_pid_file_of_another_process(tmp_path: Path) -> None:
-    (tmp_path / "pid").write_text("1\n")
-    (tmp_path / "mine.py").touch()
-    with serving("-c", f"{tmp_path}/mine.py") as service:
-        (tmp_path / "mine.py").write_text(f"pidfile = '{tmp_path}/pid'\n")
-        service.signal(signal.SIGHUP)
-        service.wait_for("the old one stays: .*/pid has the id of another process, 1; set another one with --pid")
         assert service.stop() == 0
 
 
@@ -511,19 +471,6 @@ def test_a_new_master_that_cannot_start_leaves_no_pid_file(tmp_path: Path) -> No
 # What is hosted
 
 
-def test_a_blocking_store_gets_a_thread_even_if_threads_is_1(tmp_path: Path) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading\n"
-        "def app(environ, start_response):\n"
-        "    start_response('200 OK', [])\n"
-        "    return [str(threading.current_thread() is threading.main_thread()).encode()]\n"
-    )
-    (tmp_path / "conf.py").write_text("wsgi_app = 'threaded:app'\n")
-    for store, is_in_loop in (("memory:", b"True"), (f"sqlite:///{tmp_path}/plants.db", b"False")):
-        with serving("--threads=1", "--config=conf.py", cwd=tmp_path, PLANTS_STORE=store) as service:
-            assert service.send(method="GET", path="/", headers=[]).body == is_in_loop
-
-
 # Both methods fail in the event loop, whose thread is the main thread.
 OWN_STORE = """
 import threading
@@ -571,18 +518,6 @@ def test_a_store_of_another_package_is_hosted_like_our_own(command: list[str], t
         result = run(*SERVE, *options, "--check-config", **env | {"PLANTS_STORE": url})
         assert result.stderr.count("\n") == 1
         assert problem in result.stderr
-
-
-def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Path) -> None:
-    (tmp_path / "garden.py").write_text(
-        "class Check:\n    def accepts(self, token): return token == 'tulip'\n\ncheck = Check()\n"
-    )
-    with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check") as service:
-
-        def error_of(token: str) -> int:
-            return service.send(headers=[("Authorization", f"Bearer {token}")]).error
-
-        assert [error_of(token) for token in ("tulip", TOKEN, "rose")] == [41500, 41500, 40101]
 
 
 def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:

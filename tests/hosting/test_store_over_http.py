@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.audits.stalls import Place, Stall, file_held, server_stopped, table_locked
+from tests.audits.outages import Outage, Place, file_held, server_suspended, table_locked
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
@@ -32,12 +32,12 @@ def ids_in(file: Path) -> set[int]:
         return {plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")}
 
 
-@pytest.mark.parametrize("stall", [file_held, table_locked, server_stopped])
+@pytest.mark.parametrize("stall", [file_held, table_locked, server_suspended])
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_and_probes_get_responses_while_the_store_waits(
-    stall: Stall, tmp_path: Path, server: PostgresServer
+    stall: Outage, tmp_path: Path, server: PostgresServer
 ) -> None:
-    place = Place(tmp_path, server)
+    place = Place(tmp_path, server, server)
     url = f"sqlite:///{place.file}" if stall is file_held else server.url
     with serving(PLANTS_STORE=url) as service, ThreadPoolExecutor(64) as pool:
         assert create(service, 0).status == 200
