@@ -110,7 +110,7 @@ def test_an_accepted_body_matches_the_described_schema(body: bytes) -> None:
 
 
 # The described schema accepts these, because 1.0 is an integer in JSON Schema. It also accepts lone surrogates.
-BEYOND_SCHEMA = {"id 1.0", "id 1e3", "id -0.0"}
+BEYOND_SCHEMA = {"id 1.0"}
 
 
 @pytest.mark.parametrize(

@@ -135,29 +135,6 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "second")) == (False, True)
 
 
-def test_a_memory_error_while_reading_leaves_the_tokens_valid(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    tokens = TokenFile(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", fail)
-        poll_twice(tokens)
-    assert Tokens.accepts(tokens, "first")
-    assert caplog.messages == ["the token file cannot be used, so the old tokens stay valid: MemoryError()"]
-
-
-@pytest.mark.parametrize("target", ["/", "/dev/null", "/dev/zero", "pipe"])
-def test_only_a_regular_file_is_read(path: Path, target: str) -> None:
-    path.unlink()
-    os.mkfifo(path.with_name("pipe"))
-    path.symlink_to(target)
-    with pytest.raises(ValueError, match=r"^it is not a regular file$"):
-        TokenFile(path)
-
-
 def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
     line = digest_line("a")
     fits = "#" * ((1 << 20) - len(line) - 1) + "\n" + line

@@ -16,7 +16,7 @@ from plants.hosting.service import PlantService
 from plants.server.request import HTTPError, Listener, Request, SizedBody
 from plants.server.threads import current_request
 from plants.tokens import TokenCheck
-from tests.contract import AUTH, JSON_TYPE, Headers, new_plant
+from tests.contract import Headers
 from tests.support.hosted import Service, serving
 from tests.support.process import wait_until
 from tests.support.worker_server import Client
@@ -130,19 +130,6 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
             assert (response.status, line["status"], line["error"]) == (408, 408, 40800)
             assert (line["level"], line["message"]) == ("warning", json.loads(response.body)["message"])
             assert (line["method"], line["path"]) == request
-
-
-def test_the_log_line_of_a_response_has_its_request_id(service: Service) -> None:
-    for number, headers in enumerate([[], [AUTH], [AUTH, JSON_TYPE]]):
-        response = service.send(new_plant(id=number), headers=headers)
-        assert service.line_of(response.headers["x-request-id"])["status"] == response.status
-
-
-def test_requests_on_one_connection_have_ids_of_their_own(service: Service) -> None:
-    with client_of(service) as client:
-        client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
-        found = [client.response().headers["x-request-id"] for _ in range(3)]
-    assert [service.line_of(request_id)["path"] for request_id in found] == ["/livez"] * 3
 
 
 class FailingCheck:

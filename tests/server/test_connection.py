@@ -1,19 +1,14 @@
 """Timeouts, limits, shutdown and logs of the worker."""
 
-import contextlib
-import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from plants.server.connection import STOPPING_SECONDS
-from tests.support.process import resident_bytes, wait_for_workers, wait_until
+from tests.support.process import resident_bytes, wait_until
 from tests.support.worker_server import Server, running_worker
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -145,49 +140,6 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
         server.signal(signal.SIGKILL)
         server.wait_for_exit()
         wait_until(lambda: not resident_bytes(pid))
-
-
-@pytest.mark.parametrize("threads", [1, 3], ids=["in-the-event-loop", "in-threads"])
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_no_request_is_lost_when_workers_are_replaced_under_load(tmp_path: Path, threads: int) -> None:
-    with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=60", workers=2) as server:
-        stopping = threading.Event()
-
-        def load(name: int) -> set[str]:
-            fields = "" if name % 2 else "Connection: close\r\n"
-            client = None
-            completed: set[str] = set()
-            connecting_at = 0.0
-            for number in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
-                is_new = client is None or client.is_readable()
-                if client is None or is_new:
-                    connecting_at = time.monotonic()
-                    client = server.client()
-                target = f"/{name}/{number}"
-                # A worker may close an idle connection just as this client reuses it (RFC 9112, section 9.3.1). On a
-                # busy machine, this thread may be so slow that a stopping worker closes even a new connection before
-                # the request arrives. In both cases the worker must not run the request. If it did, the request would
-                # be in the notes but not in `completed`, and the last assertion would fail.
-                with contextlib.suppress(ConnectionError):
-                    client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
-                may_be_closed = not is_new or time.monotonic() - connecting_at > STOPPING_SECONDS / 2
-                with contextlib.suppress(*((EOFError, ConnectionError) if may_be_closed else ())):
-                    response = client.response()
-                    completed.add(f"GET {target} 0 of 0")
-                    if response.headers.get("connection") == "close":
-                        client.close()
-                        client = None
-            return completed
-
-        with ThreadPoolExecutor(6) as pool:
-            loads = [pool.submit(load, name) for name in range(6)]
-            for count in (1, 2):
-                server.signal(signal.SIGHUP)
-                server.wait_for("Worker exiting", times=2 * count)
-                wait_for_workers(server.process.pid, 2)
-            stopping.set()
-            completed = set().union(*(load.result() for load in loads))
-        assert set(server.notes()) == completed
 
 
 def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:

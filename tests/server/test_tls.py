@@ -220,17 +220,6 @@ def with_records(peers: Peers, tmp_path: Path) -> tuple[Peer, Records13]:
 WithRecords = tuple[Peer, Records13]
 
 
-@VERSIONS
-def test_requests_share_a_connection(peers: Peers, version: ssl.TLSVersion) -> None:
-    peer = peers(trusting(version))
-    assert peer.connection.state == OPEN
-    for _ in range(2):
-        assert peer.request(GET).startswith(b"HTTP/1.1 200 OK\r\n")
-    data = peer.request(GET + GET) + peer.client.decrypt(peer.exchange(b""))
-    assert data.count(b"HTTP/1.1 200 OK\r\n") == 2
-    assert peer.connection.state == IDLE
-
-
 def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> None:
     sock, connection = driver.connect()
     with sock:
