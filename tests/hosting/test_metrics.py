@@ -25,7 +25,6 @@ from tests.support.process import children, free_port, text_of, wait_for_workers
 from tests.support.worker_server import Client
 
 COUNT = "http_server_request_duration_seconds_count"
-KNOWN_METHODS = {"GET", "HEAD", "POST", "other"}
 
 
 @pytest.fixture
