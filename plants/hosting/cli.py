@@ -8,12 +8,11 @@ import ssl
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping
-from contextlib import closing
-from http.client import OK, HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException, InvalidURL
 from io import TextIOWrapper
-from threading import Thread
 from typing import Final, NoReturn
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 import plants
 from plants.hosting.settings import LAST_PORT, SETTINGS, SETTINGS_HELP, stop
@@ -105,14 +104,9 @@ def _check_environment() -> None:
 def _check(options: Namespace) -> None:
     url = options.url or _own_url()
     address = f"{url.rstrip('/')}/readyz"
-    # Use a thread, so that the time limit also covers the look-up of the name.
-    problems = [f"no response within {CHECK_SECONDS} seconds"]
-    thread = Thread(target=lambda: problems.append(_problem_at(address, verify=options.url is not None)), daemon=True)
-    thread.start()
-    thread.join(CHECK_SECONDS)
-    if problems[-1]:
+    if problem := _problem_at(address, verify=options.url is not None):
         origin = "" if options.url else " (where plants serve would listen with these settings)"
-        stop(f"{address}{origin}: {problems[-1]}")
+        stop(f"{address}{origin}: {problem}")
     print(f"{address}: ready")
 
 
@@ -131,33 +125,28 @@ def _own_url() -> str:
 
 def _problem_at(address: str, *, verify: bool) -> str:
     """Return in one line why the service is not ready, or an empty string if it is."""
-    try:
-        with closing(_connection_to(address, verify=verify)) as connection:
-            connection.request("GET", urlsplit(address).path)
-            response = connection.getresponse()
-            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', response.read(65536))
-    except HTTPException:
-        return "this is not an HTTP server"
-    except ssl.SSLCertVerificationError as error:
-        return f"{error.verify_message}; if you trust the certificate's authority, set SSL_CERT_FILE to its file"
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", None) or error)
-    if response.status == OK:
-        return ""
-    return f"{response.status} {message[1].decode() if message else ''}"
-
-
-def _connection_to(address: str, *, verify: bool) -> HTTPConnection:
-    parts = urlsplit(address)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("this is not an http or https address")
-    if parts.scheme == "http":
-        return HTTPConnection(parts.hostname, parts.port or 80)
     context = ssl.create_default_context()
     if not verify:  # The certificate of this machine's service is for another name, and the request has no secret.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return HTTPSConnection(parts.hostname, parts.port or 443, context=context)
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    try:
+        if not address.startswith(("http://", "https://")):
+            raise ValueError("this is not an http or https address")
+        opener.open(address, timeout=CHECK_SECONDS).close()
+    except HTTPError as error:
+        message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', error.read(65536))
+        return f"{error.status} {message[1].decode() if message else ''}"
+    except (OSError, ValueError, InvalidURL) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            return f"no response within {CHECK_SECONDS} seconds"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"{reason.verify_message}; if you trust the certificate's authority, set SSL_CERT_FILE to its file"
+        return str(getattr(reason, "strerror", None) or reason)
+    except HTTPException:
+        return "this is not an HTTP server"
+    return ""
 
 
 def _config(_options: Namespace) -> None:

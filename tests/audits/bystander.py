@@ -1,16 +1,13 @@
 """A well-behaved client that runs in its own process beside an attack; few imports keep its start fast.
 
-    python -m tests.audits.bystander 127.0.0.1:8000 TOKEN
-
-This creates plants at that address until its standard input ends. It prints ``begun`` after the first response, and
-at the end a summary as JSON.
+Its only argument is a JSON object: ``scheme``, ``host``, ``port``, ``token``, ``pause`` (between two requests, in
+seconds) and ``probe`` (get /livez instead of creating plants). It prints ``begun`` after the first response, and, once
+its standard input ends, a summary as JSON.
 """
 
-import argparse
 import http.client
 import json
 import random
-import select
 import ssl
 import sys
 import threading
@@ -76,56 +73,37 @@ def new_id() -> int:
     return random.getrandbits(62)
 
 
-class _GoodClient:
-    """The well-behaved client, and its responses."""
+class GoodClient:
+    """The well-behaved client, and its responses. Half of its requests are on one persistent connection."""
 
-    def __init__(self, address: str, token: str, scheme: str, *, fresh: bool, probe: bool) -> None:
-        host, _, port = address.rpartition(":")
-        self._persistent, self._fresh = (http_client(scheme, host, int(port)) for _ in range(2))
-        self._persistent_share = 0 if fresh else 0.5
-        self._token = token
-        self._probe = probe
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._clients = [http_client(options["scheme"], options["host"], options["port"]) for _ in range(2)]
+        self._token = options["token"]
+        self._probe = options["probe"]
         self.slowest = 0.0
         self.responses: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._last_persistent_response_at = 0.0
 
-    def create(self) -> None:
-        client = self._persistent if random.random() < self._persistent_share else self._fresh
-        connection = "a new connection"
-        if client.sock:
-            closed = bool(select.select([client.sock], [], [], 0)[0])
-            paused = time.monotonic() - self._last_persistent_response_at
-            state = "closed" if closed else "open"
-            connection = f"a persistent connection, idle for {paused:.3f} s, {state} when used"
+    def request(self) -> None:
+        client = random.choice(self._clients)
         plant_id = new_id()
-        expected = {"status": "live"} if self._probe else {"name": f"plant {plant_id}"}
         if self._probe:
-            response = exchange(client, "GET", "/livez", "")
+            response, expected = exchange(client, "GET", "/livez", ""), {"status": "live"}
         else:
             response = exchange(client, "POST", "/plants", self._token, plant(plant_id))
+            expected = {"name": f"plant {plant_id}"}
         took = response.ended - response.began
         self.slowest = max(self.slowest, took)
-        if client is self._persistent:
-            self._last_persistent_response_at = response.ended
         self.responses[str(response.error or response.status)] += 1
-        self._fresh.close()
+        self._clients[1].close()
         if (response.status, response.body) != (200, expected):
             found = response.error or response.status or response.reason
-            self.faults.append(f"a request got {found} after {took:.3f} s on {connection}")
+            kind = "new" if client is self._clients[1] else "persistent"
+            self.faults.append(f"a request got {found} after {took:.3f} s on a {kind} connection")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("address", help="HOST:PORT")
-    parser.add_argument("token")
-    parser.add_argument(
-        "--pause", type=float, default=0.002, help="the pause between two requests, in seconds (%(default)s)"
-    )
-    parser.add_argument("--fresh", action="store_true", help="make each request on a new connection")
-    parser.add_argument("--probe", action="store_true", help="get /livez instead of creating plants")
-    parser.add_argument("--scheme", default="http", choices=["http", "https"])
-    options = parser.parse_args()
+    options = json.loads(sys.argv[1])
     over = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -133,22 +111,16 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    good = _GoodClient(options.address, options.token, options.scheme, fresh=options.fresh, probe=options.probe)
-    good.create()
+    good = GoodClient(options)
+    good.request()
     print("begun", flush=True)
     longest_delay = 0.0
     while not over.is_set():
         began = time.monotonic()
-        over.wait(options.pause)
-        longest_delay = max(longest_delay, time.monotonic() - began - options.pause)
-        good.create()
-    summary = {
-        "slowest": good.slowest,
-        "longest_delay": longest_delay,
-        "responses": good.responses,
-        "faults": good.faults,
-    }
-    print(json.dumps(summary))
+        over.wait(options["pause"])
+        longest_delay = max(longest_delay, time.monotonic() - began - options["pause"])
+        good.request()
+    print(json.dumps([good.slowest, longest_delay, good.responses, good.faults]))
 
 
 if __name__ == "__main__":

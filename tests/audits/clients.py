@@ -83,10 +83,6 @@ class Target:
         stats = [Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split() for worker in self.workers()]
         return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
-    def descriptors(self) -> int:
-        """Return the number of open files of all workers."""
-        return sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in self.workers())
-
     def connections(self) -> int:
         """Return the number of the service's open connections, including those that it has not accepted yet."""
         port = f":{self.port:04X}"
@@ -112,8 +108,8 @@ class Target:
 class Crowd:
     """Many connections, none of which waits for another."""
 
-    def __init__(self, service: Target, size: int, receive_buffer: int = 0, host: str = "127.0.0.1") -> None:
-        self.sockets = [service.connect(receive_buffer, host) for _ in range(size)]
+    def __init__(self, service: Target, size: int, receive_buffer: int = 0) -> None:
+        self.sockets = [service.connect(receive_buffer) for _ in range(size)]
         self.received = dict.fromkeys(self.sockets, b"")
         self.closed_by_service: set[socket.socket] = set()
         for sock in self.sockets:
@@ -123,7 +119,8 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        for sock in self.sockets:
+            sock.close()
 
     def send(self, data: bytes, seconds: float = PATIENCE_SECONDS) -> int:
         """Send the data on each connection as fast as the service reads it; return the number of bytes sent."""
@@ -151,10 +148,10 @@ class Crowd:
                         selector.unregister(sock)
         return total
 
-    def read_until_closed(self, seconds: float, *, or_readable: bool = False) -> int:
-        """Read until the service has closed every connection, or ``seconds`` have passed; return the number closed.
+    def read_until_closed(self, seconds: float) -> None:
+        """Read until the service has closed every connection, or ``seconds`` have passed.
 
-        ``received`` has the first 64 KiB of each. With ``or_readable``, return as soon as there is something to read.
+        ``received`` has the first 64 KiB of each.
         """
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -164,8 +161,6 @@ class Crowd:
             while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
-                    if or_readable:
-                        return len(self.closed_by_service)
                     try:
                         data = sock.recv(65536)
                     except OSError:
@@ -174,7 +169,6 @@ class Crowd:
                     if not data:
                         selector.unregister(sock)
                         self.closed_by_service.add(sock)
-        return len(self.closed_by_service)
 
     def statuses(self) -> Counter[str]:
         """Count the connections by the status of their first response.
@@ -186,29 +180,20 @@ class Crowd:
             for sock in self.sockets
         )
 
-    def end(self, *, reset: bool = False) -> None:
-        for sock in self.sockets:
-            if reset:
-                reset_on_close(sock)
-            sock.close()
-
 
 class Bystander:
     """A good client in a process of its own, so that the attackers in this process do not slow it down.
 
-    With ``fresh``, it makes each request on a new connection. With ``probe``, it gets /livez and creates no plant.
+    With ``probe``, it gets /livez and creates no plant.
     """
 
     pause: ClassVar[float] = 0.002  # between two requests, in seconds
 
-    def __init__(self, service: Target, *, fresh: bool = False, probe: bool = False) -> None:
-        flags = ["--fresh"] * fresh + ["--probe"] * probe
-        options = [f"--pause={self.pause}", f"--scheme={service.scheme}", *flags]
-        address = f"{service.host}:{service.port}"
-        command = [sys.executable, "-m", "tests.audits.bystander", address, service.token, *options]
-        self._process = start(
-            [*NO_SUBPROCESS_COVERAGE, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT
-        )
+    def __init__(self, service: Target, *, probe: bool = False) -> None:
+        address = {"scheme": service.scheme, "host": service.host, "port": service.port, "token": service.token}
+        options = json.dumps(address | {"pause": self.pause, "probe": probe})
+        command = [*NO_SUBPROCESS_COVERAGE, sys.executable, "-m", "tests.audits.bystander", options]
+        self._process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT)
 
     def __enter__(self) -> Self:
         assert self._process.stdout
@@ -218,11 +203,7 @@ class Bystander:
     def __exit__(self, *_: object) -> None:
         output, _ = self._process.communicate()
         kill(self._process)
-        summary = json.loads(output)
-        self.slowest: float = summary["slowest"]
-        self.longest_delay: float = summary["longest_delay"]
-        self.responses: dict[str, int] = summary["responses"]
-        self.faults: list[str] = summary["faults"]
+        self.slowest, self.longest_delay, self.responses, self.faults = json.loads(output)
 
     def verdict(self, limit: float) -> Verdict:
         """Return whether each request got the right response within ``limit`` seconds."""

@@ -7,11 +7,9 @@ Each check starts a service of its own and prints one line; the exit status is 0
 """
 
 import contextlib
-import http.client
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -372,36 +370,6 @@ def few_descriptors(service: Target, clients: int = 600) -> Verdict:
     return Verdict(responses["200"] + responses["503"] == 20, f"of 20 requests: {dict(responses)}")
 
 
-def foreign_application(_service: Target) -> Verdict:
-    """Serve another application: a body above the limit gets 413, and does not reach it as an empty one."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "foreign.py").write_text(
-            "def app(environ, start_response):\n"
-            "    body = environ['wsgi.input'].read()\n"
-            "    start_response('200 OK', [])\n"
-            "    return [b'%d' % len(body)]\n"
-        )
-        gunicorn = str(Path(sys.executable).with_name("gunicorn"))
-        options = ["--bind=127.0.0.1:0", "--worker-class=plants.server.worker.Worker", "foreign:app"]
-        process = subprocess.Popen([gunicorn, *options], cwd=folder, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr
-            line = next(line for line in process.stderr if "Listening at" in line)
-            port = int(line.rpartition(" (")[0].rpartition(":")[2])
-            statuses = []
-            for size in (1000, MIB, MIB + 1):
-                client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
-                with contextlib.closing(client), contextlib.suppress(ConnectionError):
-                    client.request("POST", "/", b"x" * size)
-                    response = client.getresponse()
-                    statuses.append((response.status, response.read()[:20] if response.status == 200 else b""))
-        finally:
-            process.terminate()
-            process.communicate()
-    right = [(200, b"1000"), (200, b"%d" % MIB), (413, b"")]
-    return Verdict(statuses == right, f"1,000 bytes, 1 MiB, and more: {statuses}")
-
-
 # The checks, and how the service of each is started
 CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     strangers_with_bodies: ("--worker-connections=1500", "PLANTS_MAX_BODY_BYTES=262144"),
@@ -419,7 +387,6 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     resets: (),
     full_is_fair: ("--worker-connections=300",),
     few_descriptors: ("descriptors=256",),
-    foreign_application: (),
 }
 
 

@@ -275,7 +275,7 @@ NOT_AN_ADDRESS = "this is not an http or https address."
         ("127.0.0.1:8000", NOT_AN_ADDRESS),
         ("ftp://a", NOT_AN_ADDRESS),
         ("http://", NOT_AN_ADDRESS),
-        ("http://a:b", "Port could not be cast to integer value as 'b'."),
+        ("http://a:b", "nonnumeric port: 'b'."),
         ("http://[", "Invalid IPv6 URL."),
     ],
     ids=repr,
