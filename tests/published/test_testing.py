@@ -93,18 +93,6 @@ def test_a_server_responds_with_any_status_on_demand(plants_server: Server, stat
     assert post(plants_server).status == 200
 
 
-def test_a_failed_head_request_has_no_body(plants_server: Server) -> None:
-    plants_server.fail(429, times=1)
-    with closing(http.client.HTTPConnection(plants_server.url.removeprefix("http://"), timeout=60)) as connection:
-        connection.request("HEAD", "/plants")
-        response = connection.getresponse()
-        assert (response.status, response.read()) == (429, b"")
-        assert int(response.headers["Content-Length"]) > 0
-        connection.request("GET", "/livez")
-        assert connection.getresponse().status == 200
-    assert plants_server.requests[0].response == b""
-
-
 def test_a_connection_that_is_closed_stores_nothing(plants_server: Server) -> None:
     plants_server.fail("close", times=2)
     for _ in range(2):

@@ -19,7 +19,7 @@ _CAPABILITIES = {
     "goog:chromeOptions": _OPTIONS,
     "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
 }
-ENTER, TAB, CONTROL = "\ue007", "\ue004", "\ue009"
+ENTER, TAB = "\ue007", "\ue004"
 
 
 class Browser:
@@ -43,9 +43,6 @@ class Browser:
         self._call("DELETE", self._session)
         self._connection.close()
 
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        return self.post("goog/cdp/execute", cmd=command, params=parameters)
-
     def run(self, script: str, *arguments: Any) -> Any:
         """Run a script, and return its result, or the value of a promise that it returns."""
         return self.post("execute/sync", script=script, args=arguments)
@@ -63,19 +60,10 @@ class Browser:
             });"""
         self.run(script % condition)
 
-    def press(self, keys: str, modifier: str = "") -> None:
-        """Press keys one by one in the focused element, while ``modifier`` is held down."""
+    def press(self, keys: str) -> None:
+        """Press keys one by one in the focused element."""
         presses = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        if modifier:
-            presses = [{"type": "keyDown", "value": modifier}, *presses, {"type": "keyUp", "value": modifier}]
         self.post("actions", actions=[{"type": "key", "id": "keyboard", "actions": presses}])
-
-    def emulate_screen(self, width: int, height: int, scheme: str) -> None:
-        """Emulate a screen of this size in pixels, and a user who prefers a light or dark color scheme."""
-        self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def console_errors(self) -> list[str]:
         """Return the errors, and the violations of the Content-Security-Policy, since the last call."""
