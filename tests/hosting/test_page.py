@@ -1,6 +1,7 @@
 """The page ``/docs``: its files, and its behavior in Chromium."""
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from wsgiref.types import WSGIApplication
 import pytest
 from webtest import TestApp as WebTestApp
 
+import plants
 from plants import MemoryStore
 from plants.app import build_app
 from plants.auth import BearerAuth
+from plants.errors import ErrorCode
 from plants.hosting.application import PAGE
 from plants.public_paths import public_resources
 from plants.tokens import Tokens
@@ -121,6 +124,16 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser, servi
 
 
 @needs_chromium
+def test_a_response_has_its_status_duration_and_headers(browser: Browser) -> None:
+    fill(browser, "wrong", '{"id": 12, "name": "Fern"}')
+    status, request_id, challenge, *lines = send(browser).split("\n")
+    assert re.fullmatch(r"401 Unauthorized \(\d+ ms\)", status)
+    assert re.fullmatch(r"X-Request-ID: [\w.-]+", request_id)
+    assert challenge == 'WWW-Authenticate: Bearer realm="plants", error="invalid_token"'
+    assert lines == ["", "{", '  "error": 40101,', '  "message": "The bearer token is not valid."', "}"]
+
+
+@needs_chromium
 def test_after_a_200_the_form_has_the_next_id_unrounded(browser: Browser) -> None:
     fill(browser, TOKEN, '{"name": "Fern", "id": 9007199254740993}')
     assert send(browser).startswith("200 ")
@@ -130,6 +143,14 @@ def test_after_a_200_the_form_has_the_next_id_unrounded(browser: Browser) -> Non
     fill(browser, "wrong", '{"name": "Fern", "id": 9007199254740994}')
     assert send(browser).startswith("401 ")
     assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
+
+
+@needs_chromium
+def test_the_first_id_after_each_reload_is_free(browser: Browser) -> None:
+    for _ in range(2):
+        browser.open(browser.run("return location.href"))
+        browser.run("document.getElementById('token').value = arguments[0]", TOKEN)
+        assert body_of(send(browser)) == {"name": "Monstera", "tag": "tropical"}
 
 
 @needs_chromium
@@ -170,6 +191,28 @@ def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
     assert output_of(command) == {"name": "Fern"}
     fill(browser, "", '{"id": 32, "name": "Fern"}')
     assert output_of(copied(browser), TOKEN=TOKEN) == {"name": "Fern"}
+
+
+@needs_chromium
+def test_the_page_shows_the_operation_its_headers_and_every_error_code(browser: Browser) -> None:
+    assert browser.console_errors() == []
+    assert text_of(browser, "operation").startswith("POST /plants Create plant")
+    assert text_of(browser, "token-hint").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")
+    assert "`" not in browser.run("return document.body.innerText")
+    cells = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.innerText)"
+    assert text_of(browser, "summary").endswith(f" Interface 1.0.0, package {plants.__version__}.")
+    assert len(set(browser.run(cells, "caption"))) == browser.run("return document.querySelectorAll('table').length")
+    assert browser.run(cells, "#sent th") == ["id", "name", "tag"]
+    assert browser.run(cells, "#sent td:nth-child(2)") == ["int64", "string", "string, optional"]
+    assert browser.run(cells, "#received th") == ["name", "tag"]
+    names, statuses = (browser.run(cells, f"#headers {cell}") for cell in ("th", "td:nth-child(2)"))
+    limited = {"WWW-Authenticate": "401", "Allow": "405", "Retry-After": "503"}
+    assert dict(zip(names, statuses, strict=True)) == dict.fromkeys(names, "all") | limited
+    assert browser.run(cells, "#problem th") == ["error", "message"]
+    assert json.loads(text_of(browser, "example")) == {"error": 40003, "message": "The id 1 is in use."}
+    assert browser.run(cells, "#errors th") == [str(int(code)) for code in ErrorCode]
+    assert browser.run(cells, "#errors td:nth-child(2)") == [str(code // 100) for code in ErrorCode]
+    assert all(browser.run(cells, "#errors td:nth-child(3)"))
 
 
 @needs_chromium

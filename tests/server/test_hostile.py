@@ -27,6 +27,7 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.resets: {"seconds": 1, "limit": PATIENT_SECONDS},
     hostile.full_is_fair: {"seconds": 1},
     hostile.few_descriptors: {"clients": 300},
+    hostile.foreign_application: {},
 }
 
 

@@ -112,6 +112,16 @@ def is_available(store: PlantStore) -> bool:
     return False
 
 
+class Number:
+    """An integer that is no int, such as those of numpy."""
+
+    def __index__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return "Number()"
+
+
 class StoreContract(StoreSuite):
     """The suite for stores, with further tests.
 
@@ -191,7 +201,9 @@ class StoreContract(StoreSuite):
     def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
         assert store.get(plant_id) is None
 
-    @pytest.mark.parametrize("fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak")], ids=repr)
+    @pytest.mark.parametrize(
+        "fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak"), (Number(), "oak")], ids=repr
+    )
     def test_a_plant_of_the_wrong_type_fails_alone(self, batch_store: BatchStore, fields: Any) -> None:
         pending = batch_store.submit(Plant(2, "fern"))
         with pytest.raises(TypeError):
