@@ -520,6 +520,18 @@ def test_a_store_of_another_package_is_hosted_like_our_own(command: list[str], t
         assert problem in result.stderr
 
 
+def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Path) -> None:
+    (tmp_path / "garden.py").write_text(
+        "class Check:\n    def accepts(self, token): return token == 'tulip'\n\ncheck = Check()\n"
+    )
+    with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check") as service:
+
+        def error_of(token: str) -> int:
+            return service.send(headers=[("Authorization", f"Bearer {token}")]).error
+
+        assert [error_of(token) for token in ("tulip", TOKEN, "rose")] == [41500, 41500, 40101]
+
+
 def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with serving("--bind", f"unix:{path}") as service, socket.socket(socket.AF_UNIX) as client:

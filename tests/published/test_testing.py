@@ -84,7 +84,8 @@ def test_a_fault_without_times_lasts_until_it_is_removed(
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
 def test_a_server_responds_with_any_status_on_demand(plants_server: Server, status: int) -> None:
-    plants_server.fail(status, times=1)
+    plants_server.fail(status, times=2)
+    assert get(plants_server, "/plants", method="HEAD").body == b""
     response = post(plants_server, token="wrong")
     assert (response.status, response.error) == (status, status * 100)
     assert ("retry-after" in response.headers) == (status in {429, 503})
