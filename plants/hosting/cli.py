@@ -135,7 +135,8 @@ def _problem_at(address: str, *, verify: bool) -> str:
             raise ValueError("this is not an http or https address")
         opener.open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:
-        message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', error.read(65536))
+        with error:
+            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', error.read(65536))
         return f"{error.status} {message[1].decode() if message else ''}"
     except (OSError, ValueError, InvalidURL) as error:
         reason = getattr(error, "reason", error)
