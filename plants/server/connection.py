@@ -22,9 +22,6 @@ from plants.server.tls import READ_BYTES, TLS
 
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
-# RFC 9112, section 9.6: after the last response the server continues to read, because a reset could destroy the
-# response. It closes the connection after this long without input, and at the latest after the request timeout.
-_LINGER_SECONDS: Final = 2.0
 
 OPEN: Final = "open"
 RECEIVING: Final = "receiving"
@@ -109,7 +106,6 @@ class Connection:
         self._input: bytes = b""  # received and not parsed yet
         self._unfinished: bool = False
         self._output: bytes = b""  # not accepted by the socket yet
-        self._linger_until: float = 0.0
         self._close_after_response: bool = False
         self._watched_events: int = 0
         self._network: Any = network_of(base["REMOTE_ADDR"])  # None once the client has shown a token
@@ -178,11 +174,9 @@ class Connection:
                 self._send_close_notify()
             self.close()
 
-    def stop(self, *, at_once: bool) -> None:
-        """Wait at most STOPPING_SECONDS for the client; if ``at_once``, drop a request that has not arrived whole."""
-        if at_once and self.state in (OPEN, RECEIVING, IDLE):
-            self.close()
-        elif self.state in (OPEN, IDLE, CLOSING) and not self._unfinished:
+    def stop(self) -> None:
+        """Wait at most STOPPING_SECONDS for a new request, or for the client to close."""
+        if self.state in (OPEN, IDLE, CLOSING) and not self._unfinished:
             self.deadline = min(self.deadline, self._shared.now + STOPPING_SECONDS)
 
     def close(self) -> None:
@@ -230,8 +224,8 @@ class Connection:
         except BlockingIOError:
             return
         if self.state == CLOSING and data:
-            self.deadline = min(self._shared.now + _LINGER_SECONDS, self._linger_until)
-        elif self._tls and data:
+            return
+        if self._tls and data:
             self._decrypt(self._tls, data)
         else:
             self._receive_plaintext(data)
@@ -390,9 +384,8 @@ class Connection:
         self.watch(EPOLLOUT)
 
     def _linger(self) -> None:
-        shared = self._shared
-        self._linger_until = shared.now + shared.limits.request_seconds
-        self._enter(CLOSING, min(_LINGER_SECONDS, shared.limits.request_seconds))
+        """Continue to read, because a reset could destroy the last response (RFC 9112, section 9.6)."""
+        self._enter(CLOSING, self._shared.limits.request_seconds)
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

@@ -88,7 +88,6 @@ class Loop:
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._sweep_at = 0.0
         self._report_at = 0.0
-        self._stopping_at_once = False
         self._base_environ: Environ = {
             "REMOTE_ADDR": "",
             "SCRIPT_NAME": "",
@@ -111,13 +110,9 @@ class Loop:
         """Return the number of requests without a response, queued or in the application."""
         return sum([connection.state == RESPONDING for connection in self.shared.connections])
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """Stop after the requests that have begun to arrive; if ``at_once``, after those that have arrived completely.
-
-        A signal handler may call this.
-        """
+    def stop(self) -> None:
+        """Stop after the requests that have begun to arrive. A signal handler may call this."""
         self.shared.stopping = True
-        self._stopping_at_once = at_once
 
     def run(self, graceful_timeout: float) -> None:
         """Serve until ``stop`` is called, then let the connections finish within ``graceful_timeout`` seconds."""
@@ -226,7 +221,7 @@ class Loop:
                 shared.watch(listener.sock.fileno(), select.EPOLLIN, partial(self._accept, listener))
         else:
             for connection in list(shared.connections):
-                self.step(connection, partial(connection.stop, at_once=self._stopping_at_once))
+                self.step(connection, connection.stop)
         expired = [connection for connection in shared.connections if connection.deadline <= shared.now]
         for connection in expired[:_MAX_EXPIRED_PER_ITERATION]:
             self.step(connection, connection.expire)
@@ -248,12 +243,8 @@ class Loop:
                 self.shared.watch(listener.sock.fileno(), 0, None)
                 return
             has_room = self._make_room(listener, peer[0] if isinstance(peer, tuple) else "")
-            try:
-                sock.setblocking(False)
-                connection = self.connect(listener, sock, peer)
-            except OSError:  # The client has gone.
-                sock.close()
-                continue
+            sock.setblocking(False)
+            connection = self.connect(listener, sock, peer)
             if not has_room:
                 self.shared.turned_away += 1
                 self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))

@@ -67,7 +67,6 @@ class Worker(base.Worker):
     wsgi: Any
 
     loop: Loop
-    _stopping_at_once = False
 
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
@@ -108,11 +107,9 @@ class Worker(base.Worker):
         self.loop = Loop(config, self.make_listeners(), self.make_service(), self.log, wake_fds)
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at once (``INT``, ``QUIT``). Requests that have arrived completely still get their responses."""
-        if self.alive:
-            self.cfg.worker_int(self)
+        """Stop as after ``TERM`` (``INT``, ``QUIT``). Gunicorn's own handler ends the process without responses."""
+        self.cfg.worker_int(self)
         self.alive = False
-        self._stopping_at_once = True
 
     def run(self) -> None:
         """Serve until a signal, ``max_requests`` or the end of the master stops the worker."""
@@ -122,4 +119,4 @@ class Worker(base.Worker):
     def _sweep(self) -> None:
         self.notify()
         if not self.alive or self.ppid != os.getppid():
-            self.loop.stop(at_once=self._stopping_at_once)
+            self.loop.stop()

@@ -167,14 +167,6 @@ def feed(body: SizedBody | ChunkedBody, *packets: bytes) -> bytes:
     return rest
 
 
-def test_packet_boundaries_do_not_change_a_sized_body() -> None:
-    data = b"content and the next request"
-    for cut in range(len(data)):
-        body = SizedBody(7)
-        rest = feed(body, data[:cut]) + data[cut:] if cut >= 7 else feed(body, data[:cut], data[cut:])
-        assert (body.complete, body.content, body.size, rest) == (True, b"content", 7, b" and the next request")
-
-
 CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B: c\r\n\r\n'
 
 

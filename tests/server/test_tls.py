@@ -15,12 +15,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRI
 from plants.server.request import Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from plants.server.tls import (
-    HANDSHAKE_BYTES,
-    READ_BYTES,
-    TLS,
-    restricted,
-)
+from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
 from plants.server.worker import tls_context
 from tests.support.loop_driver import Driver
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
@@ -79,7 +74,6 @@ def test_data_arrives_in_both_directions(tls: TLS, version: ssl.TLSVersion, step
 
 NOT_TLS = {
     "http": b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n",
-    "zeros": bytes(1000),
     "a large record": b"\x16\x03\x01\xff\xff" + bytes(1000),
     "random": random.Random(1).randbytes(1000),
 }
@@ -158,9 +152,15 @@ def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
     return [body]
 
 
+class Refusing(Service):
+    def before_body(self, request: Request) -> Response | None:
+        is_stranger = "HTTP_X_STRANGER" in request.environ
+        return make_response("401 Unauthorized", [], b"", is_head=False) if is_stranger else None
+
+
 @pytest.fixture
 def driver(context: ssl.SSLContext) -> Iterator[Driver]:
-    driver = Driver(tls=context, app=respond, body_bytes=100_000)
+    driver = Driver(tls=context, app=respond, service=Refusing(), body_bytes=100_000)
     yield driver
     driver.end()
 
@@ -168,11 +168,11 @@ def driver(context: ssl.SSLContext) -> Iterator[Driver]:
 class Peer:
     """A TLS client of an event loop."""
 
-    def __init__(self, driver: Driver, context: ssl.SSLContext) -> None:
+    def __init__(self, driver: Driver, context: ssl.SSLContext | None = None) -> None:
         self.driver = driver
         self.sock, self.connection = driver.connect()
         self.sock.setblocking(False)
-        self.client = TLSClient(context)
+        self.client = TLSClient(context or trusting())
         sent = self.client.step()
         while sent:
             sent = self.client.step(self.exchange(sent))
@@ -193,27 +193,11 @@ class Peer:
 
 
 @pytest.fixture
-def peers(driver: Driver) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-
-    def make(context: ssl.SSLContext | None = None) -> Peer:
-        made.append(Peer(driver, context or trusting()))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.sock.close()
-
-
-Peers = Callable[..., Peer]
-
-
-@pytest.fixture
-def with_records(peers: Peers, tmp_path: Path) -> tuple[Peer, Records13]:
+def with_records(driver: Driver, tmp_path: Path) -> tuple[Peer, Records13]:
     """Return a client, and what makes records that its TLS object never sends."""
     context = trusting()
     context.keylog_filename = str(tmp_path / "keys")
-    peer = peers(context)
+    peer = Peer(driver, context)
     return peer, Records13(peer.client.ssl, tmp_path / "keys")
 
 
@@ -235,24 +219,17 @@ def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> Non
         assert client.decrypt(sock.recv(100_000)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-class Refusing(Service):
-    def before_body(self, _request: Request) -> Response | None:
-        return make_response("401 Unauthorized", [], b"", is_head=False)
-
-
-def test_a_stranger_cannot_send_a_large_body_together_with_the_head(context: ssl.SSLContext) -> None:
-    driver = Driver(tls=context, app=respond, service=Refusing(), body_bytes=100_000)
-    peer = Peer(driver, trusting())
-    ciphertext = peer.client.encrypt(POST.replace(b": 9\r\n", b": 20000\r\n") + b"x" * 20_000)
+def test_a_stranger_cannot_send_a_large_body_together_with_the_head(driver: Driver) -> None:
+    peer = Peer(driver)
+    ciphertext = peer.client.encrypt(POST.replace(b": 9\r\n", b": 20000\r\nX-Stranger: 1\r\n") + b"x" * 20_000)
     # One step decrypts what is left of an incomplete record, and what one call of recv returns: two records here.
     assert peer.exchange(ciphertext[:16_000]) == b""
     assert peer.client.decrypt(peer.exchange(ciphertext[16_000:])).startswith(b"HTTP/1.1 401")
-    driver.end()
 
 
 @VERSIONS
-def test_a_large_response_is_sent_as_the_client_reads_it(peers: Peers, version: ssl.TLSVersion) -> None:
-    peer = peers(trusting(version))
+def test_a_large_response_is_sent_as_the_client_reads_it(driver: Driver, version: ssl.TLSVersion) -> None:
+    peer = Peer(driver, trusting(version))
     data = peer.request(GET.replace(b"/late", b"/large"))
     assert peer.connection.state == WRITING
     while peer.connection.state == WRITING:
@@ -317,16 +294,16 @@ def test_a_key_update_in_the_middle_of_a_request_is_answered(with_records: WithR
     assert (peer.connection.state, peer.connection.deadline) == (RECEIVING, deadline)
 
 
-def test_the_last_response_is_followed_by_close_notify(peers: Peers) -> None:
-    peer = peers()
+def test_the_last_response_is_followed_by_close_notify(driver: Driver) -> None:
+    peer = Peer(driver)
     assert peer.request(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert peer.client.ssl.read(1) == b""
     assert peer.exchange(random.randbytes(1000)) == b""  # The server discards it.
     assert peer.connection.state == CLOSING
 
 
-def test_an_idle_connection_is_closed_with_close_notify(peers: Peers) -> None:
-    peer = peers()
+def test_an_idle_connection_is_closed_with_close_notify(driver: Driver) -> None:
+    peer = Peer(driver)
     peer.request(GET)
     peer.driver.step(peer.connection, peer.connection.expire)
     peer.client.incoming.write(peer.received())
@@ -355,33 +332,21 @@ def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) ->
     driver.assert_nothing_is_held()
 
 
-def close_notify(peer: Peer) -> None:
-    with pytest.raises(ssl.SSLWantReadError):
-        peer.client.ssl.unwrap()
-    peer.sock.sendall(peer.client.outgoing.read())
-
-
-def end(peer: Peer) -> None:
-    peer.sock.shutdown(socket.SHUT_WR)
-
-
-@pytest.mark.parametrize("stop", [close_notify, end])
-def test_a_client_that_stops_in_a_request_gets_400(peers: Peers, stop: Callable[[Peer], None]) -> None:
-    peer = peers()
-    assert peer.request(POST) == b""
-    stop(peer)
-    peer.driver.run_once()
-    assert peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 400")
-
-
-def test_a_client_that_stops_after_a_request_is_closed(peers: Peers) -> None:
-    peer = peers()
-    peer.sock.sendall(peer.client.encrypt(GET))
-    end(peer)
-    peer.driver.run_once()
-    assert peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 200")
-    peer.driver.run_once()
-    assert peer.connection.state in (CLOSING, CLOSED)
+@pytest.mark.parametrize(("sent", "status"), [(POST, b"400"), (GET, b"200")])
+@pytest.mark.parametrize("with_notify", [True, False])
+def test_a_client_may_end_in_a_request_or_after_it(
+    driver: Driver, sent: bytes, status: bytes, with_notify: bool
+) -> None:
+    peer = Peer(driver)
+    received = peer.exchange(peer.client.encrypt(sent))
+    if with_notify:
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.client.ssl.unwrap()
+        peer.sock.sendall(peer.client.outgoing.read())
+    else:
+        peer.sock.shutdown(socket.SHUT_WR)
+    driver.run_until(lambda: peer.connection.state in (CLOSING, CLOSED))
+    assert peer.client.decrypt(received + peer.received())[9:12] == status
 
 
 # Gunicorn's settings
