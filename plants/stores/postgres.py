@@ -418,10 +418,8 @@ class _Connection(psycopg.Connection[_Row]):
 
 
 def _split_hosts(conninfo: str) -> list[str]:
-    """Return a connection string for each host, unless libpq is to choose one at random."""
+    """Return a connection string for each host."""
     parameters = conninfo_to_dict(conninfo)
-    if parameters.get("load_balance_hosts") == "random":
-        return [conninfo]
     lists = {
         name: str(parameters[name]).split(",")
         for name in ("host", "hostaddr", "port")
