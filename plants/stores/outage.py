@@ -115,5 +115,4 @@ class CircuitBreaker:
             self._rejected_requests += rejected
             if not self._outage_logged:
                 self._outage_logged = True
-                line = " ".join(str(error).split())
-                _log.warning("the store is unavailable: %s", line[:500])
+                _log.warning("the store is unavailable: %s", " ".join(str(error).split()))

@@ -109,21 +109,12 @@ class SQLiteStore(BatchStore):
 
     def _disconnect(self, deadline: float) -> None:
         with suppress(StoreUnavailable), self._locked(deadline):
-            self._checkpoint(deadline)
             self._close_writer()
 
     def _check_usable(self) -> None:
         if self._lost_log:
             raise _LostLog(*self._lost_log.args)
         self._check_open()
-
-    def _checkpoint(self, deadline: float) -> None:
-        # The last connection to close copies the log into the file. If two close at once, possibly neither does.
-        if self._writer:
-            self._writer.check_unchanged()
-            checkpoint = partial(self._writer.connection.execute, "PRAGMA wal_checkpoint")
-            while checkpoint().fetchone()[0] and time.monotonic() < deadline:
-                time.sleep(_LOCK_POLL_SECONDS)
 
     def _close_writer(self) -> None:
         if self._writer:

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -76,19 +75,6 @@ def test_creates_get_503_on_a_full_disk_and_recover(tmp_path: Path) -> None:
         assert {create(service, number).error for number in range(10)} == {40003}
         again = {number for number in range(10, 50) if create(service, number).status == 200}
     assert ids_in(file) >= {*range(10), *again, 50}
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_after_sigterm_the_database_file_has_every_plant(tmp_path: Path) -> None:
-    file = tmp_path / "plants.db"
-    with serving(workers=2, PLANTS_STORE=f"sqlite:///{file}") as service:
-        with ThreadPoolExecutor(8) as pool:
-            assert {response.status for response in pool.map(lambda number: create(service, number), range(200))} == {
-                200
-            }
-        assert service.stop() == 0
-    shutil.copy(file, tmp_path / "copy.db")
-    assert ids_in(tmp_path / "copy.db") == set(range(200))
 
 
 def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
