@@ -243,8 +243,12 @@ class Loop:
                 self.shared.watch(listener.sock.fileno(), 0, None)
                 return
             has_room = self._make_room(listener, peer[0] if isinstance(peer, tuple) else "")
-            sock.setblocking(False)
-            connection = self.connect(listener, sock, peer)
+            try:
+                sock.setblocking(False)
+                connection = self.connect(listener, sock, peer)
+            except OSError:  # The client has gone.
+                sock.close()
+                continue
             if not has_room:
                 self.shared.turned_away += 1
                 self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))

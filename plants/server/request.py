@@ -35,6 +35,11 @@ _MAX_LENGTH_DIGITS: Final = 640  # int() accepts this many, even with the lowest
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
 _EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
+# RFC 9110, section 6.5.1: other servers may use these fields of a trailer, such as Connection.
+_FORBIDDEN_TRAILERS: Final = {
+    "authorization", "connection", "content-encoding", "content-length", "content-range", "content-type", "cookie",
+    "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
+}  # fmt: skip
 _environ_keys: Final[dict[str, str]] = {}  # Names of fields repeat. The cache saves 1 % of a request.
 _MAX_CACHED_NAMES: Final = 128  # A client could fill a larger cache with long names.
 _UNIQUE_KEYS: Final = {"CONTENT_LENGTH", "HTTP_HOST"}
@@ -141,7 +146,9 @@ class ChunkedBody:
             if len(data) > HEAD_BYTES:
                 raise HTTPError(*_TOO_LARGE_FIELDS)
             return data
-        _fields(data[: end + 4].decode("latin-1"), 2, self._limits)
+        for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
+            if name.lower() in _FORBIDDEN_TRAILERS:
+                raise HTTPError(400)
         self.complete = True
         return data[end + 4 :]
 

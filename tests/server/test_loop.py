@@ -343,22 +343,29 @@ def test_new_clients_get_503_while_all_others_wait_for_responses(make: Make) -> 
 
 
 class ShortOfDescriptors(socket.socket):
-    """A listening socket whose process has no free descriptors while ``short`` is set."""
+    """A listening socket whose process has no free descriptors while ``short`` is set.
+
+    Once ``short`` is cleared, the first accepted connection fails, as if its client had already disconnected.
+    """
 
     short = True
-    accepted: Any = ()
+    clients_gone = 1
 
     def accept(self) -> Any:
         if self.short:
             raise OSError(errno.EMFILE, "Too many open files")
-        self.accepted = super().accept()
-        return self.accepted
+        sock, peer = super().accept()
+        if self.clients_gone:
+            self.clients_gone -= 1
+            sock.close()  # Using it then raises OSError, as if the client had disconnected.
+        return sock, peer
 
 
 def test_accepting_pauses_while_descriptors_are_exhausted(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     listener = ShortOfDescriptors(fileno=socket.create_server(("127.0.0.1", 0)).detach())
     driver = make(listener)
-    with closing(socket.create_connection(listener.getsockname(), 60)) as client:
+    address = listener.getsockname()
+    with closing(socket.create_connection(address)), closing(socket.create_connection(address, 60)) as client:
         driver.run_until(lambda: caplog.messages)
         assert listener.fileno() not in driver.loop.shared.handlers
         assert caplog.messages == ["cannot accept connections for now: [Errno 24] Too many open files"]

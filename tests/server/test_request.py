@@ -130,6 +130,8 @@ HOSTILE = {
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
     "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 17_000), 43100),
     "too-many-trailers": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101 + b"\r\n"), 43100),
+    "trailer-content-length": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
+    "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
 
