@@ -7,8 +7,10 @@ import time
 from http import HTTPStatus
 from typing import Any, Final
 
+import falcon
+
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, RETRY_AFTER_SECONDS, error_body, error_response, parse_error
+from plants.errors import RETRY_AFTER_SECONDS, error_response, parse_error
 from plants.hosting.application import PAGE
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
@@ -60,22 +62,14 @@ class PlantService(Service):
         except Exception as failure:
             error = failure
         request.trusted = error is None
-        response = None
-        if error is not None:
-            status, headers, body = error_response(error)
-            response = make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
+        response = _error_response(error, request) if error else None
         current_request.set(None)
         return response
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""
-        status = HTTPStatus(error.status)
-        headers = list(HEADERS.items())
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            headers.append(("Retry-After", str(RETRY_AFTER_SECONDS)))
-        body = error_body(status * 100, error.message)
-        is_head = request.method == "HEAD"
-        return make_response(f"{status} {status.phrase}", headers, body, is_head=is_head)
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        return _error_response(falcon.HTTPError(error.status, description=error.message, headers=headers), request)
 
     def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
@@ -96,3 +90,8 @@ class PlantService(Service):
             except Exception:
                 self._log.exception("a response could not be logged", extra={"request": request})
         self._access_log.flush()
+
+
+def _error_response(error: Exception, request: Request) -> Response:
+    status, headers, body = error_response(error)
+    return make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")

@@ -15,7 +15,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from tests.support.loop_driver import Driver, GatedApp, is_readable
+from tests.support.loop_driver import PIPE, Driver, GatedApp, is_readable
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
@@ -547,7 +547,7 @@ def test_each_completed_batch_wakes_the_loop(make: Make) -> None:
         while connection.state == RESPONDING:  # Each iteration waits for an event, or for the next sweep.
             driver.loop.run_once()
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert not select.select([driver.pipe[0]], [], [], 0)[0]
+        assert not select.select([PIPE[0]], [], [], 0)[0]
 
 
 # The worker stops

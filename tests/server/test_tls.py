@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, WRITING, Connection
+from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
 from plants.server.request import Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
 from plants.server.worker import tls_context
 from tests.support.loop_driver import Driver
-from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
+from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
 from tests.support.worker_server import running_worker
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -32,10 +32,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    restricted(context)
-    return context
+    return server_context(certificate)
 
 
 @pytest.fixture
@@ -202,21 +199,6 @@ def with_records(driver: Driver, tmp_path: Path) -> tuple[Peer, Records13]:
 
 
 WithRecords = tuple[Peer, Records13]
-
-
-def test_a_large_request_may_follow_the_handshake_at_once(driver: Driver) -> None:
-    sock, connection = driver.connect()
-    with sock:
-        client = TLSClient(trusting())
-        sock.sendall(client.step())
-        driver.run_once()
-        end_of_handshake = client.step(sock.recv(READ_BYTES))
-        request = POST.replace(b": 9\r\n", b": 30000\r\n") + b"x" * 30_000
-        records = [client.encrypt(request[start : start + 1000]) for start in range(0, len(request), 1000)]
-        assert len(request) > READ_BYTES
-        sock.sendall(end_of_handshake + b"".join(records))
-        driver.run_until_state(connection, IDLE)
-        assert client.decrypt(sock.recv(100_000)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_a_stranger_cannot_send_a_large_body_together_with_the_head(driver: Driver) -> None:

@@ -49,25 +49,32 @@ def test_the_environ_describes_the_request(server: Server, client: Client) -> No
     ).response()
     environ = environ_of(response)
     assert body_of(response) == "body"
-    assert environ["REQUEST_METHOD"] == "POST"
-    assert environ["PATH_INFO"] == "/a b"
-    assert environ["SCRIPT_NAME"] == ""
-    assert environ["QUERY_STRING"] == "c=%20d"
-    assert environ["RAW_URI"] == "/a%20b?c=%20d"
-    assert environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-    assert environ["CONTENT_TYPE"] == "text/plain"
-    assert environ["CONTENT_LENGTH"] == "4"
-    assert environ["HTTP_HOST"] == "plants.example"
-    assert environ["HTTP_X_A"] == "1,2"
-    assert environ["REMOTE_ADDR"] == "127.0.0.1"
-    assert environ["REMOTE_PORT"] == str(client.sock.getsockname()[1])
-    assert f"{environ['SERVER_NAME']}:{environ['SERVER_PORT']}" == server.address
-    assert environ["wsgi.url_scheme"] == "http"
-    assert environ["wsgi.multiprocess"] is False
-    assert environ["wsgi.run_once"] is False
-    assert environ["wsgi.input_terminated"] is True
-    assert environ["server.stopping"] is False
-    assert environ["server.deferred_response"] is ("--threads=3" in server.process.args)  # type: ignore[operator]
+    host, port = server.address.split(":")
+    assert (
+        environ.items()
+        >= {
+            "REQUEST_METHOD": "POST",
+            "PATH_INFO": "/a b",
+            "SCRIPT_NAME": "",
+            "QUERY_STRING": "c=%20d",
+            "RAW_URI": "/a%20b?c=%20d",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "CONTENT_TYPE": "text/plain",
+            "CONTENT_LENGTH": "4",
+            "HTTP_HOST": "plants.example",
+            "HTTP_X_A": "1,2",
+            "REMOTE_ADDR": "127.0.0.1",
+            "REMOTE_PORT": str(client.sock.getsockname()[1]),
+            "SERVER_NAME": host,
+            "SERVER_PORT": port,
+            "wsgi.url_scheme": "http",
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+            "wsgi.input_terminated": True,
+            "server.stopping": False,
+            "server.deferred_response": "--threads=3" in server.process.args,  # type: ignore[operator]
+        }.items()
+    )
 
 
 def test_no_forwarded_header_is_trusted(client: Client) -> None:
@@ -136,26 +143,22 @@ def test_100_continue_is_sent_if_expected(client: Client) -> None:
     assert body_of(client.send(b"body").response()) == "body"
 
 
-def test_a_client_that_sends_all_of_its_body_gets_the_413(client: Client) -> None:
-    client.send(request(b"Content-Length: 3000000\r\n", b"/limit", b"POST"))
-    client.send(b"x" * 3_000_000)
-    assert client.response().status == 413
-
-
-def test_write_and_a_returned_list_are_one_response(client: Client) -> None:
-    response = client.send(request(target=b"/written")).response()
-    assert (response.headers["content-length"], response.body) == ("20", b"written and returned")
+@pytest.mark.parametrize(
+    ("target", "status", "body"),
+    [(b"/written", 200, b"written and returned"), (b"/late", 200, b"late"), (b"/second_thought", 503, b"sorry")],
+)
+def test_a_response_is_complete_when_it_is_sent(client: Client, target: bytes, status: int, body: bytes) -> None:
+    response = client.send(request(target=target)).response()
+    assert (response.status, response.headers["content-length"], response.body) == (status, str(len(body)), body)
     assert "transfer-encoding" not in response.headers
     assert response.headers["date"].endswith(" GMT")
 
 
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-def test_blocks_are_joined_and_their_iterable_is_closed(server: Server, client: Client, version: bytes) -> None:
+def test_blocks_are_joined_and_their_iterable_is_closed(server: Server, client: Client) -> None:
     before = len(server.notes())
-    response = client.send(request(b"Connection: keep-alive\r\n", b"/blocks", version=version)).response()
+    response = client.send(request(target=b"/blocks")).response()
     assert (response.headers["content-length"], response.body) == ("13", b"one two three")
     assert server.notes()[before:] == ["closed"]
-    assert client.send(request()).response().status == 200
 
 
 @pytest.mark.parametrize("target", [b"/blocks", b"/late", b"/written"])
@@ -171,11 +174,6 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
         client.end()
     assert len(client.response().body) == 8_000_000
     assert client.is_closed()
-
-
-def test_a_response_can_be_replaced_until_it_is_sent(client: Client) -> None:
-    response = client.send(request(target=b"/second_thought")).response()
-    assert (response.status, response.body) == (503, b"sorry")
 
 
 @pytest.mark.parametrize("line", ["204 No Content", "304 Not Modified"])

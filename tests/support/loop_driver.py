@@ -49,7 +49,6 @@ class Driver:
         **limits: int,
     ) -> None:
         self.service = service or Service()
-        self.pipe = PIPE
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         config = Config(
@@ -60,19 +59,19 @@ class Driver:
             threads=threads,
             max_batch=max_batch,
         )
-        self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, self.pipe)
+        self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, PIPE)
 
-    def connect(self, sent: bytes = b"", host: str = "") -> tuple[socket.socket, Connection]:
+    def connect(self, sent: bytes = b"") -> tuple[socket.socket, Connection]:
         """Return a client that has sent these bytes, and its connection."""
         client, served = socket.socketpair()
         client.settimeout(60)
         served.setblocking(False)
         client.sendall(sent)
         self.clients.append(client)
-        return client, self.loop.connect(self.listener, served, (host, 1) if host else "")
+        return client, self.loop.connect(self.listener, served, "")
 
     def run_once(self) -> None:
-        os.write(self.pipe[1], b"\0")  # Do not wait for an event.
+        os.write(PIPE[1], b"\0")  # Do not wait for an event.
         self.loop.run_once()
 
     def run_until(self, condition: Callable[[], object]) -> None:
@@ -100,7 +99,7 @@ class Driver:
         """Check that no connection has left anything behind."""
         shared = self.loop.shared
         listeners = {listener.sock.fileno() for listener in self.loop.listeners}
-        assert shared.handlers.keys() - listeners == {self.pipe[0]}
+        assert shared.handlers.keys() - listeners == {PIPE[0]}
         assert not shared.connections
         assert not shared.ready_requests
         assert not shared.unfinished_connections
