@@ -2,12 +2,8 @@
 
 import json
 import os
-import resource
 import signal
-import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,16 +12,11 @@ from tests.audits.outages import Outage, Place, file_held, server_suspended, tab
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import children, resident_bytes, wait_until
+from tests.support.process import resident_bytes, wait_until
 
 
 def create(service: Service, plant_id: int) -> Response:
     return service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
-
-
-def ids_in(file: Path) -> set[int]:
-    with closing(sqlite3.connect(file)) as connection:
-        return {plant_id for (plant_id,) in connection.execute("SELECT id FROM plants")}
 
 
 @pytest.mark.parametrize("stall", [file_held, table_locked, server_suspended])
@@ -46,35 +37,6 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
             assert probes_meanwhile
             assert {created.result().error for created in creates} == {50300}
         wait_until(lambda: create(service, 100).status == 200)
-
-
-@contextmanager
-def disk_full(service: Service) -> Iterator[None]:
-    """Prevent the workers of a service from writing to files, as a full disk does."""
-    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in children(service.process.pid)}
-    for pid, (_, hard) in limits.items():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
-    yield
-    for pid, limit in limits.items():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_creates_get_503_on_a_full_disk_and_recover(tmp_path: Path) -> None:
-    file = tmp_path / "plants.db"
-    with serving(PLANTS_STORE=f"sqlite:///{file}") as service, ThreadPoolExecutor(40) as pool:
-        assert {create(service, number).status for number in range(10)} == {200}
-        with disk_full(service):
-            rejected = list(pool.map(lambda number: create(service, number), range(10, 50)))
-            assert {response.error for response in rejected} == {50300}
-            assert all(response.headers["retry-after"] for response in rejected)
-            assert service.send(method="GET", path="/livez", headers=[]).status == 200
-            assert service.send(method="GET", path="/readyz", headers=[]).error == 50300
-        wait_until(lambda: create(service, 50).status == 200)
-        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
-        assert {create(service, number).error for number in range(10)} == {40003}
-        again = {number for number in range(10, 50) if create(service, number).status == 200}
-    assert ids_in(file) >= {*range(10), *again, 50}
 
 
 def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:

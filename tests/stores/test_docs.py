@@ -59,16 +59,16 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
 @contextmanager
 def under_load(store: PlantStore) -> Iterator[None]:
     def add() -> None:
-        while not stopping.is_set():
-            store.add(Plant(next(ids), "fern"))
-            has_begun.set()
+        for plant_id in count(1):
+            store.add(Plant(plant_id, "fern"))
+            if stopping.is_set():
+                return
 
-    ids = count(1)
-    has_begun, stopping = threading.Event(), threading.Event()
+    stopping = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         adding = thread.submit(add)
         try:
-            assert has_begun.wait(PATIENCE_SECONDS)
+            wait_until(lambda: store.get(1))
             yield
         finally:
             stopping.set()
