@@ -81,7 +81,7 @@ class TLS:
                     self.closed = True
         if not self.established and self._handshake_bytes_left < 0:
             raise SSLError("the handshake is too large")
-        return records[0] if len(records) == 1 else b"".join(records)
+        return b"".join(records)
 
     def _pass_records(self, data: bytes) -> None:
         """Pass the first complete records to OpenSSL, and keep the rest of the data."""

@@ -60,21 +60,44 @@ def test_the_date_of_a_response_is_the_current_second(sock: socket.socket, monke
         assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, request, close=False)
 
 
-@pytest.mark.parametrize("name", ["Date", "date", "DATE"])
-def test_the_applications_date_replaces_the_servers_date(sock: socket.socket, name: str) -> None:
-    date = "Thu, 01 Jan 1970 00:00:00 GMT"
-    response = make_response("200 OK", [(name, date)], b"", is_head=False)
-    sent = to_bytes(response, Request(Listener(sock, keep_input), {}, 0.0), close=False)
-    assert sent == f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
+DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"),
-    [("www-authenticate", "WWW-Authenticate"), ("x-a", "X-A"), ("X-a", "X-a"), ("X-A-b", "X-A-b")],
+    ("status", "headers", "sent"),
+    [
+        ("200 OK", [("www-authenticate", "b")], "WWW-Authenticate: b\r\nContent-Length: 4\r\n\r\nbody"),
+        ("200 OK", [("x-a", "b"), ("X-b", "c")], "X-A: b\r\nX-b: c\r\nContent-Length: 4\r\n\r\nbody"),
+        ("200 OK", [("Connection", "close"), ("Keep-Alive", "timeout=1")], "Content-Length: 4\r\n\r\nbody"),
+        ("204 No Content", [], "\r\n"),
+        ("304 Not Modified", [("content-length", "4")], "\r\n"),
+    ],
 )
-def test_header_names_in_lower_case_are_capitalized(name: str, sent: str) -> None:
-    response = make_response("200 OK", [(name, "b")], b"", is_head=False)
-    assert response.head == f"HTTP/1.1 200 OK\r\n{sent}: b\r\n".encode()
+@pytest.mark.parametrize("date", ["Date", "date", "DATE"])
+def test_the_headers_of_the_application_are_sent(
+    sock: socket.socket, status: str, headers: list[tuple[str, str]], sent: str, date: str
+) -> None:
+    response = make_response(status, [(date, DATE), *headers], b"body", is_head=False)
+    data = to_bytes(response, Request(Listener(sock, keep_input), {}, 0.0), close=False)
+    assert data == f"HTTP/1.1 {status}\r\nDate: {DATE}\r\n{sent}".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        pytest.param("200 OK\r\nX-A: 1", [], id="status"),
+        pytest.param("100 Continue", [], id="status-that-is-not-final"),
+        pytest.param("200", [], id="status-without-a-phrase"),
+        pytest.param("200 OK", [("X-A", "1\r\nX-B: 2")], id="value"),
+        pytest.param("200 OK", [("X A", "1")], id="name"),
+        pytest.param("200 OK", [("Content-Length", "four")], id="length"),
+        pytest.param("200 OK", [("Content-Length", "5")], id="body-too-short"),
+        pytest.param("200 OK", [("Content-Length", "3")], id="body-too-long"),
+    ],
+)
+def test_an_invalid_response_is_an_error(status: str, headers: list[tuple[str, str]]) -> None:
+    with pytest.raises(ValueError, match=r"application|final status|literal"):
+        make_response(status, headers, b"body", is_head=False)
 
 
 def test_wsgi_errors_strips_trailing_white_space(caplog: pytest.LogCaptureFixture) -> None:

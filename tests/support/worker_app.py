@@ -123,10 +123,9 @@ def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]
     return [b"body"]
 
 
-def status(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond with the status and the headers that the request's body names."""
-    line, fields = json.load(environ["wsgi.input"])
-    start_response(line, [(name, value) for name, value in fields])
+def wrong_length(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Announce another length than that of the body."""
+    start_response("200 OK", [("Content-Length", "9")])
     return [b"body"]
 
 
