@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -74,31 +75,6 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None
     assert (state / "plants.db").stat().st_size > 0
 
 
-def bubblewrap() -> list[str]:
-    """Return a command that runs another one in a read-only root directory with a read-only, empty /tmp."""
-    empty = [argument for place in ("/tmp", "/var/tmp") for argument in ("--tmpfs", place)]
-    # The checkout and Python may be below /tmp.
-    bound = [
-        argument for place in {str(CHECKOUT), sys.prefix, sys.base_prefix} for argument in ("--ro-bind", place, place)
-    ]
-    sealed = [argument for place in ("/tmp", "/var/tmp") for argument in ("--remount-ro", place)]
-    return [
-        "bwrap",
-        "--ro-bind",
-        "/",
-        "/",
-        *empty,
-        *bound,
-        *sealed,
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--tmpfs",
-        "/dev/shm",
-    ]
-
-
 def can_unshare() -> bool:
     return shutil.which("bwrap") is not None and (
         subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-user", "true"], check=False).returncode == 0
@@ -107,8 +83,14 @@ def can_unshare() -> bool:
 
 @pytest.mark.skipif(not can_unshare(), reason="bwrap is not installed or may not create a user namespace")
 def test_a_service_starts_on_a_read_only_root_as_any_user() -> None:
-    box = [*bubblewrap(), "--unshare-user", "--uid", "54321", "--gid", "54321", "--unshare-pid", "--die-with-parent"]
-    box += ["--unsetenv", "HOME", "--chdir", "/", "--unsetenv", "COVERAGE_PROCESS_CONFIG"]
+    # The checkout and Python may be below /tmp.
+    places = map(shlex.quote, {str(CHECKOUT), sys.prefix, sys.base_prefix})
+    bound = " ".join(f"--ro-bind {place} {place}" for place in places)
+    box = shlex.split(
+        f"bwrap --ro-bind / / --tmpfs /tmp --tmpfs /var/tmp {bound} --remount-ro /tmp --remount-ro /var/tmp "
+        "--proc /proc --dev /dev --tmpfs /dev/shm --unshare-user --uid 54321 --gid 54321 --unshare-pid "
+        "--die-with-parent --unsetenv HOME --unsetenv COVERAGE_PROCESS_CONFIG --chdir /"
+    )
     with Service([*box, *SERVE, "--bind", "127.0.0.1:0"], CHECKOUT, {"PLANTS_TOKENS": "secret"}) as service:
         service.wait_until_it_serves()
         headers = [("Authorization", "Bearer secret"), JSON_TYPE]
