@@ -88,17 +88,13 @@ class CircuitBreaker:
         finally:
             self._probe_lock.release()
 
-    def is_open(self) -> bool:
-        """Return whether a call would be rejected at once."""
-        return bool(self._reason) and time.monotonic() < self._next_attempt_at
-
     def raise_if_open(self) -> None:
         """Reject a call during an outage.
 
         :raises StoreUnavailable: the breaker is open; the message is that of the last failure.
         """
         reason = self._reason
-        if reason and self.is_open():
+        if reason and time.monotonic() < self._next_attempt_at:
             raise StoreUnavailable(reason)
 
     def record_write(self) -> None:

@@ -76,8 +76,6 @@ _LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that h
 _SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
 _CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
 RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
-_RECONNECT_SECONDS = 1.0  # If a connection is open, the store waits this long after a failed attempt to open another.
-_POLL_SECONDS = 0.01  # between two looks for a connection that is idle again
 
 _log = logging.getLogger(__name__)
 
@@ -88,10 +86,6 @@ _Row = tuple[Any, ...]
 _RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
 # The server rejects a statement because of one row, and might accept the others.
 _REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
-
-
-class _ServiceRefused(ValueError):
-    """The connection parameters are in a service file."""
 
 
 class PostgresStore(BatchStore):
@@ -107,8 +101,6 @@ class PostgresStore(BatchStore):
     def __init__(self, conninfo: str, timeout: float = 2.0, max_connections: int = 16) -> None:
         super().__init__(timeout)
         parameters = conninfo_to_dict(conninfo)
-        if "service" in parameters or os.environ.get("PGSERVICE"):
-            raise _ServiceRefused(_NO_SERVICE)
         # Check the numbers here, because libpq would report a bad number only when it connects.
         timeout_from_conninfo(parameters)
         _ = [int(port or 0) for port in str(parameters.get("port", "")).split(",")]
@@ -125,9 +117,7 @@ class PostgresStore(BatchStore):
         for _ in range(max_connections):
             self._slots.put(None)
         self._idle: list[_Connection] = []  # the one that was used last at the end
-        self._connections: set[_Connection] = set()
         self._failure_count = 0  # of connections; one that was opened before the last failure is not used again
-        self._reconnect_at = 0.0
         self._contended_until = 0.0
         self._checked_at = 0.0  # when the table was last checked
         self._role_checked = False
@@ -139,14 +129,16 @@ class PostgresStore(BatchStore):
         :raises ValueError: libpq cannot parse the URL, or would block the process to connect.
         """
         try:
-            return cls(url)
-        except _ServiceRefused:
-            raise
+            has_service = "service" in conninfo_to_dict(url) or os.environ.get("PGSERVICE")
+            store = cls(url)
         except (psycopg.ProgrammingError, ValueError):
             # libpq's message may quote the password.
             raise ValueError(
                 "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
             ) from None
+        if has_service:
+            raise ValueError(_NO_SERVICE)
+        return store
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         stored = self._run(partial(self._insert_batch, collect), deadline)
@@ -175,12 +167,15 @@ class PostgresStore(BatchStore):
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
 
-    def _prepare(self, deadline: float) -> None:  # noqa: ARG002  # Connecting has a time limit of its own.
-        self._connect().close()
+    def _prepare(self, deadline: float) -> None:
+        try:
+            self._check(deadline)
+        finally:
+            self._disconnect(deadline)
 
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
         while idle := self._take_idle():
-            self._close(idle)
+            idle.close()
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
         """Return what the work returns; retry while the server reports that nothing was stored."""
@@ -204,7 +199,7 @@ class PostgresStore(BatchStore):
         connection = None
         try:
             self._check_open()
-            connection = self._take_idle() or self._open(deadline)
+            connection = self._take_idle() or self._connect()
             connection.deadline = deadline
             yield connection
         finally:
@@ -217,27 +212,8 @@ class PostgresStore(BatchStore):
             while connection := self._idle.pop():
                 if connection.failure_count == self._failure_count and not connection.has_unread_input():
                     return connection
-                self._close(connection)
+                connection.close()
         return None
-
-    def _open(self, deadline: float) -> "_Connection":
-        while True:
-            if not self._connections or time.monotonic() > self._reconnect_at:
-                failure_count = self._failure_count
-                try:
-                    connection = self._connect()
-                except StoreUnavailable:
-                    if not self._connections or time.monotonic() > deadline:
-                        raise
-                    # The server may have no room for another connection. Wait for one of those that are in use.
-                    self._reconnect_at = time.monotonic() + _RECONNECT_SECONDS
-                else:
-                    connection.failure_count = failure_count
-                    self._connections.add(connection)
-                    return connection
-            time.sleep(_POLL_SECONDS)
-            if idle := self._take_idle():
-                return idle
 
     def _put_back(self, connection: "_Connection") -> None:
         is_idle = connection.is_idle()
@@ -245,11 +221,7 @@ class PostgresStore(BatchStore):
         if is_idle and not self._closed:
             self._idle.append(connection)
         else:
-            self._close(connection)
-
-    def _close(self, connection: "_Connection") -> None:
-        self._connections.discard(connection)
-        connection.close()
+            connection.close()
 
     def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
         if time.monotonic() - self._checked_at > RECHECK_SECONDS:
@@ -298,18 +270,15 @@ class PostgresStore(BatchStore):
 
     def _connect(self) -> "_Connection":
         """Connect to the first host that accepts writes and has the table, beginning with the one that did so last."""
-        may_create = self._may_create  # Another thread may create the table meanwhile.
+        failure_count, may_create = self._failure_count, self._may_create  # Another thread may change them meanwhile.
         try:
-            try:
-                return self._connect_to_first_host()
-            except StoreMissing:
-                if not may_create:
-                    raise
-            return self._connect_to_first_host(create=True)
-        except StoreUnavailable:
-            raise
-        except Exception as error:  # For example, a name of a host that cannot be encoded is a UnicodeError.
-            raise _unavailable(error) from None
+            connection = self._connect_to_first_host()
+        except StoreMissing:
+            if not may_create:
+                raise
+            connection = self._connect_to_first_host(create=True)
+        connection.failure_count = failure_count
+        return connection
 
     def _connect_to_first_host(self, *, create: bool = False) -> "_Connection":
         failures: list[str] = []
@@ -322,7 +291,7 @@ class PostgresStore(BatchStore):
                 except BaseException:
                     connection.close()
                     raise
-            except psycopg.OperationalError as error:
+            except (psycopg.OperationalError, UnicodeError) as error:  # A host's name may have no encoding.
                 failures.append(_reason(error))
                 continue
             except StoreMissing as error:

@@ -105,7 +105,8 @@ class SQLiteStore(BatchStore):
         return None if row is None else Plant(plant_id, *row)
 
     def _check(self, deadline: float) -> None:
-        self._write(_check_insert, deadline)
+        # Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant.
+        self._write(_rewrite_page, deadline)
 
     def _disconnect(self, deadline: float) -> None:
         with suppress(StoreUnavailable), self._locked(deadline):
@@ -194,7 +195,7 @@ class SQLiteStore(BatchStore):
             self.is_new = True
             _log.warning("%s did not exist; a new store was created, without plants", self._printable_path)
         self._may_create = False
-        self._file_identity = file.identity
+        self._file_identity = file.identities[0]
         return file
 
 
@@ -238,7 +239,7 @@ class _OpenFile:
     def _check_before_opening(self, expected: tuple[int, ...] | None, *, may_create: bool) -> None:
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_wal = Path(self.wal_path).exists()
-        found = _stat(self.real_path)
+        found = _identity(self.real_path)
         self.is_new = found is None
         folder = Path(self.real_path).parent
         if found is None and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -250,16 +251,11 @@ class _OpenFile:
             )
         if found is None and has_wal:
             raise StoreMissing("the file is gone, but not its log (-wal); move the file back beside it")
-        if expected and found and _identity(found) != expected:
+        if expected and found and found != expected:
             raise StoreUnusable(
                 "the file was replaced; move the right one back, together with its log (-wal), and do not restart "
                 "before that"
             )
-
-    @property
-    def identity(self) -> tuple[int, ...] | None:
-        """The identity of the database file."""
-        return self._identities[0]
 
     def close(self) -> None:
         if self._is_wal_truncated():
@@ -273,19 +269,18 @@ class _OpenFile:
 
     def identify(self) -> None:
         """Record the identities of the database file, its write-ahead log and its shared-memory file."""
-        self._identities = [stat and _identity(stat) for stat in map(_stat, self._paths)]
+        self.identities = [_identity(path) for path in self._paths]
         self._wal_descriptor = os.open(self.wal_path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check_unchanged(self) -> None:
         """Raise StoreUnusable if one of the files was removed, replaced or truncated."""
-        found = [_stat(path) for path in self._paths]
-        identities = [stat and _identity(stat) for stat in found]
-        if identities[0] != self._identities[0]:
+        found = [_identity(path) for path in self._paths]
+        if found[0] != self.identities[0]:
             raise StoreUnusable(
                 "the file was removed or replaced; move it back, together with its log (-wal), and do not restart "
                 "before that, because ids already in use would become available"
             )
-        if identities != self._identities or not all(found):
+        if found != self.identities or not all(found):
             raise _LostLog(
                 "SQLite's log (-wal) or the log's index (-shm) was removed or replaced; stop all processes that use "
                 "the file, with TERM and never with KILL, so that the last one copies the log into the file; then start"
@@ -314,14 +309,10 @@ class _OpenFile:
             self._schema_version = version
 
 
-def _stat(file: str) -> os.stat_result | None:
+def _identity(file: str) -> tuple[int, ...] | None:
     with suppress(OSError):
-        return os.stat(file)  # noqa: PTH116  # Path.stat takes twice as long, and this runs six times per commit
+        return os.stat(file)[1:3]  # noqa: PTH116  # Path.stat takes twice as long, and this runs six times per commit
     return None
-
-
-def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    return stat[1:3]
 
 
 def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
@@ -347,13 +338,6 @@ def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:
 def _rewrite_page(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute(f"PRAGMA user_version = {version}")
-
-
-def _check_insert(connection: sqlite3.Connection) -> None:
-    """Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant."""
-    _rewrite_page(connection)
-    # An index may need a function or a collation that only another program defines. SQLite then rejects any INSERT.
-    connection.execute("INSERT INTO plants (id, name, tag) SELECT 0, '', '' WHERE 0")
 
 
 def _check_table(connection: sqlite3.Connection) -> None:

@@ -488,18 +488,6 @@ def test_a_batch_waits_for_a_short_lock_on_the_table(
     assert batch.result() == ["added"] * 2
 
 
-def test_callers_wait_for_a_connection_if_the_server_has_no_room(
-    server: PostgresServer, store: PostgresStore, admin: psycopg.Connection
-) -> None:
-    store.check()
-    url = server.url.replace("//postgres@", "//lonely@")
-    with role(admin, "lonely", "CONNECTION LIMIT 1"), closing(PostgresStore(url, timeout=20)) as lonely:
-        admin.execute("GRANT SELECT, INSERT ON plants TO lonely")
-        lonely.check()
-        with ThreadPoolExecutor(8) as threads:
-            assert list(threads.map(lonely.get, range(300))) == [None] * 300
-
-
 def test_a_store_first_tries_the_host_that_last_accepted_writes(
     server: PostgresServer, admin: psycopg.Connection
 ) -> None:
@@ -549,12 +537,13 @@ def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
         store.add(Plant(1, "oak"))
 
 
-@pytest.mark.parametrize("in_url", [True, False], ids=["the URL", "the environment"])
-def test_a_service_file_is_refused_because_libpq_would_block(monkeypatch: pytest.MonkeyPatch, *, in_url: bool) -> None:
-    if not in_url:
-        monkeypatch.setenv("PGSERVICE", "plants")
+@pytest.mark.parametrize(("query", "environ"), [("?service=plants", ""), ("", "plants")])
+def test_a_service_file_is_refused_because_libpq_would_block(
+    monkeypatch: pytest.MonkeyPatch, query: str, environ: str
+) -> None:
+    monkeypatch.setenv("PGSERVICE", environ)
     with pytest.raises(ValueError, match="takes no service= and no PGSERVICE, because libpq would look up"):
-        PostgresStore.from_url("postgresql:///plants" + "?service=plants" * in_url)
+        PostgresStore.from_url(f"postgresql:///plants{query}")
 
 
 def test_a_host_without_the_table_is_skipped_if_another_has_it(server: PostgresServer, server_directory: Path) -> None:

@@ -569,16 +569,6 @@ def test_a_table_that_could_lose_plants_is_rejected_by_the_next_add_and_at_the_s
     assert message.startswith(f"the store is unavailable: {path}: ")
 
 
-def test_an_index_with_an_unknown_collation_fails_the_check(store: SQLiteStore, path: Path) -> None:
-    store.add(Plant(0, "oak"))
-    with closing(sqlite3.connect(path)) as other:
-        other.create_collation("botanical", lambda one, another: (one > another) - (one < another))
-        other.execute("CREATE INDEX names ON plants (name COLLATE botanical)")
-    for use in (partial(store.add, Plant(1, "fern")), store.check):
-        with pytest.raises(StoreUnavailable, match="no such collation sequence: botanical"):
-            use()
-
-
 def test_a_plant_rejected_by_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "{}"))
     with closing(sqlite3.connect(path)) as other:
