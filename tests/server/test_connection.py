@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.loop_driver import is_readable
 from tests.support.process import resident_bytes, wait_until
 from tests.support.worker_server import Server, running_worker
 
@@ -38,7 +39,7 @@ def test_a_stalled_request_is_408_and_other_clients_are_served(server_with_1s_ti
 def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeout: Server) -> None:
     with server_with_1s_timeout.client() as client:
         client.send(b"GET /")
-        while not client.is_readable():
+        while not is_readable(client.sock):
             client.send(b"a")
             time.sleep(0.05)
         assert client.response().status == 408

@@ -1,7 +1,6 @@
 """Gunicorn with the worker, in its own processes, and a client that sends raw bytes."""
 
 import os
-import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -73,12 +72,6 @@ class Client:
             while self._file.peek(1):
                 found.append(self.response())
         return found
-
-    def is_readable(self) -> bool:
-        """Return whether there is data or an end of file to read."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(0))
 
     def is_closed(self) -> bool:
         """Wait for a byte or the end of the connection; return whether it was the end."""
