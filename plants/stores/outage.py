@@ -17,10 +17,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class OutOfTime(StoreUnavailable):
-    """The deadline passed before the store was called, which says nothing about the store."""
-
-
 class CircuitBreaker:
     """A circuit breaker, which also logs the start and the end of an outage.
 
@@ -49,7 +45,7 @@ class CircuitBreaker:
                 self.raise_if_open()
                 self._next_attempt_at = deadline
         if time.monotonic() > deadline:
-            raise OutOfTime("no time left")
+            raise StoreUnavailable("no time left")
         try:
             if reason:
                 self._check(deadline)
@@ -103,7 +99,7 @@ class CircuitBreaker:
 
     def record_failure(self, error: Exception, *, rejected: int = 1) -> None:
         """Count rejected requests; log the first failure as the start of an outage, even if the breaker is closed."""
-        if not isinstance(error, StoreUnavailable) or isinstance(error, OutOfTime):
+        if not isinstance(error, StoreUnavailable):
             return
         with self._lock:
             self._failed_at = time.monotonic()

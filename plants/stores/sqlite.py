@@ -27,15 +27,13 @@ from plants.stores.group_commit import BatchStore, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_KEPT_WAL_BYTES = 16_777_216
 _WAL_MAGIC = {b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"}
 
-_SET_UP = f"""
+_SET_UP = """
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA fullfsync = ON;  -- Without this, macOS may lose commits in a power cut.
-    -- A long-running reader makes the log grow. After it ends, SQLite truncates the log to this size.
-    PRAGMA journal_size_limit = {_KEPT_WAL_BYTES};
+    PRAGMA journal_size_limit = -1;  -- SQLite never truncates the log, so a truncated one is noticed.
 """
 _TABLE = "CREATE TABLE IF NOT EXISTS plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT)"
 _CONDENSED_TABLE = "createtableplants(idintegerprimarykey,nametextnotnull,tagtext)"
@@ -297,7 +295,7 @@ class _OpenFile:
         size = os.fstat(self._wal_descriptor).st_size
         # Before the first commit, the log may be what is left of an earlier one, which SQLite does not use.
         has_header = not self.has_committed or os.pread(self._wal_descriptor, 4, 0) in _WAL_MAGIC
-        self._wal_truncated = size < min(self._wal_bytes, _KEPT_WAL_BYTES) or not has_header
+        self._wal_truncated = size < self._wal_bytes or not has_header
         self._wal_bytes = size
         return self._wal_truncated
 
