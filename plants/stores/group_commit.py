@@ -119,11 +119,10 @@ class BatchStore(GroupCommitStore):
 
     @abc.abstractmethod
     def _check(self, deadline: float) -> None:
-        """Raise StoreUnavailable if plants cannot be added now, or if the table could lose a plant."""
+        """Raise StoreUnavailable if plants cannot be added now, or if the table could lose a plant.
 
-    @abc.abstractmethod
-    def _prepare(self, deadline: float) -> None:
-        """Create what is missing, and check it; leave neither a connection nor a thread, because a fork follows."""
+        Create what is missing if ``_may_create``.
+        """
 
     @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
@@ -158,7 +157,11 @@ class BatchStore(GroupCommitStore):
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
         self._may_create = create
-        self._prepare(time.monotonic() + self._timeout)
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._check(deadline)
+        finally:
+            self._disconnect(deadline)
 
     def close(self) -> None:
         try:

@@ -167,12 +167,6 @@ class PostgresStore(BatchStore):
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
 
-    def _prepare(self, deadline: float) -> None:
-        try:
-            self._check(deadline)
-        finally:
-            self._disconnect(deadline)
-
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
         while idle := self._take_idle():
             idle.close()

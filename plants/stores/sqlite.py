@@ -81,11 +81,10 @@ class SQLiteStore(BatchStore):
             raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
-    def _prepare(self, deadline: float) -> None:
+    def prepare(self, *, create: bool = True) -> None:
         try:
-            self._check(deadline)
+            super().prepare(create=create)
         finally:
-            self._disconnect(deadline)
             self._may_create = False  # Even if this failed, no worker creates the file.
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
@@ -127,11 +126,10 @@ class SQLiteStore(BatchStore):
             raise self._unavailable(StoreUnavailable("no response in time"))
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self._close_writer()
-            raise self._unavailable(error) from error
-        except BaseException:
-            self._close_writer()
+            if isinstance(error, Exception):
+                raise self._unavailable(error) from error
             raise
         finally:
             self._write_lock.release()
