@@ -511,7 +511,8 @@ def test_the_file_may_be_behind_a_symbolic_link_and_get_a_hard_link(path: Path) 
 LOST_LOGS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no log": ("-wal", Path.unlink, "was removed or replaced; stop all processes"),
     "no index of the log": ("-shm", Path.unlink, "was removed or replaced; stop all processes"),
-    "a truncated log": ("-wal", lambda log: os.truncate(log, 0), "was truncated, so plants may be lost"),
+    "an empty log": ("-wal", lambda log: os.truncate(log, 0), "was truncated, so plants may be lost"),
+    "half a log": ("-wal", lambda log: os.truncate(log, log.stat().st_size // 2), "was truncated"),
 }
 
 
