@@ -190,11 +190,13 @@ def cancel_a_wait_for_the_standby(store: PostgresStore, admin: psycopg.Connectio
     store.check()
     with setting(admin, "synchronous_standby_names", "absent"):
         # The first adds may run before the setting takes effect.
-        adds = thread.submit(lambda: list(map(store.add, (Plant(plant_id, "oak") for plant_id in count()))))
-        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
-        rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
-        with pytest.raises(StoreUnavailable, match="a warning from SyncRepWaitForLSN"):
-            adds.result()
+        for plants in ((Plant(plant_id, "oak") for plant_id in count()), [Plant(0, "in use")]):
+            wait_until(lambda: is_available(store))
+            adds = thread.submit(list, map(store.add, plants))
+            wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event = 'SyncRep'"))
+            rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
+            with pytest.raises(StoreUnavailable, match="a warning from SyncRepWaitForLSN"):
+                adds.result()
 
 
 @pytest.mark.parametrize(("level", "expected"), [("WARNING", "unavailable"), ("INFO", "added")])
