@@ -13,7 +13,9 @@ class MemoryStore(PlantStore):
     multiprocess = False
 
     def __init__(self) -> None:
-        self._plants: dict[int, tuple[str, str | None]] = {}
+        # Dictionaries of strings, because the garbage collector visits neither of them, however large they are.
+        self._names: dict[int, str] = {}
+        self._tags: dict[int, str] = {}
         self._lock = threading.Lock()
         self._owner = OwnerProcess()
 
@@ -21,15 +23,16 @@ class MemoryStore(PlantStore):
         self._owner.check()
         plant_id, name, tag = plant
         with self._lock:
-            if plant_id in self._plants:
+            if plant_id in self._names:
                 raise PlantIdInUse(plant_id)
-            # The garbage collector stops visiting a plain tuple of strings, but would visit each Plant for ever.
-            self._plants[plant_id] = name, tag
+            if tag is not None:
+                self._tags[plant_id] = tag
+            self._names[plant_id] = name
 
     def get(self, plant_id: int) -> Plant | None:
         self._owner.check()
-        found = self._plants.get(plant_id)
-        return found and Plant(plant_id, *found)
+        name = self._names.get(plant_id)
+        return None if name is None else Plant(plant_id, name, self._tags.get(plant_id))
 
     def check(self) -> None:
         self._owner.check()
