@@ -102,13 +102,12 @@ class TLS:
 
     def encrypt(self, plaintext: bytes) -> bytes:
         """Return the ciphertext of the data, after all that is pending: of the handshake, for example."""
-        pieces = [self.data_to_send()]
-        rest = memoryview(plaintext)
-        while rest:  # Encrypt it record by record, because OpenSSL's buffer would stay as large as it once was.
-            self._ssl.write(rest[:_MAX_RECORD_BYTES])
+        pieces: list[bytes] = []
+        # Encrypt it record by record, because OpenSSL's buffer would stay as large as it once was.
+        for start in range(0, len(plaintext), _MAX_RECORD_BYTES):
+            self._ssl.write(plaintext[start : start + _MAX_RECORD_BYTES])
             pieces.append(self.data_to_send())
-            rest = rest[_MAX_RECORD_BYTES:]
-        return b"".join(pieces)
+        return b"".join(pieces) if pieces else self.data_to_send()
 
     def close(self) -> None:
         """If the handshake is complete, send close_notify, and do not wait for the client's."""
