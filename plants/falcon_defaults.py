@@ -1,6 +1,6 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
@@ -8,7 +8,6 @@ import falcon
 from falcon.routing import map_http_methods, set_default_responders
 
 from plants.errors import HEADERS, error_response, handle_error
-from plants.stores import PendingAdd
 
 # Falcon responds to any other method with 400, and to TRACE with 405, because no resource has it.
 _METHODS = frozenset(falcon.HTTP_METHODS)
@@ -36,7 +35,7 @@ def may_defer(environ: dict[str, Any]) -> bool:
 class DeferredResponse(NamedTuple):
     """A success that must wait for its commit. A resource sets it as ``resp.stream`` if ``may_defer`` is true."""
 
-    pending: PendingAdd
+    wait_until_stored: Callable[[], None]
     body: bytes
 
     def finish(self, start_response: StartResponse, head: Any) -> Iterator[bytes]:
@@ -46,7 +45,7 @@ class DeferredResponse(NamedTuple):
         """
         body = self.body
         try:
-            self.pending.result()
+            self.wait_until_stored()
         except Exception as error:
             status, headers, body = error_response(error)
             headers |= {"Content-Length": str(len(body))}

@@ -2,7 +2,8 @@
 
 import abc
 import os
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -125,26 +126,15 @@ class PlantStore(abc.ABC):
         """Commit what was submitted, if possible, and release all resources. A second call does nothing."""
 
 
-class PendingAdd(Protocol):
-    """The pending result of an add, with one method of ``concurrent.futures.Future``."""
-
-    def result(self) -> None:
-        """Return once the plant is stored.
-
-        :raises PlantIdInUse: as ``add`` does.
-        :raises StoreUnavailable: as ``add`` does.
-        """
-
-
 class GroupCommitStore(PlantStore):
     """A store that commits the plants of several requests at once."""
 
     @abc.abstractmethod
-    def submit(self, plant: Plant) -> PendingAdd:
-        """Queue a plant; calling ``result()`` commits it if it is not committed yet."""
+    def submit(self, plant: Plant) -> Callable[[], None]:
+        """Queue a plant, and return a function that commits it, or waits for its commit, and raises as ``add`` does."""
 
     def add(self, plant: Plant) -> None:
-        self.submit(plant).result()
+        self.submit(plant)()
 
 
 def open_store(url: str) -> PlantStore:

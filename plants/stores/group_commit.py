@@ -1,7 +1,7 @@
 """A base class of stores that commit the plants of concurrent calls in one transaction (group commit).
 
-``submit`` appends a plant to the current batch and returns at once. The thread that first calls ``result()`` of one of
-the batch's plants is its leader: it waits for a connection, collects the plants that have joined meanwhile, commits
+``submit`` appends a plant to the current batch and returns at once. The thread that first asks for the result of one
+of the batch's plants is its leader: it waits for a connection, collects the plants that have joined meanwhile, commits
 them, and records an outcome for each. The other threads are followers: they wait for the leader until their deadline.
 A batch takes no further plants once it is collected or full. Several batches may commit at the same time.
 """
@@ -33,40 +33,29 @@ class PlantRejected(Exception):
         self.may_be_stored = may_be_stored
 
 
-class _PendingAdd:
-    """The result of a plant in a batch."""
-
-    __slots__ = ("_batch", "_deadline", "_index")
-
-    def __init__(self, batch: "_Batch", index: int, deadline: float) -> None:
-        self._batch = batch
-        self._index = index
-        self._deadline = deadline
-
-    def result(self) -> None:
-        batch = self._batch
-        try:
-            error = (batch.outcomes or batch.commit(self._deadline))[self._index]
-        except StoreUnavailable as unavailable:
-            error = unavailable
-        if error:
-            batch.breaker.record_failure(error)
-            try:
-                raise error
-            finally:
-                del batch, error, self  # Otherwise, the exception and this frame would refer to each other.
-
-
 class _Batch:
     """Plants of one commit."""
 
     def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], Outcomes]) -> None:
-        self.breaker = breaker
+        self._breaker = breaker
         self.plants: list[Plant] = []
         self.characters = 0
         self.outcomes: Outcomes = []  # empty until the commit
         self._commit = commit
         self._leader_lock = threading.Lock()
+
+    def result(self, index: int, deadline: float) -> None:
+        """Return once this plant of the batch is stored, or raise its error."""
+        try:
+            error = (self.outcomes or self.commit(deadline))[index]
+        except StoreUnavailable as unavailable:
+            error = unavailable
+        if error:
+            self._breaker.record_failure(error)
+            try:
+                raise error
+            finally:
+                del error, self  # Otherwise, the exception and this frame would refer to each other.
 
     def commit(self, deadline: float) -> Outcomes:
         """Return the outcomes once this thread or another one has committed the batch.
@@ -74,7 +63,7 @@ class _Batch:
         :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
         """
         if not self._leader_lock.acquire(blocking=False):
-            self.breaker.raise_if_open()
+            self._breaker.raise_if_open()
             if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
                 raise StoreUnavailable("no response in time")
         try:
@@ -128,7 +117,7 @@ class BatchStore(GroupCommitStore):
     def _disconnect(self, deadline: float) -> None:
         """Close the connections, each after the transaction that it is running."""
 
-    def submit(self, plant: Plant) -> _PendingAdd:
+    def submit(self, plant: Plant) -> Callable[[], None]:
         self._owner.check()
         deadline = time.monotonic() + self._timeout
         plant_id, name, tag = plant
@@ -143,7 +132,7 @@ class BatchStore(GroupCommitStore):
             index = len(batch.plants)
             batch.plants.append(plant)
             batch.characters += len(name) + len(tag or "")
-        return _PendingAdd(batch, index, deadline)
+        return partial(batch.result, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
         self._owner.check()

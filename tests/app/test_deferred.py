@@ -1,7 +1,7 @@
 """Deferred responses: if the server supports them, the application returns before the plant is stored."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,15 +47,15 @@ class Request:
 
 
 class FailingStore(GroupCommitStore):
-    """A store whose ``result()`` raises."""
+    """A store whose commit fails."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def submit(self, plant: Plant) -> "FailingStore":  # noqa: ARG002
-        return self
+    def submit(self, plant: Plant) -> Callable[[], None]:  # noqa: ARG002
+        return self.commit
 
-    def result(self) -> None:
+    def commit(self) -> None:
         raise self._error
 
     def get(self, plant_id: int) -> None: ...

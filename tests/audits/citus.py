@@ -41,7 +41,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
     findings: Counter[str] = Counter()
     for plant, add in pending:
         try:
-            add.result()
+            add()
             findings["stored (batch)" if read_plant(store, plant.id) == plant else "! lost (batch)"] += 1
         except PlantIdInUse:
             findings["in use (batch)" if read_plant(store, plant.id) == used else "! reported as in use (batch)"] += 1

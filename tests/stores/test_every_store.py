@@ -47,7 +47,7 @@ def assert_unavailable(use):
 
 store = open_store(sys.argv[1])
 store.add(Plant(1, "parent"))
-pending = store.submit(Plant(2, "parent")).result if hasattr(store, "submit") else store.check
+pending = store.submit(Plant(2, "parent")) if hasattr(store, "submit") else store.check
 child = os.fork()
 if not child:
     for use in (lambda: store.add(Plant(3, "child")), lambda: store.get(1), store.check, pending):
@@ -69,7 +69,7 @@ store.prepare()
 for number in (1, 2):
     child = os.fork()
     if not child:
-        store.submit(Plant(number, "child")).result()
+        store.submit(Plant(number, "child"))()
         store.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -98,7 +98,7 @@ def add_together(store: PlantStore, plants: Iterable[Plant]) -> list[str]:
     if not isinstance(store, BatchStore):
         pytest.skip("the store does not commit in batches")
     pending = [store.submit(plant) for plant in plants]
-    return [outcome(each.result) for each in pending]
+    return [outcome(each) for each in pending]
 
 
 def is_available(store: PlantStore) -> bool:
@@ -146,16 +146,16 @@ class StoreContract(StoreSuite):
     def test_a_batch_ends_at_two_million_characters(self, batch_store: BatchStore) -> None:
         plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
         first, second, third = map(batch_store.submit, plants)
-        first.result()
+        first()
         assert [batch_store.get(plant_id) for plant_id in (1, 2, 3)] == [*plants[:2], None]
-        second.result()
-        third.result()
+        second()
+        third()
         assert batch_store.get(3) == plants[2]
 
     def test_the_results_of_a_batch_are_available_twice(self, batch_store: BatchStore) -> None:
         pending = [batch_store.submit(Plant(1, "fern")) for _ in range(2)]
         for _ in range(2):
-            assert [outcome(each.result) for each in pending] == ["added", "in use"]
+            assert [outcome(each) for each in pending] == ["added", "in use"]
 
     @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
     def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
@@ -168,15 +168,15 @@ class StoreContract(StoreSuite):
         pending = batch_store.submit(Plant(2, "fern"))
         with pytest.raises(TypeError):
             batch_store.add(Plant(*fields))
-        pending.result()
+        pending()
         batch_store.check()  # It is no outage.
         assert batch_store.get(1) is None
 
     def test_closing_a_store_commits_the_submitted_plants(self, batch_store: BatchStore, persistent_url: str) -> None:
         full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         batch_store.close()
-        full.result()
-        last.result()
+        full()
+        last()
         with contextlib.closing(open_store(persistent_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 

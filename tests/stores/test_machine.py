@@ -34,7 +34,7 @@ with contextlib.suppress(ModuleNotFoundError):  # psycopg may not be installed
 
 def result(pending):
     try:
-        pending.result()
+        pending()
     except PlantIdInUse as error:
         return error.plant_id
     return "added"
@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
         if isinstance(store, BatchStore):
             pending = [(store.submit(plant), add(self.model, plant)) for plant in batch]
             order.shuffle(pending)
-            assert [outcome(each.result) for each, _ in pending] == [expected for _, expected in pending]
+            assert [outcome(each) for each, _ in pending] == [expected for _, expected in pending]
 
     def settle(self, unresolved: list[Plant]) -> None:
         """Find out which plants of a killed client are stored, and add the stored plants to the model.

@@ -122,11 +122,11 @@ def test_a_batch_whose_connection_is_lost_is_not_retried(
     store.check()
     with table_locked(server):
         pending = [store.submit(Plant(plant_id, "oak")) for plant_id in (1, 2, 1)]
-        add = thread.submit(pending[0].result)
+        add = thread.submit(pending[0])
         wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock'"))
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
         # A second attempt would wait for the lock, and fail with LockNotAvailable instead.
-        for result in (add.result, *(each.result for each in pending)):
+        for result in (add.result, *pending):
             with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
                 result()
     assert store.get(1) is None
@@ -306,10 +306,10 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
 )
 def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore, plant: Plant) -> None:
     first, rejected, last = [store.submit(each) for each in (Plant(3, "oak"), plant, Plant(2, "fern"))]
-    first.result()
+    first()
     with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
-        rejected.result()
-    last.result()
+        rejected()
+    last()
 
 
 PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"

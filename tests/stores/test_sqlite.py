@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plants.stores import PendingAdd, Plant, StoreUnavailable, open_store
+from plants.stores import Plant, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, is_available
 from tests.support.needs import needs
@@ -209,7 +209,7 @@ def name_that_calls(action: Callable[[], object]) -> str:
 
 
 @contextmanager
-def disk_hanging(store: SQLiteStore, *followers: Plant) -> Iterator[Sequence[PendingAdd]]:
+def disk_hanging(store: SQLiteStore, *followers: Plant) -> Iterator[Sequence[Callable[[], None]]]:
     """Block a transaction in another thread; yield the results of further plants in it."""
 
     def hang() -> None:
@@ -219,7 +219,7 @@ def disk_hanging(store: SQLiteStore, *followers: Plant) -> Iterator[Sequence[Pen
     has_begun, released = threading.Event(), threading.Event()
     leader, *others = [store.submit(plant) for plant in (Plant(0, name_that_calls(hang)), *followers)]
     with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(leader.result)
+        hanging = thread.submit(leader)
         try:
             wait_until(lambda: has_begun.is_set() or hanging.done())
             yield others
@@ -256,8 +256,8 @@ def test_an_add_past_its_deadline_is_not_stored(path: Path) -> None:
 def test_a_follower_times_out_when_its_leader_hangs(impatient_store: SQLiteStore) -> None:
     timeout = pytest.raises(StoreUnavailable, match=r"^no response in time$")
     with disk_hanging(impatient_store, Plant(2, "fern")) as [follower], timeout:
-        follower.result()
-    follower.result()
+        follower()
+    follower()
     assert impatient_store.get(2) == Plant(2, "fern")
 
 
@@ -267,9 +267,9 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
 
     pending = [store.submit(plant) for plant in (Plant(1, "oak"), Plant(2, name_that_calls(interrupt)))]
     with pytest.raises(KeyboardInterrupt):
-        pending[1].result()
+        pending[1]()
     with pytest.raises(StoreUnavailable, match=r"^the commit was interrupted$"):
-        pending[0].result()
+        pending[0]()
     store.add(Plant(3, "oak"))
     assert store.get(1) is None
 
@@ -277,11 +277,11 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
 def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore) -> None:
     plants = [Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "\ud800"), Plant(3, "oak")]
     first, too_large, surrogate, last = map(store.submit, plants)
-    first.result()
-    last.result()
+    first()
+    last()
     for rejected in (too_large, surrogate):
         with pytest.raises((OverflowError, UnicodeEncodeError)):
-            rejected.result()
+            rejected()
 
 
 @pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["within", "after"])
