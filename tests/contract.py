@@ -290,6 +290,11 @@ NEW_PLANT = [
 ]
 
 
+def inapplicable(reason: str, *rows: str) -> dict[str, str]:
+    """Return entries of ``HostContract.does_not_apply``, all with the same reason."""
+    return {f"test_{row}": reason for row in rows}
+
+
 class HostContract:
     """The rows of the contract whose result may depend on the server or the framework."""
 
@@ -407,7 +412,7 @@ class HostContract:
     def test_an_id_in_use_is_rejected_and_its_plant_is_unchanged(self, send: Send, store: PlantStore) -> None:
         send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE])
         response = send(new_plant(name="Ivy"), headers=[AUTH, JSON_TYPE])
-        assert response.error == 40003
+        assert (response.error, response.message) == (40003, "The id 1 is in use.")
         assert store.get(1) == Plant(1, "Fern", "shade")
 
 

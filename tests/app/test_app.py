@@ -7,23 +7,15 @@ from typing import Any
 from wsgiref.util import setup_testing_defaults
 
 import pytest
-from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, Plant
-from tests.contract import AUTH, JSON_TYPE, TOKEN, Contract, Headers, new_plant
+from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import Stream, call
 
 
 class TestInProcess(Contract):
     pass
-
-
-@pytest.mark.parametrize("headers", [[AUTH, JSON_TYPE], []], ids=["success", "failure"])
-def test_a_response_has_each_header_once(app: Any, headers: Headers) -> None:
-    response = WebTestApp(app).post("/plants", new_plant(), headers=dict(headers), expect_errors=True)
-    names = [name.lower() for name, _ in response.headerlist]
-    assert len(names) == len(set(names)) > 3
 
 
 def test_path_info_may_be_missing(app: Any) -> None:

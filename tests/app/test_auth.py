@@ -70,18 +70,10 @@ def test_each_of_several_tokens_is_valid(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens",
-    [[], [""], ["a b"], ["a,b"], ["é"], ["=a"], ["a\n"], ["ok", "\0"]],
-    ids=["none", "empty", "a space", "a comma", "not ASCII", "padding first", "a line feed", "one of two"],
+    "tokens", ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["ok", "sécret"]], ids=repr
 )
-def test_create_app_rejects_an_empty_list_and_malformed_tokens(tokens: list[str]) -> None:
-    message = r"^a token .* see RFC 6750$" if tokens else "^tokens has no token, so"
-    with pytest.raises(ValueError, match=message) as caught:
+def test_create_app_rejects_what_are_no_tokens_without_quoting_them(tokens: Any) -> None:
+    error = ValueError if isinstance(tokens, list) and tokens != [1] else TypeError
+    with pytest.raises(error) as caught:
         plants.create_app(tokens=tokens)
-    assert not any(token in str(caught.value) for token in tokens if len(token) > 2)
-
-
-@pytest.mark.parametrize("tokens", ["secret", b"secret", None, 1], ids=repr)
-def test_create_app_rejects_what_is_not_a_list_of_tokens(tokens: Any) -> None:
-    with pytest.raises(TypeError):
-        plants.create_app(tokens=tokens)
+    assert "cret" not in str(caught.value)

@@ -1,11 +1,10 @@
 """Deferred responses: if the server supports them, the application returns before the plant is stored."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from wsgiref.util import setup_testing_defaults
 
 import falcon
 import pytest
@@ -14,36 +13,14 @@ import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 from plants.stores import GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
-from tests.contract import TOKEN, new_plant
-from tests.support.calls import sender
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.support.calls import Call, sender
 
 
-class Request:
-    """A request whose response the application may defer."""
-
-    def __init__(self, app: Any, body: bytes, **environ: object) -> None:
-        self.started: list[Any] = []
-        environ = {key.replace("server_", "server."): value for key, value in environ.items()}
-        environ = {
-            "REQUEST_METHOD": "POST",
-            "PATH_INFO": "/plants",
-            "SCRIPT_NAME": "",
-            "CONTENT_TYPE": "application/json",
-            "CONTENT_LENGTH": str(len(body)),
-            "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
-            "wsgi.input": io.BytesIO(body),
-            "server.deferred_response": True,
-        } | environ
-        setup_testing_defaults(environ)
-        self.iterable: Iterable[bytes] = app(environ, lambda *arguments: self.started.append(arguments))
-
-    def finish(self) -> tuple[str, list[tuple[str, str]], bytes]:
-        body = b"".join(self.iterable)
-        [(status, headers)] = self.started
-        return status, sorted(headers), body
-
-    def status(self) -> str:
-        return self.finish()[0]
+def request(app: Any, body: bytes, **environ: Any) -> Call:
+    """Make a request whose response the application may defer."""
+    environ = {"server_deferred_response": True, "wsgi_input_terminated": True} | environ
+    return Call(app, io.BytesIO(body), **environ)
 
 
 class FailingStore(GroupCommitStore):
@@ -70,12 +47,12 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
 
 
 def test_reading_any_response_commits_the_whole_batch(app: Any, store: PlantStore) -> None:
-    requests = [Request(app, new_plant(id=plant_id)) for plant_id in (1, 2, 1)]
+    requests = [request(app, new_plant(id=plant_id)) for plant_id in (1, 2, 1)]
     assert [request.started for request in requests] == [[], [], []]
     assert store.get(1) is None
-    assert requests[1].status() == "200 OK"
+    assert requests[1].response().status == 200
     assert store.get(1)
-    assert [requests[number].status() for number in (0, 2)] == ["200 OK", "400 Bad Request"]
+    assert [requests[number].response().status for number in (0, 2)] == [200, 400]
 
 
 ERRORS = {
@@ -91,29 +68,37 @@ def test_a_deferred_error_is_like_any_other(error: Exception, caplog: pytest.Log
     app = plants.create_app(FailingStore(error), tokens=[TOKEN])
     results = []
     for deferred in (True, False):
-        response = Request(app, new_plant(), server_deferred_response=deferred).finish()
+        call = request(app, new_plant(), server_deferred_response=deferred)
+        response = call.response()
         log = [
             (record.name, record.levelno, record.message, record.exc_info and record.exc_info[1])
             for record in caplog.records
         ]
-        results.append((response, log))
+        results.append((response, call.started[0][0], log))
         caplog.clear()
     assert results[0] == results[1]
     assert len(log) == isinstance(error, ZeroDivisionError)
 
 
 def test_a_deferred_success_is_like_any_other(app: Any) -> None:
-    first, second = new_plant(id=1, tag="tree"), new_plant(id=2, tag="tree")
-    assert Request(app, first).finish() == Request(app, second, server_deferred_response=False).finish()
+    first = request(app, new_plant(id=1, tag="tree"))
+    second = request(app, new_plant(id=2, tag="tree"), server_deferred_response=False)
+    assert (first.response(), first.started) == (second.response(), second.started)
 
 
 @pytest.mark.parametrize(
-    "environ", [{"server_deferred_response": False}, {"SCRIPT_NAME": "/store"}], ids=["another server", "mounted"]
+    ("body", "environ", "status"),
+    [
+        (new_plant(), {"server_deferred_response": False}, "200 OK"),
+        (new_plant(), {"SCRIPT_NAME": "/store"}, "200 OK"),
+        (b"{}", {}, "400 Bad Request"),
+    ],
+    ids=["another server", "mounted", "no plant"],
 )
-def test_nothing_is_deferred_if_mounted_or_without_server_support(app: Any, environ: dict[str, Any]) -> None:
-    request = Request(app, new_plant(), **environ)
-    [(status, _)] = request.started
-    assert status == "200 OK"
+def test_nothing_else_is_deferred(app: Any, body: bytes, environ: dict[str, Any], status: str) -> None:
+    call = request(app, body, **environ)
+    assert [started for started, _ in call.started] == [status]
+    call.response()
 
 
 class Audited(SQLiteStore):
@@ -123,18 +108,12 @@ class Audited(SQLiteStore):
 
 def test_an_add_that_a_subclass_or_a_caller_replaced_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Audited(f"{tmp_path}/audited.db")) as store:
-        assert Request(plants.create_app(store, tokens=[TOKEN]), new_plant()).status() == "200 OK"
+        assert request(plants.create_app(store, tokens=[TOKEN]), new_plant()).response().status == 200
         assert store.get(100)
         added: list[Plant] = []
         monkeypatch.setattr(store, "add", added.append)
-        assert Request(plants.create_app(store, tokens=[TOKEN]), new_plant()).status() == "200 OK"
+        assert request(plants.create_app(store, tokens=[TOKEN]), new_plant()).response().status == 200
         assert added == [Plant(1, "Fern")]
-
-
-def test_a_response_without_a_plant_is_not_deferred(app: Any) -> None:
-    request = Request(app, b"{}")
-    assert len(request.started) == 1
-    assert request.status() == "400 Bad Request"
 
 
 def test_pep_3333_middleware_sees_each_request_once(app: Any) -> None:
@@ -151,6 +130,5 @@ def test_pep_3333_middleware_sees_each_request_once(app: Any) -> None:
         yield from app(environ, start)
 
     send = sender(middleware)
-    headers = [("Authorization", f"Bearer {TOKEN}"), ("Content-Type", "application/json")]
-    assert [send(new_plant(), headers=headers).status for _ in range(2)] == [200, 400]
+    assert [send(new_plant(), headers=[AUTH, JSON_TYPE]).status for _ in range(2)] == [200, 400]
     assert calls == ["request", "200 OK", "request", "400 Bad Request"]

@@ -1,25 +1,19 @@
-"""The response to a failure, and its line in the log."""
+"""The response to a failure, its line in the log, and Error bodies."""
 
 import copy
-import io
+import json
 import logging
-from typing import Any
 
 import falcon
 import pytest
 from marshmallow import ValidationError
 
 import plants
-from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.falcon_defaults import json_app
+from plants import PlantIdInUse, StoreUnavailable
+from plants.errors import ErrorCode, error_body, parse_error
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
-from tests.support.calls import call, sender
-
-
-def test_the_message_names_the_id_that_is_in_use(app: Any, store: PlantStore) -> None:
-    store.add(Plant(1, "Fern"))
-    assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).message == "The id 1 is in use."
+from tests.support.calls import sender
 
 
 def test_a_store_error_can_be_copied() -> None:
@@ -52,25 +46,21 @@ def test_a_fault_is_500_with_its_traceback_only_in_the_log(
     assert TOKEN not in caplog.text
 
 
-class Failing:
-    """A resource that raises."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def on_post(self, *_arguments: Any) -> None:
-        raise self.error
+def test_any_http_error_has_a_code_and_a_message_below_500_characters() -> None:
+    assert response_with(falcon.HTTPError(799)).error == 79900
+    assert response_with(falcon.HTTPError(418, description="x" * 1000)).message == "x" * 499
 
 
-def response_to(error: Exception) -> Response:
-    app = json_app()
-    app.add_route("/plants", Failing(error))
-    return sender(app)(headers=[])
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_error_has_a_message(code: ErrorCode) -> None:
+    assert json.loads(error_body(code)) == {"error": code, "message": code.message}
+    assert parse_error(error_body(code)) == (code, code.message)
 
 
-def test_a_message_is_shorter_than_500_characters() -> None:
-    assert response_to(falcon.HTTPError(418, description="x" * 1000)).message == "x" * 499
+def test_a_code_without_a_message_uses_the_status_phrase() -> None:
+    assert json.loads(error_body(43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
 
 
-def test_an_unknown_status_has_an_error_body() -> None:
-    assert response_to(falcon.HTTPError(799)).error == 79900
+@pytest.mark.parametrize("body", [b"", b"no", b"{}", b'{"error": "x", "message": 1}'], ids=repr)
+def test_another_body_has_no_error_code(body: bytes) -> None:
+    assert parse_error(body) == (0, "")

@@ -36,43 +36,25 @@ def test_a_read_is_bounded_whatever_the_limit_is() -> None:
         assert call(app, file, wsgi_input_terminated=True).plant == {"name": "Fern"}
 
 
-def test_a_body_in_several_reads_is_read_to_its_length(app: Any) -> None:
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=lambda kind: kind.__name__)
+def test_a_body_in_several_reads_is_read_to_its_length(app: Any, kind: Any) -> None:
     body = new_plant()
-    stream = Stream(body[:5], body[5:], b"x")
+    stream = Stream(kind(body[:5]), kind(body[5:]), b"x")
     assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
     assert stream.sizes == [len(body), len(body) - 5]
     assert stream.chunks == [b"x"]
 
 
-@pytest.mark.parametrize("kind", [bytearray, memoryview], ids=lambda kind: kind.__name__)
-def test_a_read_may_return_any_bytes_like_object(app: Any, kind: Any) -> None:
-    body = new_plant()
-    stream = Stream(kind(body[:5]), kind(body[5:]))
-    assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
-
-
 def test_a_body_shorter_than_its_content_length_is_400(app: Any, store: PlantStore) -> None:
-    body = new_plant()
-    response = call(app, Stream(body), CONTENT_LENGTH=str(len(body) + 1))
-    assert response.error == 40000
-    assert response.message == "The body is shorter than its Content-Length."
+    response = call(app, Stream(new_plant()), CONTENT_LENGTH=str(len(new_plant()) + 1))
+    assert (response.error, response.message) == (40000, "The body is shorter than its Content-Length.")
     assert store.get(1) is None
 
 
-@pytest.mark.parametrize("error", [OSError("reset"), ValueError("chunk"), StopIteration(), KeyError("x")], ids=repr)
+@pytest.mark.parametrize("error", [OSError("reset"), StopIteration(), KeyError("x")], ids=repr)
 def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception) -> None:
     assert call(app, Stream(new_plant(), error), wsgi_input_terminated=True).error == 40000
     assert store.get(1) is None
-
-
-@pytest.mark.parametrize(
-    "length",
-    ["-1", "25X", "\xb2", "+25", "2_5", "\u0662\u0665", "25,25", "25\n", "9" * 5000],
-    ids=lambda text: text[:5],
-)
-def test_a_malformed_content_length_is_400(app: Any, length: str) -> None:
-    response = call(app, Stream(new_plant()), CONTENT_LENGTH=length)
-    assert (response.error, response.message) == (40000, "The Content-Length is not a number.")
 
 
 @pytest.mark.usefixtures("lowest_digit_limit")
@@ -81,18 +63,18 @@ def test_a_content_length_may_have_white_space_or_leading_zeros(app: Any, length
     assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).plant == {"name": "Fern"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "error", "reason"),
-    [
-        ({}, 40001, "the server does not mark the end of a body (wsgi.input_terminated)"),
-        ({"CONTENT_LENGTH": ""}, 40001, "the server does not mark the end of a body (wsgi.input_terminated)"),
-        ({"CONTENT_LENGTH": "0"}, 40001, "The body is missing or is not JSON"),
-        ({"CONTENT_LENGTH": "27", "CONTENT_TYPE": "application/j\u017fon"}, 41500, "must be application/json"),
-        ({"CONTENT_LENGTH": str(LIMIT + 1)}, 41300, f"The body is larger than {LIMIT} bytes."),
-        ({"CONTENT_LENGTH": "27", "HTTP_AUTHORIZATION": "Bearer wrong"}, 40101, "The bearer token is not valid."),
-    ],
-    ids=["no length", "an empty one", "zero", "another media type", "too large", "another token"],
-)
+MALFORMED_LENGTHS = ["-1", "25X", "\xb2", "+25", "2_5", "\u0662\u0665", "25,25", "25\n", "9" * 5000]
+NOT_READ = {
+    "no length": ({}, 40001, "the server does not mark the end of a body (wsgi.input_terminated)"),
+    "an empty length": ({"CONTENT_LENGTH": ""}, 40001, "(wsgi.input_terminated)"),
+    "zero": ({"CONTENT_LENGTH": "0"}, 40001, "The body is missing or is not JSON"),
+    "too large": ({"CONTENT_LENGTH": str(LIMIT + 1)}, 41300, f"The body is larger than {LIMIT} bytes."),
+    "another media type": ({"CONTENT_LENGTH": "27", "CONTENT_TYPE": "application/j\u017fon"}, 41500, "must be"),
+    "another token": ({"CONTENT_LENGTH": "27", "HTTP_AUTHORIZATION": "Bearer wrong"}, 40101, "not valid"),
+} | {text[:5]: ({"CONTENT_LENGTH": text}, 40000, "The Content-Length is not a number.") for text in MALFORMED_LENGTHS}
+
+
+@pytest.mark.parametrize(("environ", "error", "reason"), NOT_READ.values(), ids=NOT_READ)
 def test_a_body_that_cannot_be_accepted_is_not_read(app: Any, environ: dict[str, str], error: int, reason: str) -> None:
     stream = Stream(new_plant())
     response = call(app, stream, **environ)

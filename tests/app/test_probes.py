@@ -1,42 +1,62 @@
-"""The responses of the probes."""
+"""The public paths: probes and the interface description."""
 
+from importlib.resources import files
 from typing import Any
 
 import pytest
 from webtest import TestApp as WebTestApp
 
-from plants import MemoryStore
+import plants
+from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.public_paths import public_resources
+from plants.testing import FaultyStore
 from plants.tokens import Tokens
-from tests.contract import TOKEN
+from tests.contract import AUTH, TOKEN
+from tests.support.calls import sender
 
 
-def client(**environ: Any) -> WebTestApp:
-    store = MemoryStore()
+def client(store: PlantStore | None = None, environ: dict[str, Any] | None = None) -> WebTestApp:
+    store = store or MemoryStore()
     resources = public_resources(store)
     app = build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources)
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
-@pytest.mark.parametrize(("path", "status"), [("/livez", "live"), ("/readyz", "ready")])
-def test_a_probe_reports_the_status_of_the_service(path: str, status: str) -> None:
-    assert client().get(path).json == {"status": status}
-
-
-def test_a_stopping_service_is_not_ready_and_sends_retry_after() -> None:
-    response = client(**{"server.stopping": True}).get("/readyz", status=503)
-    assert response.json == {"error": 50300, "message": "The service is stopping."}
-    assert response.headers["Retry-After"] == "1"
-
-
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_public_path_rejects_an_unknown_method(path: str) -> None:
-    response = client().request(path, method="FOO", expect_errors=True)
-    assert (response.status_int, response.json["error"]) == (405, 40500)
+def test_a_public_path_needs_no_token_and_allows_only_get_head_and_options(path: str) -> None:
+    app = client()
+    response = app.get(path)
+    assert response.headers["Cache-Control"] == "no-store"
+    assert app.head(path).headers["Content-Length"] == str(len(response.body))
+    for method in ("POST", "FOO"):
+        response = app.request(path, method=method, expect_errors=True)
+        assert (response.json["error"], response.headers["Allow"]) == (40500, "GET, HEAD, OPTIONS")
+    embedded = plants.create_app(tokens=[TOKEN])
+    assert sender(embedded)(method="GET", path=path, headers=[AUTH]).error == 40400
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"], ids=repr)
 def test_a_path_that_is_not_public_needs_a_token(path: str) -> None:
     assert client().get(path, expect_errors=True).json["error"] == 40100
+
+
+def test_the_interface_description_is_served_as_it_is_packaged() -> None:
+    assert client().get("/openapi.json").body == files("plants").joinpath("openapi.json").read_bytes()
+
+
+def test_a_service_without_its_store_is_live_but_not_ready() -> None:
+    store = FaultyStore()
+    app = client(store)
+    assert app.get("/readyz").json == {"status": "ready"}
+    store.fault = StoreUnavailable("stopped")
+    assert app.get("/livez").json == {"status": "live"}
+    response = app.get("/readyz", status=503)
+    assert (response.json["error"], response.headers["Retry-After"]) == (50300, "1")
+
+
+def test_a_stopping_service_is_not_ready() -> None:
+    response = client(environ={"server.stopping": True}).get("/readyz", status=503)
+    assert response.json == {"error": 50300, "message": "The service is stopping."}
+    assert response.headers["Retry-After"] == "1"

@@ -1,5 +1,7 @@
 """The documents: their links, their examples, and the tables that must agree with the code."""
 
+import inspect
+import json
 import re
 import shlex
 from contextlib import closing
@@ -12,14 +14,14 @@ from gunicorn.config import Keepalive, WorkerConnections
 
 from plants import MAX_BODY_BYTES, Plant, __version__
 from plants.errors import ErrorCode
-from plants.hosting import settings
-from plants.hosting.settings import Settings
+from plants.hosting import cli, metrics
+from plants.hosting.settings import GUNICORN_SETTINGS, SETTINGS, Settings
 from plants.hosting.worker import Worker
 from plants.server import bounds, tls
 from plants.stores.group_commit import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT, SERVE, Service
+from tests.support.hosted import CHECKOUT, SERVE, Service, serving
 from tests.support.servers import COMMANDS
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md")])
@@ -31,6 +33,12 @@ def page(name: str) -> str:
 
 def blocks(text: str, language: str = r"\w+") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def first_column(text: str, head: str) -> set[str]:
+    """Return the names in the first column of the table with this head."""
+    table = text.partition(head)[2].partition("\n\n")[0]
+    return {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
 def anchors(text: str) -> set[str]:
@@ -46,10 +54,15 @@ def is_dead(link: str, origin: Path) -> bool:
 
 
 @pytest.mark.parametrize("origin", PAGES, ids=lambda path: path.name)
-def test_no_link_is_dead(origin: Path) -> None:
-    text = re.sub(r"`[^`]*`", "", origin.read_text())
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")]
-    assert [link for link in links if is_dead(link, origin)] == []
+def test_every_linked_and_every_named_file_exists(origin: Path) -> None:
+    text = origin.read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text))
+    assert [link for link in links if not link.startswith("https://") and is_dead(link, origin)] == []
+    named = re.findall(r"(?<![\w/.:-])((?:plants|tests|deploy|examples|benchmarks|docs|\.ci)/[\w./-]*)", text)
+    named += [
+        f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m ((?:tests|benchmarks)\.[\w.]+\w)", text)
+    ]
+    assert [name for name in named if not (CHECKOUT / name.rstrip(".")).exists()] == []
 
 
 def test_the_readme_links_to_every_document() -> None:
@@ -79,21 +92,23 @@ def test_the_table_of_errors_agrees_with_the_code() -> None:
 
 def test_the_table_of_settings_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
-    assert [name for name, _ in rows] == list(settings.SETTINGS)
+    assert [name for name, _ in rows] == list(SETTINGS)
     defaults = dict(rows)
     default_settings = Settings.from_environ({"PLANTS_TOKENS": "secret"})
     assert defaults["PLANTS_STORE"] == f"`{default_settings.store_url}`"
     assert defaults["PLANTS_MAX_BODY_BYTES"] == str(default_settings.max_body_bytes)
     assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{default_settings.request_timeout:.0f}"
-    assert defaults["PLANTS_METRICS_BIND"] == "none"
-    assert default_settings.metrics_bind is None
 
 
 def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
-    table = page("hosting").partition("| Gunicorn | packaged | why |")[2].partition("\n\n")[0]
-    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    packaged = import_module("plants.hosting.settings").GUNICORN_SETTINGS
-    assert named == {"threads", *packaged} - {"wsgi_app", "logger_class", "worker_class"}
+    named = first_column(page("hosting"), "| Gunicorn | packaged | why |")
+    assert named == {"threads", *GUNICORN_SETTINGS} - {"wsgi_app", "logger_class", "worker_class"}
+
+
+def test_the_table_of_metrics_agrees_with_the_code() -> None:
+    # Prometheus appends _total to the names of counters.
+    documented = {name.removesuffix("_total") for name in first_column(page("operating"), "| name |")}
+    assert documented == set(re.findall(r'"((?:plants|http_server)_\w+)"', inspect.getsource(metrics)))
 
 
 def test_the_table_of_limits_agrees_with_the_code() -> None:
@@ -110,6 +125,7 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     assert f"| TLS | {handshake} the client must send a certificate |" in table
     most = WorkerConnections.default * bounds.CONNECTION_BYTES + bounds.PLACES * 3 * MAX_BODY_BYTES
     assert f"{round(most / 2**20, -1):.0f} MiB with the defaults" in table
+    assert f"*no response within {cli.CHECK_SECONDS} seconds*" in page("operating")
 
 
 def test_the_table_of_servers_has_the_tested_servers_and_options() -> None:
@@ -155,6 +171,20 @@ def test_the_documented_token_check_decides() -> None:
         assert statuses == [401, 200]
 
 
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_documented_hook_runs_and_the_documented_log_line_is_written(tmp_path: Path) -> None:
+    (configuration,) = blocks(page("operating"), "python")
+    (tmp_path / "own.py").write_text(configuration)
+    (example,) = (json.loads(line) for line in page("operating").splitlines() if line.startswith('{"ts"'))
+    with serving(f"--config={tmp_path}/own.py") as service:
+        service.wait_for("the garden opens")
+        for request_id in ("first", example["request_id"]):
+            service.send(new_plant(id=17), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
+        line = service.line_of(example["request_id"])
+    assert list(line) == list(example)
+    assert {name for name, value in line.items() if value != example[name]} <= {"ts", "duration"}
+
+
 def test_every_benchmark_accepts_its_documented_options() -> None:
     commands = re.findall(r"^\.venv/bin/python -m ([\w.]+)(.*)$", page("scaling"), re.MULTILINE)
     assert commands
@@ -163,23 +193,13 @@ def test_every_benchmark_accepts_its_documented_options() -> None:
         assert [option for option in re.findall(r"--[\w-]+", options) if f'"{option}"' not in source] == []
 
 
-@pytest.mark.parametrize("origin", PAGES, ids=lambda path: path.name)
-def test_every_named_file_exists(origin: Path) -> None:
-    named = re.findall(
-        r"(?<![\w/.:-])((?:plants|tests|deploy|examples|benchmarks|docs|\.ci)/[\w./-]*)", origin.read_text()
-    )
-    assert [name for name in named if not (CHECKOUT / name.rstrip(".")).exists()] == []
-    modules = re.findall(r"python -m ((?:tests|benchmarks)\.[\w.]+\w)", origin.read_text())
-    assert [name for name in modules if not (CHECKOUT / f"{name.replace('.', '/')}.py").exists()] == []
-
-
 def test_the_commands_for_docker_fit_the_image() -> None:
     commands = re.findall(r"^docker run .*$", page("hosting"), re.MULTILINE)
     image = (CHECKOUT / "deploy/Containerfile").read_text()
     assert len(commands) == 3
     for command in commands:
         assert command.endswith(f" plants:{__version__}")
-        assert [name for name in re.findall(r"--env (\w+)=", command) if name not in settings.SETTINGS] == []
+        assert [name for name in re.findall(r"--env (\w+)=", command) if name not in SETTINGS] == []
         assert [
             folder for folder in re.findall(r"--volume plants:(\S+)", command) if f"VOLUME {folder}" not in image
         ] == []

@@ -1,6 +1,5 @@
 """The commands and the snippets of the README."""
 
-import argparse
 import json
 import os
 import re
@@ -30,14 +29,12 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 def curl(command: str, service: Service) -> dict[str, str]:
     """Send the request of a curl command to the service's own port, and return the response's body."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("url")
-    parser.add_argument("-H", dest="headers", action="append", type=lambda header: tuple(header.split(": ")))
-    parser.add_argument("-d", dest="body")
-    args = parser.parse_args(shlex.split(command)[1:])
-    assert urlsplit(args.url).netloc == "127.0.0.1:8000"
-    response = service.send(args.body.encode(), path=urlsplit(args.url).path, headers=args.headers)
-    document: dict[str, str] = json.loads(response.body)
+    _, url, *words = shlex.split(command)
+    options = list(zip(words[::2], words[1::2], strict=True))
+    headers = [(name, value) for option, header in options if option == "-H" for name, value in [header.split(": ")]]
+    (body,) = [value.encode() for option, value in options if option == "-d"]
+    assert urlsplit(url).netloc == "127.0.0.1:8000"
+    document: dict[str, str] = json.loads(service.send(body, path=urlsplit(url).path, headers=headers).body)
     return document
 
 

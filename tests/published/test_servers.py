@@ -13,7 +13,7 @@ import pytest
 
 from plants import Plant, PlantStore
 from plants.stores.sqlite import SQLiteStore
-from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, HostContract, Send, new_plant
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, Contract, HostContract, Send, inapplicable, new_plant
 from tests.support.hosted import environment, send_to
 from tests.support.servers import BIN, COMMANDS, running_server
 
@@ -61,11 +61,6 @@ class Served(HostContract):
             connection.request("POST", "/plants", body, dict([AUTH, JSON_TYPE]), encode_chunked=True)
             assert connection.getresponse().status == 200
         assert running.store.get(1) == Plant(1, "Fern")
-
-
-def inapplicable(reason: str, *rows: str) -> dict[str, str]:
-    """Return entries of ``HostContract.does_not_apply``, all with the same reason."""
-    return {f"test_{row}": reason for row in rows}
 
 
 POST_IN_LOWER_CASE = inapplicable(

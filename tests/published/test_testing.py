@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -28,17 +29,20 @@ from tests.support.process import free_port, wait_until
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
 
 
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
+@pytest.fixture
+def server(plants_session_server: Server) -> Server:
+    """A server in its initial state, which only ``reset()`` has restored."""
+    plants_session_server.reset()
+    return plants_session_server
 
 
 def post(server: Server, token: str | None = None, **members: Any) -> Response:
     headers = server.headers | ({"Authorization": f"Bearer {token}"} if token else {})
-    return send_to(port_of(server.url), new_plant(**members), headers=[*headers.items()])
+    return send_to(int(server.url.rpartition(":")[2]), new_plant(**members), headers=[*headers.items()])
 
 
 def get(server: Server, path: str, method: str = "GET") -> Response:
-    return send_to(port_of(server.url), method=method, path=path, headers=[])
+    return send_to(int(server.url.rpartition(":")[2]), method=method, path=path, headers=[])
 
 
 def test_the_app_fixture_has_a_valid_token_and_a_store_and_fails(plants_app: Any) -> None:
@@ -52,139 +56,117 @@ def test_the_app_fixture_has_a_valid_token_and_a_store_and_fails(plants_app: Any
         plants_app.post_json("/plants", {"id": 2, "name": "Fern"})
 
 
-def test_the_old_token_gets_401_after_a_rotation(plants_server: Server) -> None:
-    old = plants_server.token
-    assert plants_server.rotate_token() == plants_server.token != old
-    assert post(plants_server, token=old).error == 40101
-    assert post(plants_server).status == 200
+def test_reset_restores_the_initial_state(server: Server) -> None:
+    token = server.token
+    assert post(server).status == 200
+    assert server.rotate_token() == server.token != token
+    assert [post(server, token=token, id=2).error, post(server, id=2).status] == [40101, 200]
+    server.fail(429)
+    server.store.fail()
+    server.store.delay = 600.0
+    server.reset()
+    assert (server.token, server.requests) == (token, [])
+    assert post(server).status == 200
 
 
-def test_a_fault_lasts_for_n_requests(plants_server: Server) -> None:
-    plants_server.store.fail(times=2)
-    responses = [post(plants_server) for _ in range(3)]
+def test_a_fault_lasts_for_n_requests_or_until_it_is_removed(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.store.fail(times=2)
+    assert [get(server, "/livez").status, get(server, "/readyz").error] == [200, 50300]
+    responses = [post(server) for _ in range(3)]
     assert [response.status for response in responses] == [503, 503, 200]
-    assert (responses[0].error, responses[0].headers["retry-after"]) == (50300, "1")
-    plants_server.store.fail(RuntimeError("on demand"), times=1)
-    assert [post(plants_server, id=number).status for number in (2, 2)] == [500, 200]
-
-
-def test_a_fault_without_times_lasts_until_it_is_removed(
-    plants_server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    plants_server.store.fail(times=1)
-    plants_server.store.fault = LookupError("from now on")
-    assert [post(plants_server).status for _ in range(3)] == [500] * 3
+    assert [get(server, "/livez").status, get(server, "/readyz").status] == [200, 200]
+    server.store.fail(RuntimeError("on demand"), times=1)
+    assert [post(server, id=number).status for number in (2, 2)] == [500, 200]
+    caplog.clear()
+    server.store.fail(times=1)
+    server.store.fault = LookupError("from now on")
+    assert [post(server).status for _ in range(3)] == [500] * 3
     # A reused exception must not collect the tracebacks of all requests.
     assert len({str(record.exc_text).count("\n") for record in caplog.records if record.exc_text}) == 1
-    plants_server.store.fail()
-    assert [post(plants_server).status for _ in range(3)] == [503] * 3
-    plants_server.store.fault = None
-    assert post(plants_server).status == 200
+    server.store.fail()
+    assert [post(server).status for _ in range(3)] == [503] * 3
+    server.store.fault = None
+    assert post(server, id=3).status == 200
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
-def test_a_server_responds_with_any_status_on_demand(plants_server: Server, status: int) -> None:
-    plants_server.fail(status, times=2)
-    assert get(plants_server, "/plants", method="HEAD").body == b""
-    response = post(plants_server, token="wrong")
+def test_a_server_responds_with_any_status_on_demand(server: Server, status: int) -> None:
+    server.fail(status, times=2)
+    assert get(server, "/plants", method="HEAD").body == b""
+    response = post(server, token="wrong")
     assert (response.status, response.error) == (status, status * 100)
     assert ("retry-after" in response.headers) == (status in {429, 503})
-    assert plants_server.store.get(1) is None
-    assert get(plants_server, "/readyz").status == 200
-    assert post(plants_server).status == 200
+    assert server.store.get(1) is None
+    assert get(server, "/readyz").status == 200
+    assert post(server).status == 200
 
 
-def test_a_connection_that_is_closed_stores_nothing(plants_server: Server) -> None:
-    plants_server.fail("close", times=2)
+def test_a_connection_that_is_closed_stores_nothing(server: Server) -> None:
+    server.fail("close", times=2)
     for _ in range(2):
         with pytest.raises(http.client.RemoteDisconnected):
-            post(plants_server)
-    assert plants_server.store.get(1) is None
-    assert [(request.status, request.response) for request in plants_server.requests] == [(0, b"")] * 2
-    assert post(plants_server).status == 200
+            post(server)
+    assert server.store.get(1) is None
+    assert [(request.status, request.response) for request in server.requests] == [(0, b"")] * 2
+    assert post(server).status == 200
 
 
-def test_a_cut_response_stores_the_plant(plants_server: Server) -> None:
-    plants_server.fail("cut", times=1)
+def test_a_cut_response_stores_the_plant(server: Server) -> None:
+    server.fail("cut", times=1)
     with pytest.raises(http.client.IncompleteRead) as caught:
-        post(plants_server, tag="shade")
-    assert caught.value.partial == plants_server.requests[0].response == b'{"name": "Fern",'
-    assert plants_server.store.get(1) == Plant(1, "Fern", "shade")
-    assert post(plants_server).error == 40003
+        post(server, tag="shade")
+    assert caught.value.partial == server.requests[0].response == b'{"name": "Fern",'
+    assert server.store.get(1) == Plant(1, "Fern", "shade")
+    assert post(server).error == 40003
 
 
 @pytest.mark.parametrize("wrong", [200, 399, 600, "429", "restart"], ids=repr)
-def test_an_invalid_failure_is_rejected(plants_session_server: Server, wrong: Any) -> None:
+def test_an_invalid_failure_is_rejected(server: Server, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^a failure is an HTTP error status, 'close' or 'cut', not "):
-        plants_session_server.fail(wrong)
+        server.fail(wrong)
 
 
-def test_a_server_has_the_probes_and_the_description(plants_server: Server) -> None:
-    assert json.loads(get(plants_server, "/openapi.json").body)["info"]["version"] == "1.0.0"
-    assert get(plants_server, "/livez").status == get(plants_server, "/readyz").status == 200
-    plants_server.store.fail(times=1)
-    assert (get(plants_server, "/livez").status, get(plants_server, "/readyz").error) == (200, 50300)
-    assert post(plants_server).status == 503
-    assert get(plants_server, "/readyz").status == 200
-
-
-def test_a_server_records_requests_and_responses(plants_server: Server) -> None:
-    post(plants_server)
-    post(plants_server, token="wrong", name="Ivy")
-    get(plants_server, "/livez?x=1")
-    first, second, third = plants_server.requests
+def test_a_server_records_requests_and_responses(server: Server) -> None:
+    post(server)
+    post(server, token="wrong", name="Ivy")
+    get(server, "/livez?x=1")
+    first, second, third = server.requests
     assert (first.method, first.path, first.status) == ("POST", "/plants", 200)
     assert (json.loads(first.body), json.loads(first.response)) == ({"id": 1, "name": "Fern"}, {"name": "Fern"})
-    assert first.headers["authorization"] == f"Bearer {plants_server.token}"
+    assert first.headers["authorization"] == f"Bearer {server.token}"
     assert first.headers["content-type"] == "application/json"
     assert (json.loads(second.body)["name"], second.status) == ("Ivy", 401)
     assert json.loads(second.response)["error"] == 40101
     assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, b'{"status": "live"}')
+    assert json.loads(get(server, "/openapi.json").body)["info"]["version"] == "1.0.0"
 
 
-def test_delayed_requests_complete_after_end_delays(plants_server: Server) -> None:
-    plants_server.store.delay = 60.0
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [(lambda server: server.store.end_delays(), 8), (Server.reset, 0)],
+    ids=["end_delays", "reset, which also drops their plants"],
+)
+def test_delayed_requests_complete_at_once(server: Server, end: Callable[[Server], None], kept: int) -> None:
+    server.store.delay = 600.0
     with ThreadPoolExecutor(8) as pool:
-        responses = [pool.submit(post, plants_server, id=number) for number in range(8)]
-        plants_server.store.wait_for_adds(8)
+        responses = [pool.submit(post, server, id=number) for number in range(8)]
+        server.store.wait_for_adds(8)
         assert not any(response.done() for response in responses)
-        plants_server.store.end_delays()
+        end(server)
         assert [response.result().status for response in responses] == [200] * 8
+    assert (len(server.requests), [server.store.get(number) for number in range(8)].count(None)) == (kept, 8 - kept)
     with pytest.raises(TimeoutError, match="0 adds wait, not 1"):
-        plants_server.store.wait_for_adds(1, timeout=0.01)
+        server.store.wait_for_adds(1, timeout=0.01)
 
 
 def test_a_client_timeout_does_not_delay_the_stop(caplog: pytest.LogCaptureFixture) -> None:
     with serve() as server:
         server.store.delay = 600.0
-        client = http.client.HTTPConnection("127.0.0.1", port_of(server.url))
+        client = http.client.HTTPConnection(server.url.removeprefix("http://"))
         client.request("POST", "/plants", new_plant(), server.headers)
         server.store.wait_for_adds(1)
         client.close()
     assert "still running" not in caplog.text
-
-
-def test_a_reset_drops_the_plants_of_delayed_requests(plants_server: Server) -> None:
-    plants_server.store.delay = 600.0
-    with ThreadPoolExecutor(1) as pool:
-        response = pool.submit(post, plants_server)
-        plants_server.store.wait_for_adds(1)
-        plants_server.reset()
-        assert response.result().status == 200
-    assert plants_server.store.get(1) is None
-    assert plants_server.requests == []
-
-
-def test_reset_restores_the_initial_state(plants_session_server: Server) -> None:
-    token = plants_session_server.token
-    assert post(plants_session_server).status == 200
-    plants_session_server.rotate_token()
-    plants_session_server.fail(429)
-    plants_session_server.store.fail()
-    plants_session_server.store.delay = 600.0
-    plants_session_server.reset()
-    assert (plants_session_server.token, plants_session_server.requests) == (token, [])
-    assert post(plants_session_server).status == 200
 
 
 def test_serve_accepts_a_token_a_port_and_a_store(tmp_path: Path) -> None:
@@ -224,10 +206,14 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-# Disable these plugins, because they take longer to load than the tests take to run.
-FEW_PLUGINS = ("-p", "no:hypothesispytest", "-p", "no:xdist")
+# The first test runs in a session that has not used a fixture yet.
 OTHER_PROJECT = """
-import json, urllib.request
+import json, sys, urllib.request
+
+def test_a_session_without_the_fixtures_imports_nothing_heavy():
+    heavy = ("falcon", "marshmallow", "gunicorn", "webtest", "waitress", "plants.app", "plants.testing")
+    assert "plants.pytest_plugin" in sys.modules
+    assert not [name for name in heavy if name in sys.modules]
 
 def test_x(plants_server):
     body = json.dumps({"id": 1, "name": "Fern"}).encode()
@@ -240,25 +226,15 @@ def test_y(plants_app):
 
 test_z = test_y  # The id is free again, because each test has a new store.
 """
-UNUSED = """
-import sys
-
-def test_nothing():
-    heavy = ("falcon", "marshmallow", "gunicorn", "webtest", "waitress", "plants.app", "plants.testing")
-    assert "plants.pytest_plugin" in sys.modules
-    assert not [name for name in heavy if name in sys.modules]
-"""
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-@pytest.mark.parametrize(
-    ("tests", "passed"),
-    [(re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)[0], 1), (OTHER_PROJECT, 3), (UNUSED, 1)],
-    ids=["the documented test", "each fixture", "a session that imports nothing heavy without the fixtures"],
-)
-def test_the_fixtures_work_with_warnings_as_errors(pytester: pytest.Pytester, tests: str, passed: int) -> None:
-    pytester.makepyfile(tests)
-    pytester.runpytest_subprocess("-W", "error", *FEW_PLUGINS).assert_outcomes(passed=passed)
+def test_the_fixtures_and_the_documented_test_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
+    (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
+    files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
+    # Disable these plugins, because they take longer to load than the tests take to run.
+    options = ("-W", "error", "-p", "no:hypothesispytest", "-p", "no:xdist")
+    pytester.runpytest_subprocess(*options, *files).assert_outcomes(passed=5)
 
 
 @pytest.mark.network

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,15 +20,8 @@ TUTORIAL = (CHECKOUT / "docs/tutorial.md").read_text()
 
 
 def run(command: str, folder: Path, env: dict[str, str]) -> str:
-    return subprocess.run(
-        ["sh", "-c", command],
-        cwd=folder,
-        env=env,
-        check=True,
-        timeout=600,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    words = ["sh", "-c", command]
+    return subprocess.run(words, cwd=folder, env=env, check=True, timeout=600, stdout=subprocess.PIPE, text=True).stdout
 
 
 @needs("curl")
@@ -67,9 +59,3 @@ def test_the_tutorial_installs_all_that_it_uses(tmp_path: Path) -> None:
     check = "plants --version && python3 -c 'import pytest, webtest, waitress'"
     command = INSTALL.replace("python3", sys.executable, 1)
     assert run(f"{command} && {check}", tmp_path / "plants", environment()).startswith("plants ")
-
-
-def test_the_diagram_is_well_formed_and_linked() -> None:
-    texts = " ".join(ET.parse(CHECKOUT / "docs/request.svg").getroot().itertext())
-    assert [word for word in ("client", "loop", "thread", "batch", "commit") if word not in texts] == []
-    assert "](request.svg)" in TUTORIAL
