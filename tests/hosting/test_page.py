@@ -18,10 +18,10 @@ from plants import MemoryStore
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.errors import ErrorCode
-from plants.hosting.application import PAGE
+from plants.hosting.application import PAGE, redirect_browsers
 from plants.public_paths import public_resources
 from plants.tokens import Tokens
-from tests.contract import TOKEN
+from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.needs import needs, needs_chromium
@@ -30,10 +30,13 @@ from tests.support.process import NO_SUBPROCESS_COVERAGE
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
 
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
 def hosted() -> WSGIApplication:
     store = MemoryStore()
     resources = public_resources(store) | PAGE
-    return build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources)
+    return redirect_browsers(build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources))
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
@@ -48,6 +51,27 @@ def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: s
     )
     assert app.head(path).headers["Content-Length"] == str(len(response.body))
     assert app.post(path, expect_errors=True).json["error"] == 40500
+
+
+def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
+    app = WebTestApp(hosted(), lint=True)
+    response = app.get("/?a=1", headers={"Accept": BROWSER})
+    assert (response.status_int, response.headers["Location"]) == (302, "docs")
+    message = "An interactive description is at the Location of this response."
+    assert response.json == {"error": 30200, "message": message}
+    head = app.head("/", headers={"Accept": BROWSER})
+    assert (head.status_int, head.headers) == (302, response.headers)
+    described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
+    assert described["minimum"] <= response.json["error"]
+    assert response.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/*", "\xe9", ""], ids=ascii)
+def test_only_browsers_are_redirected_from_the_root(accept: str) -> None:
+    app = WebTestApp(hosted(), lint=True)
+    assert app.get("/", headers={"Accept": accept}, expect_errors=True).json["error"] == 40100
+    assert app.get("/", headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
+    assert app.post("/", headers={"Accept": BROWSER}, expect_errors=True).json["error"] == 40100
 
 
 @pytest.fixture(scope="module")

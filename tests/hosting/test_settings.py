@@ -80,6 +80,10 @@ BAD_SETTINGS = [
     ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
     ("PLANTS_LOG_FORMAT", "JSON", "set json or text"),
 ]
+BAD_SETTINGS += [
+    ("PLANTS_METRICS_BIND", text, r"set an address and a port, such as 127\.0\.0\.1:9100")
+    for text in ("", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1")
+]
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS, ids=lambda value: value[:30] or "empty")
