@@ -1,7 +1,10 @@
 """The command ``plants``."""
 
+import os
+import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,10 +21,10 @@ from plants import MemoryStore, server
 from plants.hosting import cli, settings
 from plants.hosting.settings import Settings
 from plants.stores.sqlite import SQLiteStore
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, run, serving
+from tests.contract import TOKEN
+from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_psycopg
-from tests.support.process import PATIENCE_SECONDS, free_port, wait_until
+from tests.support.process import PATIENCE_SECONDS, free_port
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -185,44 +188,32 @@ def long_check_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def responding_with(response: bytes) -> Iterator[str]:
-    """Run a server that sends this response to every client, or nothing if the response is empty; yield its URL."""
+    """Run a server that sends this response to every client, and yield its URL."""
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65536)
             self.request.sendall(response)
-            if not response:
-                self.request.recv(1)  # until the client closes its side
 
     with TCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever, args=[0.01]).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
-        thread.join()
 
 
 @pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_finds_a_service_by_settings_or_by_url() -> None:
-    with serving() as service:
-        ready = f"http://127.0.0.1:{service.port}/readyz: ready\n"
-        bind = f"127.0.0.1:{service.port}"
-        for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
-            assert call("check", GUNICORN_CMD_ARGS=options).stdout == ready
-        result = call("check", f"http://127.0.0.1:{service.port}/")
-        assert (result.stdout, result.stderr, result.returncode) == (ready, "", 0)
-
-
-@pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_reports_why_a_service_is_not_ready(tmp_path: Path) -> None:
+def test_plants_check_finds_a_service_and_reports_why_it_is_not_ready(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
-        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        url = f"http://127.0.0.1:{service.port}"
+        bind = f"127.0.0.1:{service.port}"
+        for options in (f"-w 1 --bind {bind} -b x", f"-btcp://{bind}", f"-b :{service.port}"):
+            assert call("check", GUNICORN_CMD_ARGS=options).stdout == f"{url}/readyz: ready\n"
+        result = call("check", f"{url}/")
+        assert (result.stdout, result.stderr, result.returncode) == (f"{url}/readyz: ready\n", "", 0)
         file.unlink()
-        # For half a second after an add, the probe does not check the store.
-        wait_until(lambda: call("check", f"http://127.0.0.1:{service.port}").returncode)
-        line = error_line(call("check", f"http://127.0.0.1:{service.port}"))
-        assert line.endswith("/readyz: 503 The plant store cannot be reached now; try again later.")
+        problem = "503 The plant store cannot be reached now; try again later."
+        assert error_line(call("check", url)) == f"{url}/readyz: {problem}"
 
 
 @pytest.mark.usefixtures("long_check_timeout")
@@ -242,7 +233,8 @@ def test_plants_check_reports_an_unexpected_response(response: bytes, reason: st
 
 
 def test_plants_check_times_out_when_a_server_is_silent() -> None:
-    with responding_with(b"") as url:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert error_line(call("check", url)) == f"{url}/readyz: no response within 2 seconds."
 
 
@@ -306,6 +298,16 @@ def test_a_deleted_working_directory_is_reported_in_one_line(tmp_path: Path, mon
 def test_python_m_plants_is_the_same_command_as_plants() -> None:
     outputs = {subprocess.check_output([*command, "help"]) for command in (PLANTS, SCRIPT)}
     assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(("redirection", "log_format"), [("2>&-", "json"), ("2>&0", "text")])
+def test_the_log_is_text_if_standard_error_is_a_terminal(redirection: str, log_format: str) -> None:
+    user, terminal = pty.openpty()
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *PLANTS, "config"]
+    output = subprocess.check_output(command, env=environment(), stdin=terminal, text=True)
+    os.close(user)
+    os.close(terminal)
+    assert f"PLANTS_LOG_FORMAT={log_format}  # default" in output
 
 
 # The help of plants serve

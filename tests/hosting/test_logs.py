@@ -17,7 +17,7 @@ from plants.hosting.logs import AccessLog
 from plants.server.request import Listener, Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, run, send_to, serving
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import (
     NO_SUBPROCESS_COVERAGE,
     PATIENCE_SECONDS,
@@ -275,8 +275,3 @@ def test_a_stalled_log_reader_blocks_no_request() -> None:
     finally:
         kill(process)
         os.close(read_end)
-
-
-def test_the_command_works_with_standard_error_closed() -> None:
-    result = run("bash", "-c", 'exec "$@" 2>&-', "bash", *SERVE[:-1], "config")
-    assert (result.returncode, "PLANTS_LOG_FORMAT=json  # default" in result.stdout) == (0, True)

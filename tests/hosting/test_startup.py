@@ -2,11 +2,9 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,133 +22,80 @@ from tests.support.tls_client import make_certificate
 GUNICORN = [sys.executable, "-m", "gunicorn"]
 
 
-@pytest.mark.parametrize("command", [SERVE, GUNICORN], ids=["plants serve", "gunicorn"])
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_starts_with_one_command(command: list[str]) -> None:
-    with serving(command=command) as service:
-        assert service.send(new_plant(tag="shade"), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern", "tag": "shade"}
-        assert service.send(method="GET", path="/readyz", headers=[]).status == 200
-        assert service.stop() == 0
-
-
 def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
-    url, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
+    url, metrics, path = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/socket"
     for lifetime in (", which is new", ""):
-        with serving(PLANTS_STORE=url, PLANTS_METRICS_BIND=metrics) as service:
+        with serving(f"--bind={path}", PLANTS_STORE=url, PLANTS_METRICS_BIND=metrics) as service:
             service.wait_for(
-                rf"plants {plants.__version__} \({server.implementation()}\) listens on 127.0.0.1:{service.port}; "
-                rf"plants are stored in {url}{lifetime}; metrics: http://{metrics}/metrics; "
+                rf"plants {plants.__version__} \({server.implementation()}\) listens on 127.0.0.1:{service.port} {path}"
+                rf"; plants are stored in {url}{lifetime}; metrics: http://{metrics}/metrics; "
                 rf"try it at http://127.0.0.1:{service.port}/docs"
             )
 
 
 @pytest.mark.parametrize("name", ["INVOCATION_ID", "KUBERNETES_SERVICE_HOST"])
-def test_plants_in_memory_are_a_warning_where_a_service_is_deployed(name: str) -> None:
-    env = {"PLANTS_TOKENS": TOKEN, name: "1"}
-    with Service([*SERVE, "--bind=127.0.0.1:0"], CHECKOUT, env) as service:
-        service.wait_until_it_serves()
-        assert service.stop() == 0
-    assert sum("all plants will be lost when this process ends" in line for line in service.lines) == 1
-
-
-def test_a_start_on_a_terminal_logs_text() -> None:
-    terminal, end = pty.openpty()
-    env = environment(PLANTS_TOKENS=TOKEN)
-    process = subprocess.Popen([*SERVE, "--bind=127.0.0.1:0"], cwd=CHECKOUT, env=env, stderr=end)
-    os.close(end)
-    output = ""
-    try:
-        while "try it at" not in output:
-            output += os.read(terminal, 4096).decode()
-        assert re.search(r"^\S+Z info gunicorn\.error \d+ plants \S+ \(\w+\) listens on ", output, re.MULTILINE)
-    finally:
-        process.terminate()
-        process.wait(60)
-        os.close(terminal)
-
-
-def test_a_killed_worker_of_the_dictionary_store_logs_a_warning() -> None:
-    with serving() as service:
+def test_the_log_warns_that_plants_in_memory_are_lost_with_their_only_worker(name: str) -> None:
+    with serving(**{name: "1"}) as service:  # type: ignore[arg-type]
         [worker] = children(service.process.pid)
+        service.signal(signal.SIGTTIN)
+        service.wait_for(r"PLANTS_STORE=memory: cannot be shared by 2 worker processes")
         os.kill(worker, signal.SIGKILL)
-        line = service.wait_for(rf".*all plants in memory were lost with worker {worker}; their ids are free again.*")[
-            0
-        ]
-        assert json.loads(line)["level"] == "warning"
-        assert service.stop() == 0
-    assert sum("were lost" in line for line in service.lines) == 1
-
-
-def test_a_generated_token_is_logged_once_and_works() -> None:
-    command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
-    with serving(command=command) as service:
-        token = service.wait_for(r"no token is set; a new one is valid until the service stops: ([\w-]+)")[1]
-        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
-        assert service.send(new_plant(), headers=headers).status == 200
-        service.process.send_signal(signal.SIGHUP)
+        warning = service.wait_for(f".*all plants in memory were lost with worker {worker}; their ids are free again.*")
+        assert json.loads(warning[0])["level"] == "warning"
         service.wait_for("Booting worker", times=2)
-        assert service.send(new_plant(id=2), headers=headers).status == 200
-    assert sum(token in line for line in service.lines) == 1
+        wait_for_workers(service.process.pid, 1)
+        service.signal(signal.SIGINT)
+        assert service.wait_for_exit() == 0
+    for text, times in (("will be lost when this process ends", 1), ("were lost", 1), ("Booting", 2), ("Traceback", 0)):
+        assert sum(text in line for line in service.lines) == times
 
 
+LOG_CONFIG = """{
+    "version": 1,
+    "root": {"handlers": []},
+    "disable_existing_loggers": false,
+    "handlers": {"file": {"class": "logging.FileHandler", "filename": "FOLDER/log"}},
+    "loggers": {"plants": {"handlers": ["file"]}}
+}"""
+
+
+@pytest.mark.parametrize(
+    ("option", "pattern"),
+    [
+        ("--error-logfile=FOLDER/log", '"level":"error".*"the token file cannot'),
+        ("--log-config-json=FOLDER/conf", "^the"),
+    ],
+)
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_service_logs_to_gunicorns_error_log(tmp_path: Path) -> None:
+def test_the_service_logs_where_gunicorns_settings_say(option: str, pattern: str, tmp_path: Path) -> None:
     tokens, log = tmp_path / "tokens", tmp_path / "log"
     tokens.write_text("first\n")
-    command = [*SERVE, "--bind=127.0.0.1:0", f"--error-logfile={log}"]
+    (tmp_path / "conf").write_text(LOG_CONFIG.replace("FOLDER", str(tmp_path)))
+    command = [*SERVE, "--bind=127.0.0.1:0", option.replace("FOLDER", str(tmp_path))]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
-        wait_until(lambda: "Booting worker" in text_of(log))
+        wait_for_workers(service.process.pid, 1)
         tokens.write_text("not a token\n")
-        wait_until(lambda: "the token file cannot be used" in log.read_text())
-    lines = [json.loads(line) for line in log.read_text().splitlines() if "the token file cannot be used" in line]
-    assert {line["level"] for line in lines} == {"error"}
-    assert service.lines == [END]
-
-
-def test_log_config_decides_where_the_service_logs(tmp_path: Path) -> None:
-    (tmp_path / "logging.json").write_text(
-        json.dumps(
-            {
-                "version": 1,
-                "root": {"handlers": []},
-                "disable_existing_loggers": False,
-                "handlers": {"file": {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}},
-                "loggers": {"plants": {"handlers": ["file"]}},
-            }
-        )
-    )
-    (tmp_path / "tokens").write_text("first\n")
-    with serving(
-        "--log-config-json", str(tmp_path / "logging.json"), PLANTS_TOKENS_FILE=str(tmp_path / "tokens")
-    ) as service:
-        (tmp_path / "tokens").unlink()
-        wait_until((tmp_path / "log").read_text)
-    assert "the token file cannot be used" in (tmp_path / "log").read_text()
+        wait_until(lambda: "the token file cannot be used" in text_of(log))
+    assert re.search(pattern, log.read_text(), re.MULTILINE)
     assert not any("the token file" in line for line in service.lines)
+    assert "conf" in option or service.lines == [END]
 
 
 @needs_root
-def test_a_new_file_is_owned_by_the_worker_user() -> None:
+@pytest.mark.parametrize("database", ["plants.db", "missing/plants.db"])
+def test_a_new_file_is_owned_by_the_worker_user_and_the_master_stays_root(database: str) -> None:
     user = 12345
     with tempfile.TemporaryDirectory() as folder:  # Only root may enter tmp_path, so use another folder.
         os.chown(folder, user, user)
-        file = Path(folder, "plants.db")
         command = [*SERVE, "--bind=127.0.0.1:0", f"--user={user}", f"--group={user}"]
-        env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{file}")
+        env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{folder}/{database}")
         with Process(command, cwd=CHECKOUT, env=env) as service:
             wait_for_workers(service.process.pid, 1)
-            assert (file.stat().st_uid, file.stat().st_gid) == (user, user)
-
-
-@needs_root
-def test_the_master_stays_root_if_the_store_is_unavailable() -> None:
-    command = [*SERVE, "--bind=127.0.0.1:0", "--user=12345"]
-    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:////missing/plants.db")
-    with Process(command, cwd=CHECKOUT, env=env) as service:
-        service.wait_for("the store cannot be used yet: ")
-        wait_for_workers(service.process.pid, 1)
-        status = Path(f"/proc/{service.process.pid}/status").read_text()
-        assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
+            status = Path(f"/proc/{service.process.pid}/status").read_text()
+            assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
+            assert ("missing" in database) == any("the store cannot be used yet: " in line for line in service.lines)
+            owners = {(file.stat().st_uid, file.stat().st_gid) for file in Path(folder).glob("plants.db")}
+            assert owners == (set() if "missing" in database else {(user, user)})
 
 
 # This simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
@@ -163,15 +108,6 @@ main()
 """
 
 
-def test_a_start_that_cannot_change_its_user_fails_in_one_line() -> None:
-    result = run(sys.executable, "-c", SANDBOX, "serve", "--bind=127.0.0.1:0", f"--user={os.geteuid() + 1}")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        "plants: only root can start workers as another user or group (--user, --group)."
-    )
-    assert "Traceback" not in result.stderr
-
-
 def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SANDBOX, "serve"]
     store, metrics = f"sqlite:///{tmp_path}/plants.db", f"127.0.0.1:{free_port()}"
@@ -179,58 +115,31 @@ def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_an_inherited_socket_is_served_but_not_passed_on_by_usr2() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        activate = 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0'
-        command = ["sh", "-c", activate, "sh", *SERVE, "--bind", f"127.0.0.1:{listener.getsockname()[1]}"]
-        with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}, stdin=listener.fileno()) as service:
-            service.wait_until_it_serves()
-            assert service.port == listener.getsockname()[1]
-            service.signal(signal.SIGUSR2)
-            service.wait_for("plants: .*(Bad file descriptor|Socket operation on non-socket)")
-            assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
-
-
+@pytest.mark.parametrize(
+    ("command", "env", "line"),
+    [
+        ([*SERVE, "--preload"], {"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; did you mean PLANTS_STORE? "),
+        ([*GUNICORN, "--preload"], {"PLANTS_STORE": "x:"}, "PLANTS_STORE is not usable: a store's URL starts with "),
+        (
+            [*GUNICORN, "--log-level=debug", "--env", f"PLANTS_TOKENS={TOKEN}", "--workers=0"],
+            {},
+            "PLANTS_TOKENS has no effect in --env or raw_env; set it in the environment.",
+        ),
+        ([*GUNICORN, "-b192.0.2.1:80"], {}, "cannot listen on 192.0.2.1:80 (Cannot assign requested address); set "),
+        (SERVE, {"GUNICORN_PID": "1", "GUNICORN_FD": "99"}, "[Errno 9] Bad file descriptor."),
+        (
+            [sys.executable, "-c", SANDBOX, "serve", "--bind=127.0.0.1:0", f"--user={os.geteuid() + 1}"],
+            {},
+            "only root can start workers as another user or group (--user, --group).",
+        ),
+    ],
+    ids=["plants serve", "gunicorn", "tokens in raw_env", "address", "descriptor", "user"],
+)
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_signals_term_and_int_stop_the_service() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with serving() as service:
-            service.signal(number)
-            assert service.wait_for_exit() == 0
-        assert "Traceback" not in "".join(service.lines)
-
-
-@pytest.mark.parametrize("options", ["--workers 2", "-w3 --preload"])
-def test_the_dictionary_store_is_not_served_by_two_processes(options: str) -> None:
-    for result in (call("serve", *options.split()), call("serve", "--check-config", GUNICORN_CMD_ARGS=options)):
-        assert result.returncode == 1
-        assert result.stderr.startswith("plants: PLANTS_STORE=memory: cannot be shared by ")
-        assert result.stderr.count("\n") == 1
-
-
-def test_ttin_adds_no_second_worker_to_the_dictionary_store() -> None:
-    with serving() as service:
-        service.wait_for("Booting worker")
-        service.process.send_signal(signal.SIGTTIN)
-        service.wait_for(r"PLANTS_STORE=memory: cannot be shared by 2 worker processes")
-        assert service.stop() == 0
-    assert sum("Booting worker" in line for line in service.lines) == 1
-
-
-@pytest.mark.parametrize("command", [[*SERVE, "--preload"], GUNICORN], ids=["plants serve", "gunicorn"])
-@pytest.mark.parametrize("env", [{"PLANTS_STOER": "x"}, {"PLANTS_STORE": "x:"}, {"PLANTS_TOKENS": "a;b"}], ids=str)
-def test_a_bad_setting_stops_the_start_with_one_line(command: list[str], env: dict[str, str]) -> None:
-    result = run(*command, **env)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"plants: {next(iter(env))} is not ")
-    assert result.stderr.count("\n") == 1
-
-
-def test_gunicorn_rejects_tokens_in_raw_env_without_logging_them() -> None:
-    options = ["--log-level=debug", "--env", "PLANTS_TOKENS=secret", "--workers=0"]
-    result = run(*GUNICORN, *options, PLANTS_TOKENS="a")
-    line = "plants: PLANTS_TOKENS has no effect in --env or raw_env; set it in the environment.\n"
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", line)
+def test_a_start_that_fails_prints_one_line(command: list[str], env: dict[str, str], line: str) -> None:
+    result = run(*command, **{"PLANTS_TOKENS": "a", "GUNICORN_CMD_ARGS": "--log-level=error"} | env)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith(f"plants: {line}")
 
 
 def test_a_bad_setting_stops_plain_gunicorn_without_traceback() -> None:
@@ -247,24 +156,22 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     assert result.stderr == (f"no token is set; a new one is valid until the service stops: {result.stdout.strip()}\n")
 
 
-@pytest.mark.parametrize("options", [[], ["--reuse-port"]], ids=["IPv4", "--reuse-port"])
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_port_in_use_stops_the_start_with_one_line(options: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        result = run(*GUNICORN, "--log-level=error", "--bind", address, *options, PLANTS_TOKENS="a")
-    line = f"cannot listen on {address} (Address already in use); set another one with --bind HOST:PORT"
-    assert (result.returncode, result.stderr) == (1, f"plants: {line}.\n")
-
-
-def test_check_config_accepts_a_shared_port_and_a_descriptor() -> None:
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        options = ["--check-config", "--reuse-port", f"--bind=127.0.0.1:{other.getsockname()[1]}", "--bind=fd://0"]
-        result = call("serve", *options, PLANTS_TOKENS="a")
-    assert (result.returncode, result.stderr) == (0, "")
+def test_only_check_config_accepts_an_address_in_use(tmp_path: Path) -> None:
+    address = ("127.0.0.1", 0)
+    with socket.create_server(address) as other, socket.create_server(address, reuse_port=True) as sharing:
+        used, shared = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in (other, sharing))
+        for bind, metrics in ((used, ""), ("127.0.0.1:0", shared)):
+            env = {"PLANTS_TOKENS": "a"} | ({"PLANTS_METRICS_BIND": metrics} if metrics else {})
+            setting = "PLANTS_METRICS_BIND" if metrics else "--bind HOST:PORT"
+            line = f"cannot listen on {metrics or bind} (Address already in use); set another one with {setting}"
+            for options in ([], ["--reuse-port"]):
+                result = call("serve", "--log-level=error", f"--bind={bind}", *options, **env)
+                assert (result.returncode, result.stderr) == (1, f"plants: {line}.\n")
+        env |= {"PLANTS_STORE": f"sqlite:///{tmp_path}/plants.db"}  # A start would create it.
+        for metrics, options in ((shared, [f"-b={used}"]), (used, [f"-b={shared}", "--reuse-port", "-b=fd://0"])):
+            result = call("serve", "--check-config", *options, **env | {"PLANTS_METRICS_BIND": metrics})
+            assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
 
 
 # A configuration that cannot serve
@@ -287,6 +194,10 @@ def error_line(*options: str, **env: str) -> str:
         ("-e X", "environment setting 'X' invalid."),
         ("--cert-reqs 2", "cert_reqs has no effect without a certificate; set --certfile and --keyfile."),
         ("-b=", "--bind is empty; set HOST:PORT, or leave it out."),
+        (
+            "-w 2",
+            "PLANTS_STORE=memory: cannot be shared by 2 worker processes; use one (WEB_CONCURRENCY or ",
+        ),
         ("-w 0", "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
         (
             "-e FOO=1 -e PLANTS_STORE=memory:",
@@ -312,6 +223,12 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, line:
     [
         ({"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ({"PLANTS_TOKENS_CHECK": "nothing"}, "PLANTS_TOKENS_CHECK is not usable: set package.module:object."),
+        *(
+            ({name: value}, f"{name} is not usable: set a number from ")
+            for name in ("PORT", "WEB_CONCURRENCY")
+            for value in ("", "two", "99999")
+        ),
+        ({"PLANTS_STORE": "sqlite:////x/y"}, "the store cannot be used: /x/y: there is no file, and no folder "),
         (
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "-k gthread"},
             "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
@@ -320,36 +237,19 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, line:
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "-b 127.0.0.1:9100"},
             "PLANTS_METRICS_BIND is an address of the service itself; set another one.",
         ),
+        (
+            {"PLANTS_METRICS_BIND": "unknown.invalid:9100"},
+            "cannot listen on unknown.invalid:9100 (",
+        ),
+        (
+            {"PLANTS_METRICS_BIND": "192.0.2.1:9100"},
+            "cannot listen on 192.0.2.1:9100 (Cannot assign requested address); set another one with PLANTS_METRICS_",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_settings_that_cannot_serve_fail_in_one_line(env: dict[str, str], line: str) -> None:
-    assert error_line(**env) == line
-
-
-@pytest.mark.parametrize("name", ["PORT", "WEB_CONCURRENCY"])
-@pytest.mark.parametrize("value", ["", "two", "99999"], ids=repr)
-def test_a_number_that_gunicorn_reads_is_checked_first(name: str, value: str) -> None:
-    result = run(*SERVE, "--check-config", **{name: value}, PLANTS_TOKENS=TOKEN)
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert result.stderr.startswith(f"plants: {name} is not usable: set a number from ")
-
-
-def test_check_config_passes_beside_the_running_service() -> None:
-    with serving() as service:
-        result = call("serve", "--check-config", "--bind", f"127.0.0.1:{service.port}")
-        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-def test_check_config_is_silent_about_a_store_that_a_start_would_create(tmp_path: Path) -> None:
-    result = call("serve", "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_check_config_fails_if_the_store_cannot_be_created(tmp_path: Path) -> None:
-    line = error_line(PLANTS_STORE=f"sqlite:///{tmp_path}/gone/plants.db")
-    assert line.startswith(f"the store cannot be used: {tmp_path}/gone/plants.db: there is no file, and no folder ")
+    assert error_line(**env).startswith(line)
 
 
 @needs_psycopg
@@ -369,8 +269,11 @@ def test_a_hook_that_makes_no_tls_context_stops_the_start(tmp_path: Path) -> Non
 # HUP and USR2
 
 
-@pytest.mark.parametrize("command", [SERVE, GUNICORN], ids=["plants serve", "gunicorn"])
-def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str], tmp_path: Path) -> None:
+# The two commands differ only in how they report that a file cannot be loaded, which the first two rows show.
+@pytest.mark.parametrize(("command", "rows"), [(SERVE, None), (GUNICORN, 2)], ids=["plants serve", "gunicorn"])
+def test_hup_reloads_the_configuration_unless_it_cannot_serve(
+    command: list[str], rows: int | None, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     good = "from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\n"
     file.write_text(good)
@@ -397,7 +300,7 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(command: list[str]
             (good + f"pidfile = '{tmp_path}/foreign'\n", ".*/foreign has the id of another process, 1; set another "),
             (good + f"bind = '{address}'\n", rf"cannot listen on {address} \(Address already in use\)"),
             (good + "reuse_port = True\nbind = '127.0.0.1:99999'\n", "cannot listen on 127.0.0.1:99999 "),
-        ]:
+        ][:rows]:
             before = len(service.lines)
             file.write_text(content)
             service.signal(signal.SIGHUP)
@@ -436,16 +339,19 @@ def test_usr2_starts_the_same_command_with_the_generated_token(command: list[str
     command = ["env", "-u", "PLANTS_TOKENS", *command]
     with serving("--config", str(file), command=command) as service:
         token = service.wait_for(r"no token is set; .*: ([\w-]+)")[1]
+        service.signal(signal.SIGHUP)
+        service.wait_for("Booting worker", times=2)
+        headers = [("Authorization", f"Bearer {token}"), JSON_TYPE]
+        assert service.send(new_plant(), headers=headers).status == 200
         old = children(service.process.pid)
         service.signal(signal.SIGUSR2)
-        service.wait_for("Booting worker", times=2)
+        service.wait_for("Booting worker", times=3)
         [new] = {*children(service.process.pid)} - {*old}
         service.process.terminate()
         service.process.wait(60)
         try:
             # Only the new master still serves.
-            response = send_to(service.port, new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE])
-            assert response.plant == {"name": "Fern"}
+            assert send_to(service.port, new_plant(), headers=headers).plant == {"name": "Fern"}
         finally:
             os.kill(new, signal.SIGTERM)
             service.wait_for(re.escape(END))
@@ -528,15 +434,6 @@ def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Pat
             return service.send(headers=[("Authorization", f"Bearer {token}")]).error
 
         assert [error_of(token) for token in ("tulip", TOKEN, "rose")] == [41500, 41500, 40101]
-
-
-def test_a_unix_socket_address_is_served(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with serving("--bind", f"unix:{path}") as service, socket.socket(socket.AF_UNIX) as client:
-        service.wait_for("Booting worker")
-        client.connect(str(path))
-        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_importing_plants_has_no_side_effect() -> None:
