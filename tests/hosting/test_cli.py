@@ -24,7 +24,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN
 from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, serving
 from tests.support.needs import needs_psycopg
-from tests.support.process import PATIENCE_SECONDS, free_port
+from tests.support.process import PATIENCE_SECONDS, free_port, wait_until
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -212,6 +212,8 @@ def test_plants_check_finds_a_service_and_reports_why_it_is_not_ready(tmp_path: 
         result = call("check", f"{url}/")
         assert (result.stdout, result.stderr, result.returncode) == (f"{url}/readyz: ready\n", "", 0)
         file.unlink()
+        # For half a second after a check, the probe does not check the store again.
+        wait_until(lambda: call("check", url).returncode)
         problem = "503 The plant store cannot be reached now; try again later."
         assert error_line(call("check", url)) == f"{url}/readyz: {problem}"
 
