@@ -7,15 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from itertools import count
+from contextlib import ExitStack, closing
+from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
 
-from plants.stores import Plant, PlantStore, open_store
+from plants.stores import Plant, open_store
 from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer, find_binaries
 from tests.support.process import PATIENCE_SECONDS, wait_until
@@ -56,25 +55,6 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
     ).stdout
 
 
-@contextmanager
-def under_load(store: PlantStore) -> Iterator[None]:
-    def add() -> None:
-        for plant_id in count(1):
-            store.add(Plant(plant_id, "fern"))
-            if stopping.is_set():
-                return
-
-    stopping = threading.Event()
-    with ThreadPoolExecutor(1) as thread:
-        adding = thread.submit(add)
-        try:
-            wait_until(lambda: store.get(1))
-            yield
-        finally:
-            stopping.set()
-        adding.result()
-
-
 def test_the_read_command_prints_every_plant(file: Path) -> None:
     assert run(READ_FILE, file).splitlines() == [
         repr((-(2**63), "", "")),
@@ -85,8 +65,14 @@ def test_the_read_command_prints_every_plant(file: Path) -> None:
 
 def test_the_second_backup_under_load_is_restored(file: Path) -> None:
     with closing(open_store(f"sqlite:///{file}")) as store:
-        with under_load(store):
+        stopping = threading.Event()
+        plants = takewhile(lambda _: not stopping.is_set(), (Plant(plant_id, "fern") for plant_id in count(1)))
+        with ThreadPoolExecutor(1) as thread, ExitStack() as load:
+            load.callback(stopping.set)
+            adding = thread.submit(list, map(store.add, plants))
+            wait_until(lambda: store.get(1))
             first = run(BACK_UP, file)
+        adding.result()
         store.add(Plant(-1, "after the first backup"))
         wait_until(lambda: time.strftime("T%H-%M-%SZ", time.gmtime()) not in first)
         run(BACK_UP, file)

@@ -17,7 +17,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from plants.stores import Plant, PlantIdInUse, PlantStore, open_store
+from plants.stores import Plant, PlantIdInUse, open_store
 from plants.stores.group_commit import BatchStore
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
@@ -57,30 +57,6 @@ for line in sys.stdin:
 IDS = [-(2**63), *range(-1, 18), 2**63 - 1]
 
 
-class Model(PlantStore):
-    """The model that a store is compared with."""
-
-    def __init__(self) -> None:
-        self.plants: dict[int, Plant] = {}
-
-    def add(self, plant: Plant) -> None:
-        if self.plants.setdefault(plant.id, plant) is not plant:
-            raise PlantIdInUse(plant.id)
-
-    def get(self, plant_id: int) -> Plant | None:
-        return self.plants.get(plant_id)
-
-    def check(self) -> None:
-        """Do nothing: a dictionary is always available."""
-
-    def close(self) -> None:
-        """Do nothing: a dictionary has nothing to release."""
-
-
-def add(store: PlantStore, plant: Plant) -> object:
-    return outcome(lambda: store.add(plant))
-
-
 def outcome(result: Callable[[], None]) -> object:
     """Return the id in use, or "added"."""
     try:
@@ -106,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self.model = Model()
+        self.model: dict[int, Plant] = {}
         self.numbers = itertools.cycle(range(self.number_of_stores))
         self.stores = [open_store(url) for _ in range(self.number_of_stores)]
 
@@ -115,9 +91,14 @@ class StoreMachine(RuleBasedStateMachine):
             store.check()
             store.close()
 
+    def expected(self, plant: Plant) -> object:
+        """Add a plant to the model, and return the outcome that a store must have."""
+        return "added" if self.model.setdefault(plant.id, plant) is plant else plant.id
+
     @rule(plant=plants)
     def add(self, plant: Plant) -> None:
-        assert add(self.stores[next(self.numbers)], plant) == add(self.model, plant)
+        store = self.stores[next(self.numbers)]
+        assert outcome(lambda: store.add(plant)) == self.expected(plant)
 
     @rule(plant_id=st.sampled_from(IDS))
     def get(self, plant_id: int) -> None:
@@ -132,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Submit plants, then ask for their results in any order."""
         store = self.stores[next(self.numbers)]
         if isinstance(store, BatchStore):
-            pending = [(store.submit(plant), add(self.model, plant)) for plant in batch]
+            pending = [(store.submit(plant), self.expected(plant)) for plant in batch]
             order.shuffle(pending)
             assert [outcome(each) for each, _ in pending] == [expected for _, expected in pending]
 
@@ -141,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         ``unresolved`` has the plants for which the client printed no result.
         """
-        for plant_id in {plant.id for plant in unresolved} - set(self.model.plants):
+        for plant_id in {plant.id for plant in unresolved} - set(self.model):
             # First add a plant with this id. If the server is still committing a statement of the killed client, an add
             # waits for the commit, unlike a read.
             settled = Plant(plant_id, "settled")
@@ -150,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
                 unresolved.append(settled)
             stored = self.stores[0].get(plant_id)
             assert stored in unresolved
-            self.model.add(stored)
+            self.model[plant_id] = stored
 
     @invariant()
     def every_store_has_the_plants_of_the_model(self) -> None:
@@ -186,7 +167,7 @@ class PersistentMachine(StoreMachine):
         os.kill(pid, signal.SIGKILL)
         lines += iter(stdout.readline, "dead\n")
         for batch, line in zip(batches, lines, strict=False):
-            assert json.loads(line) == [add(self.model, plant) for plant in batch]
+            assert json.loads(line) == [self.expected(plant) for plant in batch]
         self.settle([plant for batch in batches[len(lines) :] for plant in batch])
 
 

