@@ -101,11 +101,17 @@ def add_together(store: PlantStore, plants: Iterable[Plant]) -> list[str]:
     return [outcome(each) for each in pending]
 
 
-def is_available(store: PlantStore) -> bool:
-    with contextlib.suppress(StoreUnavailable):
+def reason(store: PlantStore) -> str:
+    """Return why the store is unavailable, or an empty string."""
+    try:
         store.check()
-        return True
-    return False
+    except StoreUnavailable as error:
+        return str(error)
+    return ""
+
+
+def is_available(store: PlantStore) -> bool:
+    return not reason(store)
 
 
 class Number:

@@ -93,3 +93,26 @@ def test_concurrent_probes_share_a_check_and_wait_no_longer_than_their_deadline(
         database.released.set()
         assert [probe.result() for probe in probes] == [None] * 8
     assert database.calls == 1
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["within", "after"])
+def test_failures_in_the_quiet_period_belong_to_one_outage(
+    breaker: CircuitBreaker,
+    database: Database,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    quiet: float,
+    lines: int,
+) -> None:
+    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", quiet)
+    monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.outage.RETRY_SECONDS", 0.0)
+    for fault in (None, StoreUnavailable("the disk is full"), None, StoreUnavailable("the file is gone"), None):
+        database.fault = fault
+        with pytest.raises(StoreUnavailable) if fault else nullcontext():
+            breaker.probe(in_a_minute())
+    begin, end = "the store is unavailable: ", "the store is available again; requests rejected meanwhile: 0"
+    assert len(caplog.messages) == lines
+    assert all(message.startswith(begin) for message in caplog.messages[::2])
+    assert all(message == end for message in caplog.messages[1::2])

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 from plants.stores import Plant, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
-from tests.stores.test_every_store import add_together, is_available
+from tests.stores.test_every_store import add_together, is_available, reason
 from tests.support.needs import needs
 from tests.support.process import wait_until
 
@@ -146,15 +147,6 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
         assert store.get(1) == Plant(1, "oak")
 
 
-def reason(store: SQLiteStore) -> str:
-    """Return why the store is unavailable, or an empty string."""
-    try:
-        store.check()
-    except StoreUnavailable as error:
-        return str(error)
-    return ""
-
-
 def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
     path.unlink()
@@ -192,20 +184,15 @@ def test_an_add_that_timed_out_on_a_lock_is_never_stored(impatient_store: SQLite
     assert [impatient_store.get(plant_id) for plant_id in range(4)] == [None] * 4
 
 
-class _CallingName(str):
-    """A plant name that calls ``action`` when SQLite binds it, in the middle of a transaction."""
-
-    action: Callable[[], object]
-
-    def __conform__(self, _protocol: object) -> str:
-        self.action()
-        return str(self)
-
-
 def name_that_calls(action: Callable[[], object]) -> str:
-    name = _CallingName("oak")
-    name.action = action
-    return name
+    """Return a plant name that calls ``action`` when SQLite binds it, in the middle of a transaction."""
+
+    class Name(str):
+        def __conform__(self, _protocol: object) -> str:
+            action()
+            return str(self)
+
+    return Name("oak")
 
 
 @contextmanager
@@ -284,67 +271,28 @@ def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore) -> None
             rejected()
 
 
-@pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (0.0, 4)], ids=["within", "after"])
-def test_failures_in_the_quiet_period_belong_to_one_outage(
-    store: SQLiteStore,
-    path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    quiet: float,
-    lines: int,
-) -> None:
-    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", quiet)
-    monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", -1.0)
-    store.check()
-    caplog.clear()
-    for _ in range(2):
-        with moved_away(path), pytest.raises(StoreUnavailable):
-            store.check()
-        wait_until(lambda: is_available(store))
-    begin, end = "the store is unavailable: ", "the store is available again; requests rejected meanwhile: 0"
-    assert len(caplog.messages) == lines
-    assert all(message.startswith(begin) for message in caplog.messages[::2])
-    assert all(message == end for message in caplog.messages[1::2])
-
-
 def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         store.add(Plant(1, name_that_calls(path.unlink)))
 
 
-TRUNCATING = """
-import os, sys
-from plants.stores import Plant, StoreUnavailable, open_store
-
-class TruncatingName(str):
-    def __conform__(self, protocol):
-        os.truncate(sys.argv[1] + "-wal", 0)
-        return str(self)
-
-store = open_store(f"sqlite:///{sys.argv[1]}")
-store.add(Plant(1000, "oak" * 100))
-for plant in (Plant(1001, TruncatingName("fern")), Plant(1002, "fern")):
-    try:
-        store.add(plant)
-    except StoreUnavailable as error:
-        assert "was truncated, so plants may be lost; before you restart" in str(error), error
-    else:
-        raise SystemExit("the plant was acknowledged")
-store.close()
-"""
-
-
-def test_a_log_that_is_truncated_during_a_commit_is_never_copied_into_the_file(store: SQLiteStore, path: Path) -> None:
+def test_a_log_that_is_truncated_during_a_commit_is_never_copied_into_the_file(path: Path) -> None:
     """SQLite writes at an offset in the empty log. When it copies the log, the file would get zeros."""
-    for plant_id in range(300):
-        store.add(Plant(plant_id, "oak" * 100))
-    store.close()
+    with closing(SQLiteStore(str(path))) as earlier:
+        for plant_id in range(300):
+            earlier.add(Plant(plant_id, "oak" * 100))
     before = path.read_bytes()
-    subprocess.run([sys.executable, "-c", TRUNCATING, str(path)], check=True, timeout=60)
+    with closing(SQLiteStore(str(path))) as store:
+        store.add(Plant(1000, "oak" * 100))
+        truncating = name_that_calls(partial(os.truncate, f"{path}-wal", 0))
+        for plant in (Plant(1001, truncating), Plant(1002, "fern")):
+            with pytest.raises(StoreUnavailable, match="was truncated, so plants may be lost; before you restart"):
+                store.add(plant)
     assert path.read_bytes() == before
-    with closing(SQLiteStore(str(path))) as restarted:
+    # This process never closes its connection, so start again with a copy.
+    copy = shutil.copytree(path.parent, path.parent.with_name("copy"), ignore=shutil.ignore_patterns("*-shm"))
+    with closing(SQLiteStore(str(copy / path.name))) as restarted:
         restarted.add(Plant(2000, "fern"))
         assert all(restarted.get(plant_id) for plant_id in range(300))
 
@@ -372,16 +320,6 @@ def test_an_id_in_use_is_reported_only_after_the_log_was_flushed(store: SQLiteSt
     before, found, _ = traced.partition('write(1, "in use')
     assert found
     assert "sync(" in before
-
-
-def call_before_each_pause(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-    """Call a function before each pause of the store. For example, the store pauses if it finds the file locked."""
-
-    def sleep(seconds: float) -> None:
-        action()
-        time.sleep(seconds)
-
-    monkeypatch.setattr("plants.stores.sqlite.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
 
 
 def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
@@ -480,11 +418,7 @@ def drop_table(path: Path) -> None:
         other.execute("DROP TABLE plants")
 
 
-def empty_file(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("remove", [drop_table, empty_file])
+@pytest.mark.parametrize("remove", [drop_table, partial(Path.write_bytes, data=b"")], ids=["dropped", "empty file"])
 def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, remove: Callable[[Path], None]) -> None:
     store.prepare()
     remove(path)
@@ -583,15 +517,17 @@ def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
 ) -> None:
     """During the pause, another process that also waits can acquire the lock."""
 
-    def release_the_lock() -> None:
+    def release_the_lock_and_sleep(seconds: float) -> None:
         found.append(store.get(1))
         other.rollback()
+        time.sleep(seconds)
 
     found: list[Plant | None] = []
     store.add(Plant(0, "oak"))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        call_before_each_pause(monkeypatch, release_the_lock)
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=release_the_lock_and_sleep)
+        monkeypatch.setattr("plants.stores.sqlite.time", clock)
         store.add(Plant(1, "oak"))
     assert (found[0], found[-1]) == (None, Plant(1, "oak"))
 
