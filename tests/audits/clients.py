@@ -33,7 +33,6 @@ from tests.support.process import (
 
 MIB = 1 << 20
 HEAD = b"POST /plants HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
 # A log line with one of these texts reports an error of the service. No client may cause such a line.
 _LOG_ERROR = re.compile(r"Traceback|WORKER TIMEOUT|Worker \(pid|SIGKILL|Exception|Error\b")
 
@@ -211,10 +210,6 @@ class Bystander:
         if self.longest_delay > 0.02:
             summary += f" (this machine delayed the client itself by up to {self.longest_delay * 1000:.0f} ms)"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([summary, *self.faults[:3]]))
-
-
-def reset_on_close(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
 @contextlib.contextmanager

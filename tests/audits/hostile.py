@@ -22,7 +22,7 @@ from pathlib import Path
 
 from plants.server.request import HTTPError, Listener, Request
 from tests.audits.bystander import new_id, plant
-from tests.audits.clients import CHUNKED, HEAD, MIB, Bystander, Crowd, Target, reset_on_close, running_service
+from tests.audits.clients import HEAD, MIB, Bystander, Crowd, Target, running_service
 from tests.audits.report import Verdict, add_only_option, add_service_options, audit_parser, report
 from tests.support.loop_driver import LIMITS
 from tests.support.process import PATIENCE_SECONDS, comes_true
@@ -287,19 +287,6 @@ def tiny_records(service: Target, clients: int = 300, seconds: float = 5, limit:
     return together(*verdicts)
 
 
-def key_updates(service: Target, seconds: float = 5, limit: float = 2) -> Verdict:
-    """Flood the service with KeyUpdates of TLS 1.3, reconnecting when it closes the connection."""
-    verdicts: list[Verdict] = []
-    with beside(service, limit, verdicts):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            with tls_client(service) as (sock, records), contextlib.suppress(OSError):
-                sock.settimeout(1)
-                while time.monotonic() < end:
-                    sock.sendall(b"".join(records.key_update() for _ in range(2000)))
-    return together(*verdicts)
-
-
 @contextlib.contextmanager
 def tls_client(service: Target) -> Iterator[tuple[socket.socket, Records13]]:
     """Complete a handshake; yield the socket, and what encrypts the client's records."""
@@ -346,30 +333,6 @@ def large_bodies(
 def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: float = 1) -> Verdict:
     """Send bodies of 26 KB that take long to parse, from many clients with a token."""
     return large_bodies(service, clients, seconds, limit, TINY_OBJECTS)
-
-
-def tiny_chunks(service: Target, clients: int = 300, limit: float = 1) -> Verdict:
-    """Send bodies with a token in chunks of one byte, whose framing costs more than their content."""
-    verdicts: list[Verdict] = []
-    with beside(service, limit, verdicts), Crowd(service, clients) as crowd:
-        crowd.send(service.head(CHUNKED) + b"1\r\nx\r\n" * 10_000)
-        crowd.read_until_closed(2)
-    return together(*verdicts)
-
-
-def resets(service: Target, seconds: float = 4, limit: float = 0.25) -> Verdict:
-    """Reset connections: before a request, in the middle of one, or after one."""
-    sent = [b"", HEAD, service.head(b"Content-Length: 9\r\n"), b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"]
-    verdicts: list[Verdict] = []
-    number = 0
-    with beside(service, limit, verdicts):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            number += 1
-            with contextlib.suppress(OSError), service.connect() as sock:
-                reset_on_close(sock)
-                sock.sendall(sent[number % 4])
-    return together(*verdicts, Verdict(True, f"{number:,} resets"))
 
 
 # Places
@@ -438,11 +401,8 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     dear_requests: (),
     single_bytes: ("--worker-connections=1500",),
     tiny_records: ("tls",),
-    key_updates: ("tls",),
     large_bodies: (),
     many_bodies: (),
-    tiny_chunks: (),
-    resets: (),
     full_is_fair: ("--worker-connections=300",),
     few_descriptors: ("descriptors=256",),
     foreign_application: (),

@@ -114,16 +114,17 @@ def disk_full(place: Place) -> Iterator[None]:
     filler.unlink()
 
 
-@contextmanager
-def file_disk_full(place: Place) -> Iterator[None]:
-    """Fill the disk of the SQLite file."""
-    with disk_full(place):
-        yield
-
-
 Outage = Callable[[Place], AbstractContextManager[None]]
-OF_POSTGRESQL: tuple[Outage, ...] = (stopped, failed_over, table_locked, server_suspended, disk_full)
-OF_SQLITE: tuple[Outage, ...] = (file_held, file_disk_full)
+# The outages of PostgreSQL, and those of SQLite, whose names begin with "file".
+OUTAGES: dict[str, Outage] = {
+    "stopped": stopped,
+    "failed_over": failed_over,
+    "table_locked": table_locked,
+    "server_suspended": server_suspended,
+    "disk_full": disk_full,
+    "file_held": file_held,
+    "file_disk_full": disk_full,
+}
 
 
 @contextmanager
@@ -164,12 +165,12 @@ def probed(*services: Deployment) -> Iterator[list[list[Response]]]:
             over.set()
 
 
-def prepare(outage: Outage, place: Place) -> str:
-    """Start what the outage needs, and return the URL of the store."""
-    if outage in OF_SQLITE:
+def prepare(name: str, place: Place) -> str:
+    """Start what the outage of this name needs, and return the URL of the store."""
+    if name.startswith("file"):
         return f"sqlite:///{place.file}"
     place.server.create()
-    if outage is not failed_over:
+    if name != "failed_over":
         place.server.start()
         return place.server.url
     place.standby.follow(place.server)
@@ -178,8 +179,8 @@ def prepare(outage: Outage, place: Place) -> str:
     return f"postgresql://postgres@127.0.0.1:{place.server.port},127.0.0.1:{place.standby.port}/postgres"
 
 
-def run(outage: Outage, place: Place, seconds: float) -> Verdict:
-    url = prepare(outage, place)
+def run(name: str, place: Place, seconds: float) -> Verdict:
+    url = prepare(name, place)
     with (
         running(Deployment(url, "--workers 2")) as service,
         running(Deployment("memory:")) as idle_service,
@@ -188,7 +189,7 @@ def run(outage: Outage, place: Place, seconds: float) -> Verdict:
     ):
         time.sleep(WARM_UP_SECONDS)
         began = time.monotonic()
-        with outage(place):
+        with OUTAGES[name](place):
             time.sleep(seconds)
         ended = time.monotonic()
         time.sleep(RESPONSE_SECONDS)
@@ -235,13 +236,12 @@ def race(place: Place) -> Verdict:
 
 
 def main() -> int:
-    outages = {outage.__name__: outage for outage in (*OF_POSTGRESQL, *OF_SQLITE)}
     parser = audit_parser(__doc__)
-    add_only_option(parser, [*outages, "race"])
+    add_only_option(parser, [*OUTAGES, "race"])
     parser.add_argument("--seconds", type=float, default=10, help="the duration of an outage, in seconds (%(default)s)")
     options = parser.parse_args()
     holds = []
-    for name in options.only or [*outages, "race"]:
+    for name in options.only or [*OUTAGES, "race"]:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             directory = Path(folder)
             directory.chmod(0o755)
@@ -250,7 +250,7 @@ def main() -> int:
             place = Place(directory, PostgresServer(directory / "postgres"), PostgresServer(directory / "standby"))
             stack.callback(place.server.kill)
             stack.callback(place.standby.kill)
-            verdict = run(outages[name], place, options.seconds) if name in outages else race(place)
+            verdict = race(place) if name == "race" else run(name, place, options.seconds)
             holds.append(report(name, verdict))
     return int(not all(holds))
 
