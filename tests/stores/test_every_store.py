@@ -1,9 +1,12 @@
 """The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
+import multiprocessing
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,70 +19,56 @@ from plants.stores.group_commit import BatchStore
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import wait_until
 
-CLIENT = """
-import sys
-from plants.stores import Plant, PlantIdInUse, open_store
-
-url, name, count = sys.argv[1:]
-store = open_store(url)
-print("ready", flush=True)
-sys.stdin.readline()
-for plant_id in range(int(count)):
-    try:
-        store.add(Plant(plant_id, name))
-    except PlantIdInUse:
-        continue
-    print(plant_id, flush=True)
-store.close()
-"""
-
-FORKING_AFTER_USE = """
+FORKING = """
 import os, sys
 from plants.stores import Plant, StoreUnavailable, open_store
 
-def assert_unavailable(use):
-    try:
-        use()
-    except StoreUnavailable as error:
-        assert "fork before the first use" in str(error), error
-    else:
-        os._exit(1)
+def in_a_child(*uses):
+    child = os.fork()
+    if not child:
+        for use in uses:
+            use()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def unavailable(use):
+    def raises():
+        try:
+            use()
+        except StoreUnavailable as error:
+            assert "fork before the first use" in str(error), error
+        else:
+            os._exit(1)
+    return raises
 
 store = open_store(sys.argv[1])
+"""
+AFTER_USE = """
 store.add(Plant(1, "parent"))
 pending = store.submit(Plant(2, "parent")) if hasattr(store, "submit") else store.check
-child = os.fork()
-if not child:
-    for use in (lambda: store.add(Plant(3, "child")), lambda: store.get(1), store.check, pending):
-        assert_unavailable(use)
-    store.close()
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
+uses = [lambda: store.add(Plant(3, "child")), lambda: store.get(1), store.check, pending]
+in_a_child(*map(unavailable, uses), store.close)
 pending()
 store.add(Plant(4, "parent"))
 store.close()
 """
-
 PREPARED = """
-import os, sys
-from plants.stores import Plant, open_store
-
-store = open_store(sys.argv[1])
 store.prepare()
 for number in (1, 2):
-    child = os.fork()
-    if not child:
-        store.submit(Plant(number, "child"))()
-        store.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_a_child(lambda: store.submit(Plant(number, "child"))(), store.close)
 assert store.get(2) == Plant(2, "child")
 """
 
 
-def start_client(url: str, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CLIENT, url, name, str(count)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def run_forking(program: str, url: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", FORKING + program, url], check=True, timeout=60)
+
+
+def compete(url: str, name: str, together: threading.Barrier) -> list[int]:
+    """Add the same ids as other processes, and return the ids of the plants that were added."""
+    with contextlib.closing(open_store(url)) as store:
+        together.wait(60)
+        return [number for number in range(200) if outcome(partial(store.add, Plant(number, name))) == "added"]
 
 
 def outcome(result: Callable[[], None]) -> str:
@@ -90,13 +79,13 @@ def outcome(result: Callable[[], None]) -> str:
         return "in use"
     except StoreUnavailable:
         return "unavailable"
+    except Exception:
+        return "rejected"
     return "added"
 
 
-def add_together(store: PlantStore, plants: Iterable[Plant]) -> list[str]:
+def add_together(store: BatchStore, plants: Iterable[Plant]) -> list[str]:
     """Submit all plants before asking for the first result."""
-    if not isinstance(store, BatchStore):
-        pytest.skip("the store does not commit in batches")
     pending = [store.submit(plant) for plant in plants]
     return [outcome(each) for each in pending]
 
@@ -125,86 +114,83 @@ class Number:
 
 
 class StoreContract(StoreSuite):
-    """The suite for stores, with further tests.
-
-    Subclasses define ``store_url``, and set ``volatile`` if plants do not outlive the process.
-    """
-
-    volatile = False
+    """The suite for stores, with further tests. Subclasses define ``store_url``."""
 
     @pytest.fixture
     def store(self, store_url: str) -> Iterator[PlantStore]:
         with contextlib.closing(open_store(store_url)) as store:
             yield store
 
-    @pytest.fixture
-    def batch_store(self, store: PlantStore) -> BatchStore:
-        if not isinstance(store, BatchStore):
-            pytest.skip("the store does not commit in batches")
-        return store
-
-    @pytest.fixture
-    def persistent_url(self, store_url: str) -> str:
-        if self.volatile:
-            pytest.skip("the store ends with its process")
-        return store_url
-
-    def test_a_batch_ends_at_two_million_characters(self, batch_store: BatchStore) -> None:
-        plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
-        first, second, third = map(batch_store.submit, plants)
-        first()
-        assert [batch_store.get(plant_id) for plant_id in (1, 2, 3)] == [*plants[:2], None]
-        second()
-        third()
-        assert batch_store.get(3) == plants[2]
-
-    def test_the_results_of_a_batch_are_available_twice(self, batch_store: BatchStore) -> None:
-        pending = [batch_store.submit(Plant(1, "fern")) for _ in range(2)]
-        for _ in range(2):
-            assert [outcome(each) for each in pending] == ["added", "in use"]
-
     @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
     def test_an_id_beyond_64_bits_is_unknown(self, store: PlantStore, plant_id: int) -> None:
         assert store.get(plant_id) is None
 
+    def test_a_fork_after_the_first_use_raises_store_unavailable(self, store_url: str) -> None:
+        run_forking(AFTER_USE, store_url)
+
+
+class PersistentContract(StoreContract):
+    """Tests of a store that commits in batches and outlives its processes."""
+
+    @pytest.fixture
+    def store(self, store_url: str) -> Iterator[BatchStore]:
+        with contextlib.closing(open_store(store_url)) as store:
+            assert isinstance(store, BatchStore)
+            yield store
+
+    def test_a_batch_ends_at_two_million_characters(self, store: BatchStore) -> None:
+        plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
+        first, second, third = map(store.submit, plants)
+        first()
+        assert [store.get(plant_id) for plant_id in (1, 2, 3)] == [*plants[:2], None]
+        second()
+        third()
+        assert store.get(3) == plants[2]
+
+    def test_the_results_of_a_batch_are_available_twice(self, store: BatchStore) -> None:
+        pending = [store.submit(Plant(1, "fern")) for _ in range(2)]
+        for _ in range(2):
+            assert [outcome(each) for each in pending] == ["added", "in use"]
+
     @pytest.mark.parametrize(
         "fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak"), (Number(), "oak")], ids=repr
     )
-    def test_a_plant_of_the_wrong_type_fails_alone(self, batch_store: BatchStore, fields: Any) -> None:
-        pending = batch_store.submit(Plant(2, "fern"))
+    def test_a_plant_of_the_wrong_type_fails_alone(self, store: BatchStore, fields: Any) -> None:
+        pending = store.submit(Plant(2, "fern"))
         with pytest.raises(TypeError):
-            batch_store.add(Plant(*fields))
+            store.add(Plant(*fields))
         pending()
-        batch_store.check()  # It is no outage.
-        assert batch_store.get(1) is None
+        store.check()  # It is no outage.
+        assert store.get(1) is None
 
-    def test_closing_a_store_commits_the_submitted_plants(self, batch_store: BatchStore, persistent_url: str) -> None:
-        full, _, last = [batch_store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
-        batch_store.close()
+    @pytest.mark.parametrize("plant", [Plant(2**63, "oak"), Plant(1, "\ud800")], ids=["large id", "surrogate"])
+    def test_a_plant_that_the_store_cannot_hold_fails_alone(self, store: BatchStore, plant: Plant) -> None:
+        assert add_together(store, [Plant(3, "oak"), plant, Plant(2, "fern")]) == ["added", "rejected", "added"]
+
+    def test_closing_a_store_commits_the_submitted_plants(self, store: BatchStore, store_url: str) -> None:
+        full, _, last = [store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
+        store.close()
         full()
         last()
-        with contextlib.closing(open_store(persistent_url)) as reopened:
+        with contextlib.closing(open_store(store_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
-    def test_a_fork_after_the_first_use_raises_store_unavailable(self, store_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", FORKING_AFTER_USE, store_url], check=True, timeout=60)
+    def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
+        run_forking(PREPARED, store_url)
 
-    def test_forked_processes_use_a_prepared_store(self, persistent_url: str) -> None:
-        subprocess.run([sys.executable, "-W", "error", "-c", PREPARED, persistent_url], check=True, timeout=60)
-
-    def test_prepare_without_create_does_not_create_the_store(self, persistent_url: str) -> None:
-        with contextlib.closing(open_store(persistent_url)) as store:
+    def test_prepare_without_create_does_not_create_the_store(self, store: BatchStore, store_url: str) -> None:
+        for use in (partial(store.prepare, create=False), store.check):
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
-                store.prepare(create=False)
-            with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
-                store.check()
-            with contextlib.closing(open_store(persistent_url)) as creator:
-                creator.prepare()
-                creator.check()
-                # The store must recover while another one is open.
-                wait_until(lambda: is_available(store))
+                use()
+        with contextlib.closing(open_store(store_url)) as creator:
+            creator.prepare()
+            creator.check()
+            # The store must recover while another one is open.
+            wait_until(lambda: is_available(store))
 
-    def test_an_outage_logs_its_start_and_its_end(self, persistent_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_outage_logs_its_start_and_its_end(
+        self, store: BatchStore, store_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def is_over() -> bool:
             is_available(store)
             results.append(outcome(partial(store.add, Plant(100 + len(results), "fern"))))
@@ -214,16 +200,15 @@ class StoreContract(StoreSuite):
             return [message for message in caplog.messages if message.startswith("the store is ")]
 
         results: list[str] = []
-        with contextlib.closing(open_store(persistent_url)) as store:
-            with pytest.raises(StoreUnavailable):
-                store.prepare(create=False)
-            assert not is_available(store)  # A probe does not count as a rejected request.
-            for first_id in range(0, 20, 5):
-                plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
-                assert add_together(store, plants) == ["unavailable"] * 5
-            with contextlib.closing(open_store(persistent_url)) as creator:
-                creator.prepare()
-            wait_until(is_over)
+        with pytest.raises(StoreUnavailable):
+            store.prepare(create=False)
+        assert not is_available(store)  # A probe does not count as a rejected request.
+        for first_id in range(0, 20, 5):
+            plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
+            assert add_together(store, plants) == ["unavailable"] * 5
+        with contextlib.closing(open_store(store_url)) as creator:
+            creator.prepare()
+        wait_until(is_over)
         began, ended = outage_lines()
         assert began.startswith("the store is unavailable: ")
         rejected = 20 + results.count("unavailable")
@@ -231,39 +216,29 @@ class StoreContract(StoreSuite):
         assert not any("secret" in message or "\n" in message for message in caplog.messages)
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
-    def test_processes_that_start_together_share_a_store(self, store: PlantStore, persistent_url: str) -> None:
-        with contextlib.ExitStack() as stack:
-            clients = {name: stack.enter_context(start_client(persistent_url, name, 200)) for name in "abc"}
-            for client in clients.values():
-                assert client.stdout is not None
-                assert client.stdout.readline() == "ready\n"
-            won = dict.fromkeys(clients, "")
-            for client in clients.values():
-                assert client.stdin is not None
-                client.stdin.write("go\n")
-                client.stdin.flush()
-            for name, client in clients.items():
-                won[name], _ = client.communicate(timeout=60)
-        winners = {int(line): name for name, lines in won.items() for line in lines.splitlines()}
-        assert sum(lines.count("\n") for lines in won.values()) == len(winners) == 200
-        assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners.items())
+    def test_processes_that_start_together_share_a_store(self, store: PlantStore, store_url: str) -> None:
+        processes = multiprocessing.get_context("spawn")
+        with processes.Manager() as manager, ProcessPoolExecutor(3, processes) as pool:
+            together = manager.Barrier(3)
+            ids_by_name = {name: pool.submit(compete, store_url, name, together) for name in "abc"}
+            winners = [(plant_id, name) for name, ids in ids_by_name.items() for plant_id in ids.result(60)]
+        assert sorted(plant_id for plant_id, _ in winners) == list(range(200))
+        assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners)
 
 
 class TestMemoryStore(StoreContract):
-    volatile = True
-
     @pytest.fixture
     def store_url(self) -> str:
         return "memory:"
 
 
-class TestSQLiteStore(StoreContract):
+class TestSQLiteStore(PersistentContract):
     @pytest.fixture
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/plants.db"
 
 
-class TestPostgresStore(StoreContract):
+class TestPostgresStore(PersistentContract):
     @pytest.fixture
     def store_url(self, server: PostgresServer) -> str:
         return server.url

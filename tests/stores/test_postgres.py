@@ -276,17 +276,6 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
         admin.execute("DROP DATABASE latin WITH (FORCE)")
 
 
-@pytest.mark.parametrize(
-    "plant", [Plant(2**63, "oak"), Plant(1, "\0"), Plant(1, "\ud800")], ids=["large id", "U+0000", "surrogate"]
-)
-def test_a_plant_that_postgresql_cannot_hold_fails_alone(store: PostgresStore, plant: Plant) -> None:
-    first, rejected, last = [store.submit(each) for each in (Plant(3, "oak"), plant, Plant(2, "fern"))]
-    first()
-    with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
-        rejected()
-    last()
-
-
 PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"
 TRIGGER = "CREATE TRIGGER guard BEFORE INSERT"
 FUNCTION = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"

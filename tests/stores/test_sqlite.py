@@ -20,7 +20,7 @@ import pytest
 
 from plants.stores import Plant, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
-from tests.stores.test_every_store import add_together, is_available, reason
+from tests.stores.test_every_store import add_together, is_available, reason, run_forking
 from tests.support.needs import needs
 from tests.support.process import wait_until
 
@@ -261,16 +261,6 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
     assert store.get(1) is None
 
 
-def test_a_plant_that_sqlite_cannot_hold_fails_alone(store: SQLiteStore) -> None:
-    plants = [Plant(1, "oak"), Plant(2**63, "oak"), Plant(2, "\ud800"), Plant(3, "oak")]
-    first, too_large, surrogate, last = map(store.submit, plants)
-    first()
-    last()
-    for rejected in (too_large, surrogate):
-        with pytest.raises((OverflowError, UnicodeEncodeError)):
-            rejected()
-
-
 def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
@@ -373,36 +363,17 @@ def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplo
 
 
 FORK_WHILE_OPEN = """
-import os, sys
-from plants.stores import Plant, StoreUnavailable, open_store
-
-def in_a_child(use):
-    child = os.fork()
-    if not child:
-        use()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-def assert_unavailable():
-    for store_in_child in (store, open_store(sys.argv[1])):
-        try:
-            store_in_child.add(Plant(2, "child"))
-        except StoreUnavailable as error:
-            assert "fork before the first use" in str(error), error
-        else:
-            os._exit(1)
-
-store = open_store(sys.argv[1])
+use_anew = lambda: open_store(sys.argv[1]).add(Plant(2, "child"))
 store.add(Plant(1, "parent"))
-in_a_child(assert_unavailable)
-in_a_child(lambda: in_a_child(assert_unavailable))
+in_a_child(unavailable(use_anew))
+in_a_child(lambda: in_a_child(unavailable(use_anew)))
 store.close()
-in_a_child(lambda: open_store(sys.argv[1]).add(Plant(2, "child")))
+in_a_child(use_anew)
 """
 
 
 def test_a_forked_child_cannot_use_a_file_its_parent_has_open(path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", FORK_WHILE_OPEN, f"sqlite:///{path}"], check=True, timeout=60)
+    run_forking(FORK_WHILE_OPEN, f"sqlite:///{path}")
 
 
 def test_a_file_that_is_not_in_utf_8_is_rejected(store: SQLiteStore, path: Path) -> None:
