@@ -163,7 +163,8 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
     assert stat.S_IMODE(tokens.stat().st_mode) == 0o640
 
 
-def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
+def test_a_hup_loads_a_changed_configuration_and_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
+    old, start, check, stop = UPGRADE.splitlines()
     configuration = tmp_path / "settings.py"
     configuration.touch()
     options = [f"--config={configuration}", f"--pid={tmp_path}/run/plants.pid"]
@@ -171,15 +172,9 @@ def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
         configuration.write_text("workers = 2")
         run(RELOAD)
         wait_for_workers(service.process.pid, 2)
-
-
-def test_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
-    old, start, check, stop = UPGRADE.splitlines()
-    store = f"sqlite:///{tmp_path}/plants.db"
-    with serving(f"--pid={tmp_path}/run/plants.pid", PLANTS_STORE=store) as service:
         assert create(service, 1) == 200
         run(f"{old}\n{start}")
-        service.wait_for("Booting worker", times=2)
+        service.wait_for("Booting worker", times=4)
         new_pid = Path(f"{tmp_path}/run/plants.pid.2")
         wait_until(lambda: text_of(new_pid).strip())
         new = int(new_pid.read_text())

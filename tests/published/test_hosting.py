@@ -5,7 +5,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
@@ -48,10 +47,10 @@ def accepts_connections(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(params=[pytest.param(name, marks=needs(name)) for name in COMMANDS])
-def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=needs(name)) for name in COMMANDS])
+def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a proxy in front of a service."""
-    port = free_port()
+    port, folder = free_port(), tmp_path_factory.mktemp("proxy")
     with ExitStack() as stack:
         service = stack.enter_context(serving())
         text = snippet(request.param).replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
@@ -59,9 +58,9 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
             text = NGINX % f"server {{ listen 127.0.0.1:{port}; {text} }}"
         else:
             text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
-        (tmp_path / "config").write_text(text)
-        env = environment(HOME=str(tmp_path))
-        stack.enter_context(Process(COMMANDS[request.param], cwd=tmp_path, env=env))
+        (folder / "config").write_text(text)
+        env = environment(HOME=str(folder))
+        stack.enter_context(Process(COMMANDS[request.param], cwd=folder, env=env))
         wait_until(lambda: accepts_connections(port))
         yield port
 
