@@ -9,6 +9,9 @@ import pytest
 
 from plants.stores import StoreUnavailable, StoreUnusable
 from plants.stores.outage import CircuitBreaker
+from tests.support.process import wait_until
+
+LATER = time.monotonic() + 3600  # a deadline that no test reaches
 
 
 class Database:
@@ -40,30 +43,25 @@ def breaker(database: Database) -> CircuitBreaker:
     return CircuitBreaker(database.check)
 
 
-def in_a_minute() -> float:
-    return time.monotonic() + 60
-
-
 def test_in_an_outage_one_caller_retries_and_others_fail_fast(
     breaker: CircuitBreaker, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.outage.RETRY_SECONDS", 0.0)
     database.fault = StoreUnusable("the file is gone")
     with pytest.raises(StoreUnavailable):
-        breaker.run(database.write, in_a_minute())
+        breaker.run(database.write, LATER)
     database.released.clear()
     with ThreadPoolExecutor(1) as thread:
-        retry = thread.submit(breaker.run, database.write, in_a_minute())
-        while database.calls < 2:
-            time.sleep(0)
+        retry = thread.submit(breaker.run, database.write, LATER)
+        wait_until(lambda: database.calls == 2)
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="the file is gone"):
-                breaker.run(database.write, in_a_minute())
+                breaker.run(database.write, LATER)
         assert database.calls == 2
         database.fault = None
         database.released.set()
         retry.result()
-    breaker.run(database.write, in_a_minute())
+    breaker.run(database.write, LATER)
 
 
 @pytest.mark.parametrize("succeeded_before", [True, False])
@@ -71,10 +69,10 @@ def test_a_failure_opens_the_breaker_unless_others_succeed(
     breaker: CircuitBreaker, database: Database, *, succeeded_before: bool
 ) -> None:
     if succeeded_before:
-        breaker.run(database.write, in_a_minute())
+        breaker.run(database.write, LATER)
     database.fault = StoreUnavailable("a row is locked")
     with pytest.raises(StoreUnavailable):
-        breaker.run(database.write, in_a_minute())
+        breaker.run(database.write, LATER)
     with nullcontext() if succeeded_before else pytest.raises(StoreUnavailable, match="a row is locked"):
         breaker.raise_if_open()
 
@@ -85,9 +83,8 @@ def test_concurrent_probes_share_a_check_and_wait_no_longer_than_their_deadline(
     monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", 60.0)
     database.released.clear()
     with ThreadPoolExecutor(8) as threads:
-        probes = [threads.submit(breaker.probe, in_a_minute()) for _ in range(8)]
-        while not database.calls:
-            time.sleep(0)
+        probes = [threads.submit(breaker.probe, LATER) for _ in range(8)]
+        wait_until(lambda: database.calls)
         with pytest.raises(StoreUnavailable, match="no response in time"):
             breaker.probe(time.monotonic())
         database.released.set()
@@ -111,7 +108,7 @@ def test_failures_in_the_quiet_period_belong_to_one_outage(
     for fault in (None, StoreUnavailable("the disk is full"), None, StoreUnavailable("the file is gone"), None):
         database.fault = fault
         with pytest.raises(StoreUnavailable) if fault else nullcontext():
-            breaker.probe(in_a_minute())
+            breaker.probe(LATER)
     begin, end = "the store is unavailable: ", "the store is available again; requests rejected meanwhile: 0"
     assert len(caplog.messages) == lines
     assert all(message.startswith(begin) for message in caplog.messages[::2])

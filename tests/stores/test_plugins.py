@@ -58,7 +58,7 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["Nameless", "Undeclared", "reject", "crash", "forget", "absent"]
     schemes = {name.lower(): f"plugins:{name}" for name in names}
-    install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_such_module:Store"})
+    install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "plugins", raising=False)
 
@@ -73,10 +73,7 @@ def test_a_store_is_found_by_the_scheme_of_its_entry_point() -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (
-            "broken",
-            r"^the store broken: \(no_such_module:Store\) cannot be imported: No module named 'no_such_module'$",
-        ),
+        ("broken", r"^the store broken: \(no_module:Store\) cannot be imported: No module named 'no_module'$"),
         ("absent", r"^the store absent: \(plugins:absent\) cannot be imported: module 'plugins' has no attribute"),
         ("crash", r"^the store crash: \(plugins:crash\) failed with RuntimeError$"),
         ("forget", r"^the store forget: \(plugins:forget\) is no plants.PlantStore$"),

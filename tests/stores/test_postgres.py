@@ -338,7 +338,6 @@ def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, defi
     with closing(PostgresStore(server.url, timeout=20)) as store:
         store.add(Plant(1, "oak"))
         assert store.get(1) == Plant(1, "oak")
-    server.execute("DROP TABLE plants")
 
 
 @pytest.fixture
@@ -418,14 +417,6 @@ def test_an_id_locked_by_another_transaction_fails_alone(store: PostgresStore, s
         assert set(results) == {"in use", "unavailable"}
         store.add(Plant(100, "oak"))
     assert add_together(store, plants) == ["in use"] * 20
-
-
-def test_a_lock_on_the_table_fails_the_whole_batch(impatient_store: PostgresStore, server: PostgresServer) -> None:
-    with table_locked(server):
-        plants = [Plant(plant_id, "oak") for plant_id in range(100)]
-        assert add_together(impatient_store, plants) == ["unavailable"] * 100
-    wait_until(lambda: is_available(impatient_store))
-    assert impatient_store.get(0) is None
 
 
 def test_a_batch_waits_for_a_short_lock_on_the_table(
