@@ -66,7 +66,6 @@ LOG_CONFIG = """{
         ("--log-config-json=FOLDER/conf", "^the"),
     ],
 )
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_service_logs_where_gunicorns_settings_say(option: str, pattern: str, tmp_path: Path) -> None:
     tokens, log = tmp_path / "tokens", tmp_path / "log"
     tokens.write_text("first\n")
@@ -135,7 +134,6 @@ def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -
     ],
     ids=["plants serve", "gunicorn", "tokens in raw_env", "address", "descriptor", "user"],
 )
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_start_that_fails_prints_one_line(command: list[str], env: dict[str, str], line: str) -> None:
     result = run(*command, **{"PLANTS_TOKENS": "a", "GUNICORN_CMD_ARGS": "--log-level=error"} | env)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
