@@ -249,7 +249,6 @@ SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////ab
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
-    "None": (cast(str, None), START),
     "a path object": (cast(str, Path("plants.db")), START),
     "a path alone": ("/var/lib/plants.db", START),
     "memory with a path": ("memory:plants", "its URL is 'memory:'$"),

@@ -27,17 +27,11 @@ from tests.support.postgres_server import PostgresServer
 CLIENTS = """
 import contextlib, json, os, signal, sys
 import plants.stores.sqlite
-from plants.stores import Plant, PlantIdInUse, open_store
+from plants.stores import Plant, open_store
+from tests.stores.test_machine import outcome
 
 with contextlib.suppress(ModuleNotFoundError):  # psycopg may not be installed
     import plants.stores.postgres
-
-def result(pending):
-    try:
-        pending()
-    except PlantIdInUse as error:
-        return error.plant_id
-    return "added"
 
 for line in sys.stdin:
     url, batches = json.loads(line)
@@ -47,7 +41,7 @@ for line in sys.stdin:
         store = open_store(url)
         for batch in batches:
             pending = [store.submit(Plant(*plant)) for plant in batch]
-            print(json.dumps([result(each) for each in pending]), flush=True)
+            print(json.dumps([outcome(each) for each in pending]), flush=True)
         while True:
             signal.pause()
     os.waitpid(client, 0)

@@ -479,13 +479,11 @@ def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
         store.add(Plant(1, "oak"))
 
 
-@pytest.mark.parametrize(("query", "environ"), [("?service=plants", ""), ("", "plants")])
-def test_a_service_file_is_refused_because_libpq_would_block(
-    monkeypatch: pytest.MonkeyPatch, query: str, environ: str
-) -> None:
-    monkeypatch.setenv("PGSERVICE", environ)
-    with pytest.raises(ValueError, match="takes no service= and no PGSERVICE, because libpq would look up"):
-        PostgresStore.from_url(f"postgresql:///plants{query}")
+def test_a_service_file_is_refused_because_libpq_would_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, service in ("postgresql:///plants?service=plants", ""), ("postgresql:///plants", "plants"):
+        monkeypatch.setenv("PGSERVICE", service)
+        with pytest.raises(ValueError, match="takes no service= and no PGSERVICE, because libpq would look up"):
+            PostgresStore.from_url(url)
 
 
 def test_a_host_without_the_table_is_skipped_if_another_has_it(server: PostgresServer, server_directory: Path) -> None:
@@ -603,8 +601,7 @@ gevent.joinall([gevent.spawn(store.add, Plant(plant_id, "oak")) for plant_id in 
 @pytest.mark.skipif(not find_spec("gevent"), reason="not installed: gevent")
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_interrupted_callers_lose_no_connection(server: PostgresServer) -> None:
-    command = [sys.executable, "-c", GEVENT, server.url]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", GEVENT, server.url], check=True, timeout=60)
 
 
 def test_a_batch_inserts_its_plants_in_the_order_of_their_ids(store: PostgresStore, admin: psycopg.Connection) -> None:
