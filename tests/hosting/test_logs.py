@@ -19,7 +19,6 @@ from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import (
-    NO_SUBPROCESS_COVERAGE,
     PATIENCE_SECONDS,
     children,
     free_port,
@@ -68,8 +67,7 @@ def access_line(service: Service, request_id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    options = ["--access-logfile=/dev/null", "--permit-obsolete-folding"]
-    with serving(*options, command=[*NO_SUBPROCESS_COVERAGE, *SERVE]) as service:
+    with serving("--access-logfile=/dev/null", "--permit-obsolete-folding") as service:
         yield service
 
 

@@ -118,6 +118,7 @@ def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -
     ("command", "env", "line"),
     [
         ([*SERVE, "--preload"], {"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; did you mean PLANTS_STORE? "),
+        ([*SERVE, "-w3", "--preload"], {}, "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one "),
         ([*GUNICORN, "--preload"], {"PLANTS_STORE": "x:"}, "PLANTS_STORE is not usable: a store's URL starts with "),
         (
             [*GUNICORN, "--log-level=debug", "--env", f"PLANTS_TOKENS={TOKEN}", "--workers=0"],
@@ -132,7 +133,7 @@ def test_the_service_starts_if_chown_and_seteuid_are_forbidden(tmp_path: Path) -
             "only root can start workers as another user or group (--user, --group).",
         ),
     ],
-    ids=["plants serve", "gunicorn", "tokens in raw_env", "address", "descriptor", "user"],
+    ids=["plants serve", "workers", "gunicorn", "tokens in raw_env", "address", "descriptor", "user"],
 )
 def test_a_start_that_fails_prints_one_line(command: list[str], env: dict[str, str], line: str) -> None:
     result = run(*command, **{"PLANTS_TOKENS": "a", "GUNICORN_CMD_ARGS": "--log-level=error"} | env)
