@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Self, cast
@@ -121,14 +121,9 @@ class Crowd:
         for sock in self.sockets:
             sock.close()
 
-    def send(self, data: bytes, seconds: float = PATIENCE_SECONDS) -> int:
-        """Send the data on each connection as fast as the service reads it; return the number of bytes sent."""
-        return self.send_each(lambda _number: data, seconds)
-
-    def send_each(self, data: Callable[[int], bytes], seconds: float = PATIENCE_SECONDS) -> int:
-        """Send as :meth:`send` does, but ``data(0)`` on the first connection, ``data(1)`` on the second, and so on."""
-        rest = {sock: memoryview(data(number)) for number, sock in enumerate(self.sockets)}
-        total = 0
+    def send(self, *data: bytes, seconds: float = PATIENCE_SECONDS) -> None:
+        """Send the data on each connection, or each its own, as fast as the service reads it."""
+        rest = {sock: memoryview(data[number % len(data)]) for number, sock in enumerate(self.sockets)}
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             for sock in rest:
@@ -141,11 +136,9 @@ class Crowd:
                     except OSError:
                         selector.unregister(sock)
                         continue
-                    total += sent
                     rest[sock] = rest[sock][sent:]
                     if not rest[sock]:
                         selector.unregister(sock)
-        return total
 
     def read_until_closed(self, seconds: float) -> None:
         """Read until the service has closed every connection, or ``seconds`` have passed.

@@ -85,7 +85,7 @@ def upload(service: Target, size: int, pieces: int = 2, pause: float = 0.05) -> 
 def strangers_with_bodies(service: Target, strangers: int = 900, uploads: int = 5) -> Verdict:
     """Hold 20 KB of a body on many connections without a token; uploads with a token must succeed."""
     with Crowd(service, strangers) as crowd:
-        crowd.send(HEAD + b"Content-Length: 250000\r\n\r\n" + b"x" * 20_000, 5)
+        crowd.send(HEAD + b"Content-Length: 250000\r\n\r\n" + b"x" * 20_000, seconds=5)
         statuses = Counter(upload(service, 200_000) for _ in range(uploads))
         crowd.read_until_closed(0.5)
         refused = crowd.statuses()
@@ -99,7 +99,7 @@ def memory_of_heads(service: Target, clients: int = 800, most: int = 40 * KIB) -
     for form in forms:
         before = service.memory()
         with Crowd(service, clients) as crowd:
-            crowd.send(form[: 16_000 * len(form) // 8000], 10)
+            crowd.send(form[: 16_000 * len(form) // 8000], seconds=10)
             crowd.read_until_closed(1)
             each = (service.memory() - before) / clients
         verdicts.append(Verdict(each < most, f"{each / KIB:.0f} KiB for each head of {len(form) // KIB} KiB"))
@@ -113,7 +113,7 @@ def memory_of_handshakes(service: Target, clients: int = 400, most: int = 104 * 
     more = b"\x16\x03\x01\x40\x00" + bytes(16_384)
     before = service.memory()
     with Crowd(service, clients) as crowd:
-        crowd.send(hello + more * 3 + more[:-1], 10)
+        crowd.send(hello + more * 3 + more[:-1], seconds=10)
         crowd.read_until_closed(1)
         each = (service.memory() - before) / clients
     return Verdict(each < most, f"{each / KIB:.0f} KiB for each of {clients} ClientHellos of 80 KiB")
@@ -283,7 +283,7 @@ def tiny_records(service: Target, clients: int = 300, seconds: float = 5, limit:
         for sock in crowd.sockets:
             sock.setblocking(False)
         with beside(service, limit, verdicts):
-            crowd.send_each(lambda number: flood[number], seconds)
+            crowd.send(*flood, seconds=seconds)
     return together(*verdicts)
 
 

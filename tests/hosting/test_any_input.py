@@ -1,7 +1,5 @@
 """A service starts, or fails with one line, whatever is in its token file or in a setting."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,23 +36,7 @@ texts = st.one_of(
 )
 
 
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    """Return a list that collects the log messages of all examples."""
-    messages: list[str] = []
-
-    class Recorder(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    handler = Recorder()
-    log = logging.getLogger("plants")
-    log.addHandler(handler)
-    yield messages
-    log.removeHandler(handler)
-
-
-def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, messages: list[str]) -> None:
+def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tokens"
 
     @examples(100)
@@ -75,8 +57,8 @@ def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, messa
             assert Tokens.accepts(tokens, SECRET) == Tokens.accepts(started_later, SECRET)
 
     check()
-    assert messages
-    assert not [message for message in messages if SECRET in message or not message.isprintable()]
+    assert caplog.messages
+    assert not [message for message in caplog.messages if SECRET in message or not message.isprintable()]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

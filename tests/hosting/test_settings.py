@@ -9,12 +9,6 @@ from plants.hosting.settings import Settings, SettingsError, generate_token
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
 
-def test_unset_settings_have_the_documented_defaults() -> None:
-    settings = Settings.from_environ({**ONLY_A_TOKEN})
-    assert (settings.store_url, settings.max_body_bytes, settings.request_timeout) == ("memory:", 1_048_576, 10.0)
-    assert settings.metrics_bind is None
-
-
 def test_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
         {**ONLY_A_TOKEN, "PLANTS_STORE": "sqlite:///x", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
