@@ -17,15 +17,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from plants.server.request import HTTPError, Listener, Request
 from tests.audits.bystander import new_id, plant
 from tests.audits.clients import HEAD, MIB, Bystander, Crowd, Target, running_service
-from tests.audits.report import Verdict, add_only_option, add_service_options, audit_parser, report
+from tests.audits.report import Verdict, add_only_option, audit_parser, report
 from tests.support.loop_driver import LIMITS
-from tests.support.process import PATIENCE_SECONDS, comes_true
+from tests.support.process import comes_true
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
 
@@ -64,6 +65,23 @@ def beside(service: Target, limit: float, verdicts: list[Verdict]) -> Iterator[N
 
 def together(*verdicts: Verdict) -> Verdict:
     return Verdict(all(verdict.holds for verdict in verdicts), "; ".join(verdict.summary for verdict in verdicts))
+
+
+@contextlib.contextmanager
+def repeating(act: Callable[[int], None], threads: int) -> Iterator[None]:
+    """Call ``act`` in this many threads, with the thread's number, again and again; a lost connection is no failure."""
+    over = threading.Event()
+
+    def run(number: int) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                act(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(run, number) for number in range(threads)]
+        yield
+        over.set()
+    assert [thread.result() for thread in running] == [None] * threads
 
 
 def upload(service: Target, size: int, pieces: int = 2, pause: float = 0.05) -> int:
@@ -244,30 +262,22 @@ def dearest_head(rounds: int = 3000) -> bytes:
 def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: float = 8, limit: float = 2) -> Verdict:
     """Send single bytes of heads on many connections, beside clients whose requests are dear."""
     verdicts: list[Verdict] = []
-    over = threading.Event()
     body = service.head(b"Content-Length: %d\r\n" % len(TINY_OBJECTS)) + TINY_OBJECTS
 
-    def dear_client(is_stranger: bool) -> None:
-        while not over.is_set():
-            head = b"GET / HTTP/1.1\r\nHost: a\r\nAccept: a%d/b\r\n%b\r\n" % (new_id(), DEAR_ACCEPT)
-            with contextlib.suppress(OSError), service.connect() as sock:
-                sock.sendall(head if is_stranger else body)
-                sock.recv(1000)
+    def dear_client(number: int) -> None:
+        head = b"GET / HTTP/1.1\r\nHost: a\r\nAccept: a%d/b\r\n%b\r\n" % (new_id(), DEAR_ACCEPT)
+        with service.connect() as sock:
+            sock.sendall(head if number % 2 else body)
+            sock.recv(1000)
 
-    threads = [threading.Thread(target=dear_client, args=[number % 2]) for number in range(dear)]
     with Crowd(service, clients) as crowd:
         crowd.send(b"GET /")
-        for thread in threads:
-            thread.start()
-        with beside(service, limit, verdicts):
+        with repeating(dear_client, dear), beside(service, limit, verdicts):
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 for sock in crowd.sockets:
                     with contextlib.suppress(OSError):
                         sock.send(b"a")
-        over.set()
-        for thread in threads:
-            thread.join()
     return together(*verdicts)
 
 
@@ -306,26 +316,18 @@ def large_bodies(
 ) -> Verdict:
     """Send bodies of 1 MiB that take long to parse; small requests must not wait behind them."""
     verdicts: list[Verdict] = []
-    over = threading.Event()
     request = service.head(b"Content-Length: %d\r\n" % len(body), b"Connection: close\r\n") + body
     times: list[float] = []
 
-    def client() -> None:
-        while not over.is_set():
-            began = time.monotonic()
-            with contextlib.suppress(OSError), service.connect() as sock:
-                sock.sendall(request)
-                sock.recv(1000)
-            times.append(time.monotonic() - began)
+    def client(_number: int) -> None:
+        began = time.monotonic()
+        with service.connect() as sock:
+            sock.sendall(request)
+            sock.recv(1000)
+        times.append(time.monotonic() - began)
 
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    with beside(service, limit, verdicts):
-        for thread in threads:
-            thread.start()
+    with repeating(client, clients), beside(service, limit, verdicts):
         time.sleep(seconds)
-        over.set()
-    for thread in threads:
-        thread.join()
     large = f"{len(times)} large ones, median {statistics.median(times):.2f} s"
     return together(*verdicts, Verdict(bool(times), large))
 
@@ -340,43 +342,26 @@ def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: 
 
 def full_is_fair(service: Target, seconds: float = 6) -> Verdict:
     """Take all connections from one address, again and again; slow uploads from another one must succeed."""
-    over = threading.Event()
     opened = 0
+    crowd: list[socket.socket] = []
 
-    def attack() -> None:
+    def attack(_number: int) -> None:
         nonlocal opened
-        crowd: list[socket.socket] = []
-        while not over.is_set():
-            with contextlib.suppress(OSError):
-                crowd.append(service.connect(host="127.0.0.2"))
-                crowd[-1].sendall(b"P")
-                opened += 1
-            if len(crowd) > 600:
-                crowd.pop(0).close()
-        for sock in crowd:
-            sock.close()
+        if len(crowd) > 600:
+            crowd.pop(0).close()
+        crowd.append(service.connect(host="127.0.0.2"))
+        crowd[-1].sendall(b"P")
+        opened += 1
 
-    attacker = threading.Thread(target=attack)
-    attacker.start()
-    comes_true(lambda: opened > 400)
     statuses: Counter[int] = Counter()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        statuses[upload(service, 2000, pieces=4, pause=0.3)] += 1
-    over.set()
-    attacker.join()
+    with repeating(attack, 1):
+        comes_true(lambda: opened > 400)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            statuses[upload(service, 2000, pieces=4, pause=0.3)] += 1
+    for sock in crowd:
+        sock.close()
     return Verdict(statuses.keys() == {200}, f"uploads {dict(statuses)} beside {opened:,} connections of one address")
-
-
-def few_descriptors(service: Target, clients: int = 600) -> Verdict:
-    """Open more connections than the workers have descriptors; each later request must get a response."""
-    with Crowd(service, clients) as silent:
-        silent.read_until_closed(2)
-        with Crowd(service, 20) as requesting:
-            requesting.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-            requesting.read_until_closed(PATIENCE_SECONDS)
-            responses = requesting.statuses()
-    return Verdict(responses["200"] + responses["503"] == 20, f"of 20 requests: {dict(responses)}")
 
 
 def foreign_application(_service: Target) -> Verdict:
@@ -404,7 +389,6 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     large_bodies: (),
     many_bodies: (),
     full_is_fair: ("--worker-connections=300",),
-    few_descriptors: ("descriptors=256",),
     foreign_application: (),
 }
 
@@ -415,21 +399,19 @@ def run(check: Callable[..., Verdict], store: str, workers: int, **options: floa
     store = "sqlite" if check is unread_responses else store  # The dictionary would hold the plants, too.
     arguments = [setting for setting in settings if setting.startswith("--")]
     environ = dict(setting.split("=") for setting in settings if setting.startswith("PLANTS_"))
-    descriptors = sum(int(setting.partition("=")[2]) for setting in settings if setting.startswith("descriptors"))
     with tempfile.TemporaryDirectory() as folder:
         if "tls" in settings:
             certificate = make_certificate(Path(folder))
             arguments += [f"--keyfile={certificate}", f"--certfile={certificate}"]
         scheme = "https" if "tls" in settings else "http"
-        with running_service(
-            store, workers, *arguments, scheme=scheme, descriptors=descriptors, environ=environ
-        ) as service:
+        with running_service(store, workers, *arguments, scheme=scheme, environ=environ) as service:
             return unharmed(service, partial(check, **options))
 
 
 def main() -> int:
     parser = audit_parser(__doc__)
-    add_service_options(parser)
+    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
     add_only_option(parser, [check.__name__ for check in CHECKS])
     options = parser.parse_args()
     selected = [check for check in CHECKS if not options.only or check.__name__ in options.only]

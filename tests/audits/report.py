@@ -18,12 +18,6 @@ def audit_parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the service that the audit starts."""
-    parser.add_argument("--store", default="memory", choices=["memory", "sqlite"], help="(%(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
-
-
 def add_only_option(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
     """Add the option that selects checks by their names."""
     help_text = "run only the check of this name; may be given several times"

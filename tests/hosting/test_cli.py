@@ -164,17 +164,9 @@ def test_the_configuration_hides_a_stores_password(url: str, masked: str) -> Non
     assert plants_config(PLANTS_STORE=url)["PLANTS_STORE"] == (masked, "environment")
 
 
-@pytest.mark.parametrize(
-    ("env", "start"),
-    [
-        ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting"),
-        ({"PLANTS_TOKENS": ""}, "PLANTS_TOKENS is not usable"),
-        ({"PORT": "http"}, "PORT is not usable: set a number from 0 to 65535, or unset it."),
-    ],
-    ids=["name", "value", "Gunicorn's"],
-)
-def test_a_bad_configuration_is_reported_in_one_line(env: dict[str, str], start: str) -> None:
-    assert error_line(call("config", **env)).startswith(start)
+def test_a_bad_configuration_is_reported_in_one_line() -> None:
+    assert error_line(call("config", PLANTS_STOER="x")).startswith("PLANTS_STOER is not a setting")
+    assert error_line(call("config", PORT="http")).startswith("PORT is not usable: set a number from 0 to 65535")
 
 
 # plants check

@@ -141,6 +141,8 @@ def test_neither_files_nor_connections_of_ended_workers_accumulate(port: int, st
         wait_until(lambda: value(port, "plants_connections") <= 1)
         assert value(port, "plants_created_total") == 3
         assert {file.stem.rpartition("_")[2] for file in folder.iterdir()} == {"1", "2"}
+        service.signal(signal.SIGTTOU)  # The gauges of a worker that is not replaced must leave the sum.
+        wait_until(lambda: len({file.stem.rpartition("_")[2] for file in folder.glob("gauge_live*")}) == 1)
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")

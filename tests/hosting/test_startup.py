@@ -142,9 +142,7 @@ def test_a_start_that_fails_prints_one_line(command: list[str], env: dict[str, s
 
 
 def test_a_bad_setting_stops_plain_gunicorn_without_traceback() -> None:
-    result = run(
-        sys.executable, "-m", "gunicorn", "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:"
-    )
+    result = run(*GUNICORN, "-c", os.devnull, "-b", "127.0.0.1:0", "plants.wsgi:app", PLANTS_STORE="x:")
     assert result.returncode != 0
     assert "PLANTS_STORE is not usable: " in result.stderr
     assert "Traceback" not in result.stderr
@@ -184,7 +182,7 @@ def error_line(*options: str, **env: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("given", "line"),
     [
         ("-b 127.0.0.1:http", "'http' is not a valid port number."),
         ("-c /missing.py", "'/missing.py' doesn't exist."),
@@ -193,15 +191,9 @@ def error_line(*options: str, **env: str) -> str:
         ("-e X", "environment setting 'X' invalid."),
         ("--cert-reqs 2", "cert_reqs has no effect without a certificate; set --certfile and --keyfile."),
         ("-b=", "--bind is empty; set HOST:PORT, or leave it out."),
-        (
-            "-w 2",
-            "PLANTS_STORE=memory: cannot be shared by 2 worker processes; use one (WEB_CONCURRENCY or ",
-        ),
+        ("-w 2", "PLANTS_STORE=memory: cannot be shared by 2 worker processes; use one (WEB_CONCURRENCY or "),
         ("-w 0", "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
-        (
-            "-e FOO=1 -e PLANTS_STORE=memory:",
-            "PLANTS_STORE has no effect in --env or raw_env; set it in the environment.",
-        ),
+        ("-e FOO=1 -e PLANTS_STORE=memory:", "PLANTS_STORE has no effect in --env or raw_env; set it in the "),
         ("--certfile /", "cannot use the certificate / without --keyfile (Is a directory); set another one with "),
         ("--keyfile /x", "cannot use the key /x without --certfile (certfile should be a valid filesystem path); "),
         ("--certfile /x --keyfile /y", "cannot use the certificate /x and the key /y (No such file or directory); "),
@@ -210,16 +202,6 @@ def error_line(*options: str, **env: str) -> str:
         ("-b 192.0.2.1:80", "cannot listen on 192.0.2.1:80 (Cannot assign requested address); set another one "),
         ("-b 127.0.0.1:99999", "cannot listen on 127.0.0.1:99999 (bind(): port must be 0-65535.); "),
         ("-b nonexistent.invalid:80", "cannot listen on nonexistent.invalid:80 ("),
-    ],
-    ids=str,
-)
-def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, line: str) -> None:
-    assert error_line(*options.split()).startswith(line)
-
-
-@pytest.mark.parametrize(
-    ("env", "line"),
-    [
         ({"GUNICORN_CMD_ARGS": "-b '"}, "No closing quotation."),
         ({"PLANTS_TOKENS_CHECK": "nothing"}, "PLANTS_TOKENS_CHECK is not usable: set package.module:object."),
         *(
@@ -236,10 +218,7 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, line:
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "-b 127.0.0.1:9100"},
             "PLANTS_METRICS_BIND is an address of the service itself; set another one.",
         ),
-        (
-            {"PLANTS_METRICS_BIND": "unknown.invalid:9100"},
-            "cannot listen on unknown.invalid:9100 (",
-        ),
+        ({"PLANTS_METRICS_BIND": "unknown.invalid:9100"}, "cannot listen on unknown.invalid:9100 ("),
         (
             {"PLANTS_METRICS_BIND": "192.0.2.1:9100"},
             "cannot listen on 192.0.2.1:9100 (Cannot assign requested address); set another one with PLANTS_METRICS_",
@@ -247,8 +226,9 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(options: str, line:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_settings_that_cannot_serve_fail_in_one_line(env: dict[str, str], line: str) -> None:
-    assert error_line(**env).startswith(line)
+def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[str, str], line: str) -> None:
+    options, env = (given.split(), {}) if isinstance(given, str) else ([], given)
+    assert error_line(*options, **env).startswith(line)
 
 
 @needs_psycopg

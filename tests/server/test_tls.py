@@ -243,12 +243,10 @@ def test_a_handshake_that_takes_too_long_is_closed(driver: Driver) -> None:
 def fill(connection: Connection) -> int:
     """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
     filled = 0
-    with suppress(BlockingIOError):
-        while True:
-            filled += connection.sock.send(b"x" * 1000)
-    with suppress(BlockingIOError):
-        while True:
-            filled += connection.sock.send(b"x")
+    for size in (1000, 1):
+        with suppress(BlockingIOError):
+            while True:
+                filled += connection.sock.send(b"x" * size)
     return filled
 
 

@@ -86,11 +86,9 @@ class Server(Process):
 
     def __init__(self, command: list[str], notes: Path, env: dict[str, str]) -> None:
         super().__init__(command, cwd=notes.parent, env=env)
+        self.address = ""
         self.clients: list[Client] = []
         self._notes = notes
-
-    def wait_until_it_listens(self) -> None:
-        self.address = self.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
 
     def notes(self) -> list[str]:
         """Return the lines that the application has noted."""
@@ -129,6 +127,6 @@ def running_worker(
     command += ["--worker-class=patient_worker.Worker", f"--pythonpath={SUPPORT}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "PLANTS_REQUEST_TIMEOUT": "60", "TEST_NOTES": str(notes)}
     with Server(command, notes, os.environ | settings | environ) as server:
-        server.wait_until_it_listens()
+        server.address = server.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
         wait_for_workers(server.process.pid, workers)
         yield server
