@@ -92,7 +92,8 @@ def test_a_new_file_is_owned_by_the_worker_user_and_the_master_stays_root(databa
             wait_for_workers(service.process.pid, 1)
             status = Path(f"/proc/{service.process.pid}/status").read_text()
             assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
-            assert ("missing" in database) == any("the store cannot be used yet: " in line for line in service.lines)
+            if "missing" in database:
+                service.wait_for("the store cannot be used yet: ")
             owners = {(file.stat().st_uid, file.stat().st_gid) for file in Path(folder).glob("plants.db")}
             assert owners == (set() if "missing" in database else {(user, user)})
 
