@@ -192,7 +192,7 @@ def cost_of(service: Target, head: bytes, count: int) -> float:
     return (service.cpu_seconds() - before) / count * 1000
 
 
-def dear_requests(service: Target, count: int = 150, most: float = 1.0) -> Verdict:
+def dear_requests(service: Target, count: int = 150, most: float = 1.0, rounds: int = 3000) -> Verdict:
     """Send the dearest heads and bodies of strangers; none may cost more than ``most`` ms of processor time."""
     start = b"GET / HTTP/1.1\r\nHost: a\r\n"
     fields = b"".join(b"X-%d: %b \r\n" % (number, b"a" * 140) for number in range(98))
@@ -208,7 +208,7 @@ def dear_requests(service: Target, count: int = 150, most: float = 1.0) -> Verdi
         "Cookie of 8 KiB": start + b"Cookie: %b\r\n" % (b"a=b;" * 2000),
         "Accept-Language": start + b"Accept-Language: %b\r\n" % (b"a;q=0.1," * 1000),
         "a body of 15 KB": HEAD + b"Content-Length: 15000\r\n",
-        "found by search": dearest_head(),
+        "found by search": dearest_head(rounds),
     }
     memory = service.memory()
     costs = {name: cost_of(service, head, count) for name, head in heads.items()}
@@ -221,7 +221,7 @@ NAMES = [b"X-%d", b"Accept", b"Connection", b"Cookie", b"Authorization", b"Expec
 UNITS = [b"a", b",", b"/,", b" \t", b"%41", b"&a", b"a=b;", b"\xe9", b"a;q=0.1,", b"0"]
 
 
-def dearest_head(rounds: int = 3000) -> bytes:
+def dearest_head(rounds: int) -> bytes:
     """Search for the head that costs the parser most: change one part at random, and keep what is dearer."""
     pick = random.Random(1)
 

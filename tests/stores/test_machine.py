@@ -190,7 +190,7 @@ def clients() -> Iterator["subprocess.Popen[str]"]:
         yield clients
 
 
-def run(machine: Any, few: int = 10) -> None:
+def run(machine: Any, few: int = 5) -> None:
     # Do not search for the shortest example, because the many commits would take minutes.
     phases = set(Phase) - {Phase.shrink, Phase.explain}
     run_state_machine_as_test(machine, settings=settings(examples(few, steps=15), phases=phases))
