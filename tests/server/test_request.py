@@ -105,6 +105,7 @@ HOSTILE = {
     "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-vertical-tab": (with_fields(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-no-break-space": (with_fields(CHUNKED + b"\xa0", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-obs-fold": (with_fields(b"Transfer-Encoding:", b" chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-after-bare-lf": (with_fields(b"X-A: b\nTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
     "chunked-in-http-1.0": (b"POST /bad HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, 40000),
