@@ -2,14 +2,13 @@
 
 import http.client
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.process import end, start
+from tests.support.process import end, free_port, start
 
 # Chromium's sandbox does not work as root, and a container has little shared memory.
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
@@ -79,12 +78,14 @@ class Browser:
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """Start a browser."""
-    driver = start(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+    # With --port=0, chromedriver picks a free IPv6 port, and exits if the same IPv4 port is in use.
+    port = free_port()
+    driver = start(["chromedriver", f"--port={port}"], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout
         with driver.stdout as lines:
-            port = next(match[1] for line in lines if (match := re.search(r"successfully on port (\d+)", line)))
-            browser = Browser(int(port))
+            assert any("started successfully" in line for line in lines)
+            browser = Browser(port)
             yield browser
             browser.close()
     finally:
