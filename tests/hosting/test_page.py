@@ -28,8 +28,6 @@ from tests.support.needs import needs, needs_chromium
 from tests.support.process import NO_SUBPROCESS_COVERAGE
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
-
-
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
