@@ -25,6 +25,7 @@ from tests.support.process import children, text_of, wait_for_workers, wait_unti
 
 WORKERS = 2
 CLIENTS = 4
+PAUSE_SECONDS = 0.0  # between a response and the client's next request
 CREATES_BETWEEN_CHANGES = 100
 # The service promises a response within RESPONSE_SECONDS. It may close an idle connection just as a client sends a
 # request, but a close more than CLOSE_SECONDS after the request is a fault of the service.
@@ -46,7 +47,7 @@ def repeat(change: Callable[[Deployment, Path], None], times: int, accepted: tup
         try:
             service.start()
             wait_for_workers(process_id(pid_file), WORKERS)
-            with JournaledLoad(service, CLIENTS) as load:
+            with JournaledLoad(service, CLIENTS, PAUSE_SECONDS) as load:
                 for _ in range(times):
                     wait_for_creates(load)
                     change(service, pid_file)

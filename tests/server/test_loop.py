@@ -1,6 +1,7 @@
 """The event loop, iteration by iteration: what one connection does harms no other one, and nothing is left of it."""
 
 import errno
+import re
 import select
 import socket
 import time
@@ -90,13 +91,15 @@ class Admitting(Service):
         if request.path == "/probe":
             request.drop_body()
             return None
-        return None if request.trusted else make_response("401 Unauthorized", [], b"no token", is_head=False)
+        is_admitted = request.trusted and request.path != REFUSED
+        return None if is_admitted else make_response("401 Unauthorized", [], b"no token", is_head=False)
 
     def before_response(self, request: Request, response: Response) -> None:  # noqa: ARG002
         request.trusted = request.path.startswith("/trusted")
 
 
 LARGE_BODY = 2 * SMALL_BODY_BYTES
+REFUSED = "/trusted/refused"
 
 
 def large_response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -115,6 +118,7 @@ STATES = {
     "idle, with the next request": (GET + b"\r", IDLE),
     "not reading": (get("/trusted/large"), WRITING),
     "refused": (post("/stranger", 900)[:-1], CLOSING),
+    "refused with a token": (post(REFUSED, 900)[:-1], CLOSING),
     "rejected": (b"GET\r\n\r\n", CLOSING),
 }
 
@@ -165,6 +169,11 @@ def test_each_state_has_its_next_states_only(driver: Driver, caplog: pytest.LogC
 # What may be large needs a place
 
 
+def turned_away(caplog: pytest.LogCaptureFixture) -> int:
+    """Return the number of clients that the log reports as turned away."""
+    return sum(map(int, re.findall("full: ([0-9]+) clients were turned away", caplog.text)))
+
+
 def test_a_large_body_without_a_place_is_503_and_the_others_finish(make: Make) -> None:
     driver = make(body_bytes=10**6, places=2)
     uploads = [driver.connect(post("/limit", LARGE_BODY)[:-1]) for _ in range(3)]
@@ -187,10 +196,9 @@ def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = make(app=large_response, places=1)
-    (_, first), (_, second) = driver.connect(get("/trusted/large")), driver.connect(get("/trusted/large"))
-    driver.run_until(lambda: CLOSED in (first.state, second.state))
-    assert {first.state, second.state} == {WRITING, CLOSED}
-    driver.run_until(lambda: "1 clients were turned away" in caplog.text)
+    connections = [driver.connect(get("/trusted/large"))[1] for _ in range(3)]
+    driver.run_until(lambda: turned_away(caplog) == 2)
+    assert sorted(connection.state for connection in connections) == [CLOSED, CLOSED, WRITING]
 
 
 # The service decides before the body arrives
@@ -209,6 +217,17 @@ def test_only_a_body_that_comes_with_its_head_needs_no_token(
     driver.run_until_readable(client)
     driver.run_once()  # After a 401, it reads and discards what still arrives.
     assert (client.recv(1000)[9:12], connection.state, connection.request) == (status, state, None)
+
+
+def test_100_continue_is_sent_once(make: Make) -> None:
+    driver = make(service=Admitting())
+    request = post("/trusted", 1000).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")
+    client, _ = driver.connect(request[:-1000])
+    for part, response in ((b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"x", b""), (b"x" * 999, b"HTTP/1.1 200")):
+        client.sendall(part)
+        driver.run_once()
+        assert is_readable(client) == bool(response)
+        assert not response or client.recv(1000).startswith(response)
 
 
 @pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])
@@ -325,7 +344,7 @@ def test_a_full_loop_closes_no_client_with_a_token(full: FullDriver, caplog: pyt
     uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(2)]
     assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
     assert not any(is_readable(client) for client in (upload, *uploads))
-    full.run_until(lambda: sum(int(message.split()[4]) for message in caplog.messages) == 6)  # who was turned away
+    full.run_until(lambda: turned_away(caplog) == 6)
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses(make: Make) -> None:

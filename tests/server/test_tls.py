@@ -299,6 +299,8 @@ def test_one_step_decrypts_a_limited_number_of_records(with_records: WithRecords
     peer.driver.step(peer.connection, peer.connection.ready)
     assert peer.connection in peer.driver.loop.shared.unfinished_connections
     peer.driver.run_until(lambda: peer.client.decrypt(peer.received()).startswith(b"HTTP/1.1 200"))
+    peer.driver.run_until(lambda: not peer.driver.loop.shared.unfinished_connections)
+    assert peer.connection.state == RECEIVING
 
 
 def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) -> None:
