@@ -6,16 +6,7 @@ without data extend no deadline, so the request's timeout ends a flood of them.
 """
 
 import contextlib
-from ssl import (
-    CERT_NONE,
-    OP_NO_RENEGOTIATION,
-    MemoryBIO,
-    SSLContext,
-    SSLError,
-    SSLObject,
-    SSLWantReadError,
-    TLSVersion,
-)
+from ssl import CERT_NONE, OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
 from typing import Any, Final
 
 READ_BYTES: Final = 16384  # the most ciphertext per ``receive``

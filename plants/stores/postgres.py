@@ -19,15 +19,7 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.pq import TransactionStatus
 
-from plants.stores import (
-    INT64_MAX,
-    INT64_MIN,
-    Plant,
-    PlantIdInUse,
-    StoreMissing,
-    StoreUnavailable,
-    StoreUnusable,
-)
+from plants.stores import INT64_MAX, INT64_MIN, Plant, PlantIdInUse, StoreMissing, StoreUnavailable, StoreUnusable
 from plants.stores.group_commit import BatchStore, Outcomes, PlantRejected
 
 _DEFAULTS = (

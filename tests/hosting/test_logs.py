@@ -18,15 +18,7 @@ from plants.server.request import Listener, Request
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import (
-    PATIENCE_SECONDS,
-    children,
-    free_port,
-    kill,
-    start,
-    wait_for_workers,
-    wait_until,
-)
+from tests.support.process import PATIENCE_SECONDS, children, free_port, kill, start, wait_for_workers, wait_until
 from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 

@@ -264,10 +264,7 @@ def test_hup_reloads_the_configuration_unless_it_cannot_serve(
         # Python takes a file of the same size, written in the same second, for the one that it has compiled.
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        Service(command, CHECKOUT, env) as service,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as other, Service(command, CHECKOUT, env) as service:
         service.wait_until_it_serves()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         for content, problem in [

@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from plants.server.bounds import Limits
-from plants.server.request import (
-    HEAD_BYTES,
-    ChunkedBody,
-    HTTPError,
-    Listener,
-    Request,
-    SizedBody,
-    check_growing_head,
-)
+from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Listener, Request, SizedBody, check_growing_head
 from tests.support.loop_driver import LIMITS as LARGE
 
 LIMITS = replace(LARGE, line_bytes=60, field_bytes=50, max_fields=4)
