@@ -31,7 +31,7 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
         with stall(place):
             creates = [pool.submit(create, service, number) for number in range(1, 65)]
             probes_meanwhile = 0
-            while wait(creates, timeout=0.02).not_done:
+            while wait(creates, timeout=0.2).not_done:
                 assert service.send(method="GET", path="/livez", headers=[]).status == 200
                 probes_meanwhile += bool(wait(creates, timeout=0).not_done)
             assert probes_meanwhile

@@ -651,7 +651,7 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
 def test_two_services_lose_no_plant_when_the_database_is_killed(
     server: PostgresServer, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(citus_audit, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(citus_audit, "PAUSE_SECONDS", 0.05)
     find = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
     [(checkpointer,)] = wait_until(lambda: rows(admin, find))  # It starts after the server accepts connections.
     # If the checkpointer is killed, the server ends its other processes, too, and recovers.
