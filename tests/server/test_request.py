@@ -174,19 +174,18 @@ def in_pieces(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-@pytest.mark.parametrize("first", [b"", GOOD], ids=["alone", "after-a-good-request"])
-@pytest.mark.parametrize("piece", [1 << 20, 3], ids=["whole", "in-pieces"])
 @pytest.mark.parametrize(("payload", "code"), HOSTILE.values(), ids=HOSTILE)
-def test_an_invalid_request_is_rejected_and_not_run(
-    driver: Driver, notes: Notes, payload: bytes, code: int, piece: int, first: bytes
-) -> None:
-    *accepted, rejection = exchange(driver, *([first] if first else []), *in_pieces(payload, piece))
-    assert [response[:3] for response in accepted] == [b"200"] * bool(first)
-    assert int(rejection[:3]) == code // 100
-    assert b"Connection: close\r\n" in rejection
-    assert rejection.count(b"X-Request-ID: 1\r\n") == 1  # The hook is called once for each request.
-    assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", rejection))
-    assert notes == ["POST /good 4 of 4"] * bool(first)
+def test_an_invalid_request_is_rejected_and_not_run(driver: Driver, notes: Notes, payload: bytes, code: int) -> None:
+    whole, pieces = [payload], in_pieces(payload, 3)
+    for packets in (whole, pieces, [GOOD, *whole], [GOOD, *pieces]):
+        notes.clear()
+        *accepted, rejection = exchange(driver, *packets)
+        assert [response[:3] for response in accepted] == [b"200"] * len(notes)
+        assert int(rejection[:3]) == code // 100
+        assert b"Connection: close\r\n" in rejection
+        assert rejection.count(b"X-Request-ID: 1\r\n") == 1  # The hook is called once for each request.
+        assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", rejection))
+        assert notes == ["POST /good 4 of 4"] * packets.count(GOOD)
 
 
 @pytest.mark.parametrize("length", [1, len(GOOD) - 5, len(GOOD) - 1], ids=["in-line", "in-head", "in-body"])
