@@ -45,8 +45,7 @@ def test_the_example_exports_spans(tmp_path: Path, url: str) -> None:
     subprocess.run([*install, *packages.split()], check=True, timeout=300)
     (tmp_path / "conf.py").write_text('wsgi_app = "traced:app"\n')
     with serving(
-        "-c",
-        "conf.py",
+        "--config=conf.py",
         cwd=tmp_path,
         PYTHONPATH=f"{CHECKOUT}/examples:{tmp_path / 'packages'}:{CHECKOUT}",
         OTEL_EXPORTER_OTLP_ENDPOINT=url,

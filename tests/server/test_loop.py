@@ -16,7 +16,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from tests.support.loop_driver import PIPE, Driver, GatedApp, is_readable
+from tests.support.loop_driver import PIPE, Driver, GatedApp, fill, is_readable
 
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
@@ -219,15 +219,29 @@ def test_only_a_body_that_comes_with_its_head_needs_no_token(
     assert (client.recv(1000)[9:12], connection.state, connection.request) == (status, state, None)
 
 
+EXPECTING = post("/trusted", 1000).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")[:-1000]
+
+
 def test_100_continue_is_sent_once(make: Make) -> None:
     driver = make(service=Admitting())
-    request = post("/trusted", 1000).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")
-    client, _ = driver.connect(request[:-1000])
+    client, _ = driver.connect(EXPECTING)
     for part, response in ((b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"x", b""), (b"x" * 999, b"HTTP/1.1 200")):
         client.sendall(part)
         driver.run_once()
         assert is_readable(client) == bool(response)
         assert not response or client.recv(1000).startswith(response)
+
+
+def test_a_rejection_follows_what_the_client_has_not_received_yet(driver: Driver) -> None:
+    client, connection = driver.connect()
+    filled = fill(connection)
+    client.sendall(EXPECTING)
+    driver.run_once()
+    driver.step(connection, connection.expire)
+    client.shutdown(socket.SHUT_WR)
+    client.recv(filled, socket.MSG_WAITALL)
+    driver.run_until(lambda: connection.state == CLOSED)
+    assert client.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 408")
 
 
 @pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])

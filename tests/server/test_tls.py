@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
+from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING
 from plants.server.request import Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
 from plants.server.worker import tls_context
-from tests.support.loop_driver import Driver
+from tests.support.loop_driver import Driver, fill
 from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
 from tests.support.worker_server import running_worker
 
@@ -221,33 +221,19 @@ def test_a_large_response_is_sent_as_the_client_reads_it(driver: Driver, version
 
 
 def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
-    client, _ = driver.connect()
-    with client:
-        client.sendall(TLSClient(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
-        driver.run_once()
-        assert client.recv(1000)[:1] == b"\x15"
-        assert client.recv(1000) == b""
+    client, _ = driver.connect(TLSClient(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
+    driver.run_once()
+    assert client.recv(1000)[:1] == b"\x15"
+    assert client.recv(1000) == b""
 
 
 def test_a_handshake_that_takes_too_long_is_closed(driver: Driver) -> None:
-    client, connection = driver.connect()
-    with client:
-        client.sendall(TLSClient(trusting()).step()[:-1])
-        driver.run_once()
-        assert connection.state == OPEN
-        driver.step(connection, connection.expire)
-        assert connection.state == CLOSED
-        assert client.recv(1000) == b""
-
-
-def fill(connection: Connection) -> int:
-    """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
-    filled = 0
-    for size in (1000, 1):
-        with suppress(BlockingIOError):
-            while True:
-                filled += connection.sock.send(b"x" * size)
-    return filled
+    client, connection = driver.connect(TLSClient(trusting()).step()[:-1])
+    driver.run_once()
+    assert connection.state == OPEN
+    driver.step(connection, connection.expire)
+    assert connection.state == CLOSED
+    assert client.recv(1000) == b""
 
 
 @pytest.mark.parametrize("data", [b"", GET], ids=["alone", "with-a-request"])

@@ -8,6 +8,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -118,6 +119,16 @@ def is_readable(client: socket.socket) -> bool:
     poll = select.poll()
     poll.register(client, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def fill(connection: Connection) -> int:
+    """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
+    filled = 0
+    for size in (1000, 1):
+        with suppress(BlockingIOError):
+            while True:
+                filled += connection.sock.send(b"x" * size)
+    return filled
 
 
 class GatedApp:
