@@ -271,6 +271,7 @@ def test_only_a_body_within_the_limit_reaches_the_application(
     client, _ = driver.connect(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}".encode())
     driver.run_until_readable(client)
     response = client.recv(10_000)
+    assert (b"Connection: close" in response) == (size > 1000)
     if size > 1000 and not service.checks_body_size:
         assert response.startswith(b"HTTP/1.1 413")
     else:
