@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from ssl import SSLContext
@@ -19,10 +18,6 @@ from plants.server.loop import Config, Loop
 from plants.server.request import HEAD_BYTES, Listener
 from plants.server.service import Service
 from plants.server.tls import restricted
-
-# A thread that parses a large body holds the interpreter for this long while the event loop waits for it. With Python's
-# default of 5 ms, small requests would take ten times as long beside large ones.
-_SWITCH_SECONDS = 0.0005
 
 
 @lru_cache(maxsize=4)
@@ -79,7 +74,6 @@ class Worker(base.Worker):
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""
         super().load_wsgi()
-        sys.setswitchinterval(_SWITCH_SECONDS)
         cfg = self.cfg
         limits = Limits(
             line_bytes=cfg.limit_request_line or HEAD_BYTES,

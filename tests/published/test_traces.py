@@ -50,7 +50,6 @@ def test_the_example_exports_spans(tmp_path: Path, url: str) -> None:
         PYTHONPATH=f"{CHECKOUT}/examples:{tmp_path / 'packages'}:{CHECKOUT}",
         OTEL_EXPORTER_OTLP_ENDPOINT=url,
         OTEL_BSP_SCHEDULE_DELAY="100",
-        GUNICORN_CMD_ARGS="--log-level=info",
     ) as service:
         headers = [AUTH, JSON_TYPE, ("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01")]
         response = service.send(new_plant(), headers=headers)

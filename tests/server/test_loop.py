@@ -4,6 +4,7 @@ import errno
 import re
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -510,6 +511,7 @@ def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int) 
     large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
     driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
     driver.run_until(lambda: gated.paths)
+    assert sys.getswitchinterval() < 0.001  # so that the thread often lets the event loop continue
     small, _ = driver.connect(get("/free"))
     driver.run_until_readable(small)
     assert gated.paths == ["/large", "/free"]

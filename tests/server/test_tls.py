@@ -290,9 +290,8 @@ def test_one_step_decrypts_a_limited_number_of_records(with_records: WithRecords
 
 
 def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) -> None:
-    client, _ = driver.connect()
     tls = TLSClient(trusting())
-    client.sendall(tls.step())
+    client, _ = driver.connect(tls.step())
     driver.run_until_readable(client)
     client.sendall(tls.step(client.recv(READ_BYTES)))
     client.shutdown(socket.SHUT_WR)
