@@ -86,7 +86,7 @@ class Loop:
         self.shared = Shared(select.epoll(), service, config.limits)
         self.shared.now = time.monotonic()
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
-        self._loop_jobs: deque[Job] = deque()  # requests whose application is called in the loop, after the probes
+        self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
         self._has_threads = config.threads > 0
         self._threads = Threads(log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
         # One more thread for large bodies, one at a time: small requests never wait behind them.
@@ -215,9 +215,11 @@ class Loop:
             return
         until = time.monotonic() + _MAX_CALL_SECONDS
         completed: list[Completed] = []
-        while (waiting := self._probe_jobs or self._loop_jobs) and time.monotonic() < until:
+        queues = [self._probe_jobs, self._loop_jobs]  # They take turns, so that no flood of one delays the other.
+        while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
             connection, request = waiting.popleft()
             if connection.request is request:  # It may have been rejected while it waited.
+                queues.reverse()
                 completed.append((connection, request, Call(request, request.body.content, self._log).response()))
         current_request.set(None)
         for connection, request, response in completed:

@@ -484,7 +484,7 @@ def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) ->
 # Calls of the application
 
 
-def test_an_iteration_has_one_time_limit_for_its_calls_and_probes_come_first(make: Make) -> None:
+def test_an_iteration_has_one_time_limit_for_its_calls_and_probes_take_turns(make: Make) -> None:
     called: list[str] = []
 
     def slow(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -497,7 +497,7 @@ def test_an_iteration_has_one_time_limit_for_its_calls_and_probes_come_first(mak
     clients = [driver.connect(get(f"/{number}")) for number in range(200)]
     driver.run_once()
     assert called == ["/0", "/1"]
-    driver.connect(get("/probe"))
+    clients += [driver.connect(get("/probe")) for _ in range(2)]
     # This request is rejected while it waits, so the application is not called for it.
     driver.step(clients[2][1], clients[2][1].reject, HTTPError(503))
     driver.run_once()
