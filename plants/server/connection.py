@@ -129,13 +129,18 @@ class Connection:
             self._receive()
 
     def continue_reading(self) -> None:
-        """Continue with received bytes that did not fit into one step."""
+        """Continue with received bytes that did not fit into one step, and then with the end of the client's data."""
         self._unfinished = False
-        if self.state in (OPEN, RECEIVING, IDLE) and not self._output:
+        if self._is_reading():
             if self._tls and self._tls.has_more:
                 self._decrypt(self._tls, b"")
             else:
                 self._parse()
+        if self._tls and self._tls.closed and self._is_reading() and not self._unfinished:
+            self._receive_plaintext(b"")
+
+    def _is_reading(self) -> bool:
+        return self.state in (OPEN, RECEIVING, IDLE) and not self._output
 
     def respond(self, request: Request, response: Response | None) -> None:
         """Send the response (None: of a failure), unless the request was rejected meanwhile or the client has gone."""
@@ -233,9 +238,9 @@ class Connection:
     def _decrypt(self, tls: TLS, ciphertext: bytes) -> None:
         try:
             data = tls.receive(ciphertext)
-            if tls.has_more:
+            if tls.has_more or tls.closed:
                 self._continue_later()
-            if data or tls.closed:
+            if data:
                 self._receive_plaintext(data)
         finally:
             # Send the next flight of the handshake, an alert or the answer to a KeyUpdate. If the application is called
@@ -366,7 +371,7 @@ class Connection:
                 self._linger()
                 return
             self._enter(IDLE, self._shared.limits.keepalive_seconds)
-        if self._input or (self._tls and self._tls.has_more):
+        if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
             self._continue_later()
         self.watch()
 

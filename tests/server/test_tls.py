@@ -157,7 +157,7 @@ class Refusing(Service):
 
 @pytest.fixture
 def driver(context: ssl.SSLContext) -> Iterator[Driver]:
-    driver = Driver(tls=context, app=respond, service=Refusing(), body_bytes=100_000)
+    driver = Driver(tls=context, app=respond, service=Refusing(), body_bytes=100_000, keepalive_seconds=600)
     yield driver
     driver.end()
 
@@ -299,21 +299,21 @@ def test_a_client_that_ends_with_its_handshake_leaves_nothing(driver: Driver) ->
     driver.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize(("sent", "status"), [(POST, b"400"), (GET, b"200")])
-@pytest.mark.parametrize("with_notify", [True, False])
-def test_a_client_may_end_in_a_request_or_after_it(
-    driver: Driver, sent: bytes, status: bytes, with_notify: bool
-) -> None:
+@pytest.mark.parametrize("sent", [POST, GET, GET + POST, GET * 2])
+@pytest.mark.parametrize("end", ["FIN", "close_notify", "close_notify in the same packet"])
+def test_a_client_may_end_in_a_request_or_after_it(driver: Driver, sent: bytes, end: str) -> None:
     peer = Peer(driver)
-    received = peer.exchange(peer.client.encrypt(sent))
-    if with_notify:
+    packets = [peer.client.encrypt(sent)]
+    if end != "FIN":
         with pytest.raises(ssl.SSLWantReadError):
             peer.client.ssl.unwrap()
-        peer.sock.sendall(peer.client.outgoing.read())
-    else:
+        packets.append(peer.client.outgoing.read())
+    received = b"".join(map(peer.exchange, [b"".join(packets)] if "same" in end else packets))
+    if end == "FIN":
         peer.sock.shutdown(socket.SHUT_WR)
     driver.run_until(lambda: peer.connection.state in (CLOSING, CLOSED))
-    assert peer.client.decrypt(received + peer.received())[9:12] == status
+    responses = peer.client.decrypt(received + peer.received()).split(b"HTTP/1.1 ")[1:]
+    assert [response[:3] for response in responses] == [b"200"] * sent.count(GET) + [b"400"] * sent.count(POST)
 
 
 # Gunicorn's settings
