@@ -35,7 +35,7 @@ usage: plants serve [options]
   -c, --config FILE          a configuration file of Gunicorn
   --log-level LEVEL          debug, info, warning, error or critical (default: info)
   --graceful-timeout SECONDS how long a stop may wait for responses (default: 30)
-  --check-config             say whether the service would start, and exit
+  --check-config             check the settings and the store, and exit
   --help-all                 list all options, which are Gunicorn's
 
 {SETTINGS_HELP}"""
