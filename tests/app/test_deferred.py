@@ -29,7 +29,7 @@ class FailingStore(GroupCommitStore):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def submit(self, plant: Plant) -> Callable[[], None]:  # noqa: ARG002
+    def submit(self, plant: Plant) -> Callable[[], None]:  # noqa: ARG002  # Every commit fails.
         return self.commit
 
     def commit(self) -> None:

@@ -30,8 +30,7 @@ from tests.audits.deployment import Deployment, read_plant
 from tests.audits.kills import Attempts, JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import audit_parser, report_findings
 
-CLIENTS = 16  # of each service
-PAUSE_SECONDS = 0.0  # between a response and the client's next request
+CLIENTS_PER_SERVICE = 16
 
 
 def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
@@ -51,7 +50,7 @@ def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
     return findings
 
 
-def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, ids: int = 200) -> int:
+def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, ids: int = 200, pause: float = 0) -> int:
     """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
@@ -62,7 +61,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
         races: list[list[Attempts]] = []
         findings = batch(store)
         with ExitStack() as clients, ThreadPoolExecutor(1) as thread:
-            loads = [clients.enter_context(JournaledLoad(service, CLIENTS, PAUSE_SECONDS)) for service in services]
+            loads = [clients.enter_context(JournaledLoad(service, CLIENTS_PER_SERVICE, pause)) for service in services]
             time.sleep(seconds)
             print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first fault")
             for commands in faults:

@@ -649,11 +649,10 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
 
 
 def test_two_services_lose_no_plant_when_the_database_is_killed(
-    server: PostgresServer, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, admin: psycopg.Connection
 ) -> None:
-    monkeypatch.setattr(citus_audit, "PAUSE_SECONDS", 0.05)
     find = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
     [(checkpointer,)] = wait_until(lambda: rows(admin, find))  # It starts after the server accepts connections.
     # If the checkpointer is killed, the server ends its other processes, too, and recovers.
     kill = f"sh -c 'kill -9 {checkpointer}'"
-    assert citus_audit.run([server.url, server.url], [(kill, "true")], seconds=0.4, ids=20) == 0
+    assert citus_audit.run([server.url, server.url], [(kill, "true")], seconds=0.4, ids=20, pause=0.05) == 0
