@@ -3,7 +3,8 @@
 import abc
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from types import NoneType
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -21,6 +22,27 @@ class Plant(NamedTuple):
     id: int
     name: str
     tag: str | None = None
+
+
+class Column(NamedTuple):
+    """A member of ``Plant``, as a column of a table; ``type`` is ``int`` (64 bits) or ``str``."""
+
+    name: str
+    type: type
+    nullable: bool
+
+
+def _columns() -> tuple[Column, ...]:
+    columns = []
+    for name, hint in get_type_hints(Plant).items():
+        types = get_args(hint) or (hint,)
+        (kind,) = (each for each in types if each is not NoneType)
+        columns.append(Column(name, kind, NoneType in types))
+    return tuple(columns)
+
+
+#: The columns of a table of plants, in the order of the members; ``id`` is the key.
+COLUMNS: Final = _columns()
 
 
 class PlantStoreError(Exception):
