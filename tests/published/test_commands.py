@@ -15,10 +15,10 @@ import pytest
 
 import plants
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.published.test_hosting import NGINX
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.needs import needs
 from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, text_of, wait_for_workers, wait_until
+from tests.support.proxies import NGINX
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()

@@ -1,0 +1,54 @@
+"""Proxies with the recipes of docs/hosting.md, in front of a service on this machine."""
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.hosted import CHECKOUT, environment
+from tests.support.process import Process, free_port, wait_until
+
+COMMANDS = {
+    "nginx": ["nginx", "-p", ".", "-c", "config"],
+    "caddy": ["caddy", "run", "--adapter=caddyfile", "--config=config"],
+    "haproxy": ["haproxy", "-db", "-f", "config"],
+}
+NGINX = """
+daemon off;
+pid nginx.pid;
+error_log stderr notice;
+events {}
+http {
+    access_log off;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    %s
+}
+"""
+
+
+@contextmanager
+def running_proxy(name: str, upstream_port: int, folder: Path) -> Iterator[int]:
+    """Run a proxy with its recipe in front of a service, and yield the proxy's port."""
+    port = free_port()
+    recipes = re.findall(rf"```{name}\n(.*?)```", (CHECKOUT / "docs/hosting.md").read_text(), re.DOTALL)
+    text = recipes[0].replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
+    if name == "nginx":
+        text = NGINX % f"server {{ listen 127.0.0.1:{port}; {text} }}"
+    elif name == "caddy":
+        text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
+    else:
+        text = re.sub("bind .*", f"bind 127.0.0.1:{port}", text)
+    (folder / "config").write_text(text)
+    with Process(COMMANDS[name], cwd=folder, env=environment(HOME=str(folder))):
+        wait_until(lambda: _accepts_connections(port))
+        yield port
+
+
+def _accepts_connections(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
