@@ -23,4 +23,5 @@ named = [re.fullmatch(r"(file://)?(/.*)", word) for value in settings.values() f
 # An index in a folder has links to files beside it.
 for path in sorted({Path(match[2]).parent if match[1] else Path(match[2]) for match in named if match}):
     if path.exists():
-        print("--ro-bind", path, path, sep="\n")
+        # Otherwise, bwrap would make the folder of a file for root alone.
+        print("--perms", "0755", "--dir", path.parent, "--ro-bind", path, path, sep="\n")

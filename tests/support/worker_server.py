@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from gunicorn import config
+
 from tests.contract import Response
 from tests.support.process import PATIENCE_SECONDS, Process, wait_for_workers
 
@@ -123,7 +125,8 @@ def running_worker(
     notes = folder / "notes"
     notes.touch()
     gunicorn = Path(sys.executable).with_name("gunicorn")
-    command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--no-control-socket", "--graceful-timeout=20"]
+    command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--graceful-timeout=20"]
+    command += ["--no-control-socket"] * hasattr(config, "ControlSocketDisable")  # Older versions have no such socket.
     command += ["--worker-class=patient_worker.Worker", f"--pythonpath={SUPPORT}", *options, f"worker_app:{app}"]
     settings = {"PLANTS_MAX_BODY_BYTES": "1000", "PLANTS_REQUEST_TIMEOUT": "60", "TEST_NOTES": str(notes)}
     with Server(command, notes, os.environ | settings | environ) as server:
