@@ -22,7 +22,7 @@ from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, tex
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-DIAGNOSE, SEARCH, _METRICS, _TRACES, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
+DIAGNOSE, SEARCH, _METRICS, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
     r"```console\n(.*?)```", OPERATING, re.DOTALL
 )
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
