@@ -75,7 +75,7 @@ class PlantService(Service):
         if response.status.startswith("200") and request.path not in self._bodiless_paths:
             request.trusted = True  # The application has checked the token.
         if self._metrics:
-            self._metrics.count_response(request, response, error[0], seconds)
+            self._metrics.count_response(request, response, error, seconds)
         self._responses.append((request, response, error, seconds))
 
     def after_iteration(self) -> None:
