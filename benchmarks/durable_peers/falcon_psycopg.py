@@ -28,7 +28,8 @@ new_plant, stored_plant = NewPlant(unknown=EXCLUDE), Plant()
 
 class Authentication:
     def process_request(self, req, _resp) -> None:
-        if not hmac.compare_digest(req.get_header("Authorization", default="").encode(), AUTHORIZATION):
+        presented = req.get_header("Authorization", default="").encode()
+        if req.path == "/plants" and not hmac.compare_digest(presented, AUTHORIZATION):
             raise falcon.HTTPUnauthorized
 
 
