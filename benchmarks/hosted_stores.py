@@ -74,7 +74,7 @@ def main() -> None:
     )
     for count, store in itertools.product(args.connections, urls):
         figures, memory = found[store, count], found["memory", count]
-        rate, p99, failures = median(f.load for f in figures)
+        rate, p99, failures, *_ = median(f.load for f in figures)
         ratio = median_ratio([f.load for f in figures], to=[m.load for m in memory])
         cpu = statistics.median(f.cpu for f in figures)
         beyond = statistics.median(f.cpu - m.cpu for f, m in zip(figures, memory, strict=True))

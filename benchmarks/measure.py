@@ -31,18 +31,21 @@ request = function()
 end
 done = function(summary, latency)
   local errors = summary.errors
-  io.write(string.format('[%f, %f, %d]\\n', summary.requests / summary.duration * 1e6, latency:percentile(99) / 1e3,
-    errors.status + errors.connect + errors.read + errors.write + errors.timeout))
+  io.write(string.format('[%f, %f, %d, %f, %d]\\n', summary.requests / summary.duration * 1e6,
+    latency:percentile(99) / 1e3, errors.status + errors.connect + errors.read + errors.write + errors.timeout,
+    latency:percentile(50) / 1e3, summary.requests - errors.status))
 end
 """
 
 
 class Load(NamedTuple):
-    """The result of wrk: creates per second, the 99th percentile of the latency in ms, and failed requests."""
+    """The result of wrk: responses per second, percentiles of the latency in ms, failed requests, and creates."""
 
     rate: float
     p99: float
     failures: int
+    p50: float
+    created: int
 
 
 def load(port: int, connections: int, seconds: int, first_id: int, *, equal_heads: bool = False) -> Load:
@@ -57,16 +60,21 @@ def load(port: int, connections: int, seconds: int, first_id: int, *, equal_head
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU time that a process and its descendants have used so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): utime and stime
-    return own + sum(map(cpu_seconds, children(process)))
+    """Return the CPU time that a process and its descendants have used so far; 0 if the process has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        descendants = children(process)
+    except FileNotFoundError:
+        return 0
+    # proc_pid_stat(5): utime, stime, and the same of the children that have ended
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, descendants))
 
 
 def median(loads: Iterable[Load]) -> Load:
-    """Return the medians of several rounds, and the sum of the failures."""
-    rates, p99s, failures = zip(*loads, strict=True)
-    return Load(statistics.median(rates), statistics.median(p99s), sum(failures))
+    """Return the medians of several rounds, and the sums of the failures and of the creates."""
+    rates, p99s, failures, p50s, created = zip(*loads, strict=True)
+    middle = statistics.median
+    return Load(middle(rates), middle(p99s), sum(failures), middle(p50s), sum(created))
 
 
 def median_ratio(loads: Iterable[Load], to: Iterable[Load]) -> float:

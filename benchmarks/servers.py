@@ -48,7 +48,7 @@ def main() -> None:
     print("| connections | server | creates/s | ratio | CPU us | p99 ms | failures |\n|---|---|---|---|---|---|---|")
     for count, name in itertools.product(args.connections, servers):
         loads = found[name, count]
-        rate, p99, failures = median(loads)
+        rate, p99, failures, *_ = median(loads)
         ratio = median_ratio(loads, to=found[args.only[0], count])
         cpu = statistics.median(cpu_us[name, count])
         print(f"| {count} | {name} | {rate:.0f} | {ratio:.2f} | {cpu:.1f} | {p99:.1f} | {failures} |")
