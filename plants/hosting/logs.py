@@ -222,14 +222,14 @@ class Output:
         self._pid = os.getpid()
         self._thread = Thread(target=self._run, name=__name__, daemon=True)
         self._thread.start()
-        atexit.register(self._stop)
+        atexit.unregister(self._stop)  # A forked process inherits it.
+        atexit.register(self._stop, self._thread)
 
-    def _stop(self) -> None:
+    def _stop(self, thread: Thread) -> None:
         """Wait until the queued lines are written, but no longer than ``STOP_SECONDS``."""
-        thread, self._thread = self._thread, None
-        if thread and self._pid == os.getpid():
-            self._queue.put(b"")
-            thread.join(STOP_SECONDS)
+        self._thread = None
+        self._queue.put(b"")
+        thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         lines = b"\n"
