@@ -35,6 +35,7 @@ from typing import NamedTuple
 from tests.audits.odd_requests import Case, cases
 from tests.audits.report import Verdict, audit_parser, report
 from tests.support.hosted import CHECKOUT
+from tests.support.process import Process
 
 PEERS = Path(__file__).with_name("peers")
 # If a server has not responded after this time, it is waiting for more input.
@@ -109,21 +110,6 @@ def _read(received: bytes, end: str) -> Parsed:
 
 
 @contextlib.contextmanager
-def running(name: str, command: list[str], port_pattern: str, *, log: Path) -> Iterator[Peer]:
-    """Run a server that prints the port on which it listens."""
-    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=CHECKOUT) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not (port := re.search(port_pattern, log.read_text())):
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise RuntimeError(f"{name} does not listen: {log.read_text()[-500:]}")
-                time.sleep(0.05)
-            yield Peer(name, int(port[1]))
-        finally:
-            process.terminate()
-
-
-@contextlib.contextmanager
 def peers(worker_class: str) -> Iterator[list[Peer]]:
     """Run the four servers, this one first."""
     gunicorn = [sys.executable, "-m", "gunicorn", "--bind=127.0.0.1:0", "--no-control-socket", "--log-level=info"]
@@ -140,10 +126,11 @@ def peers(worker_class: str) -> Iterator[list[Peer]]:
             "node": (["node", str(PEERS / "echo.js")], r"^(\d+)\n"),
             "go": ([str(program)], r"^(\d+)\n"),
         }
-        yield [
-            stack.enter_context(running(name, command, pattern, log=Path(folder, f"{name}.log")))
-            for name, (command, pattern) in commands.items()
-        ]
+        ports = []
+        for command, pattern in commands.values():
+            server = stack.enter_context(Process(command, cwd=CHECKOUT, env=environ))
+            ports.append(int(server.wait_for(pattern)[1]))
+        yield list(map(Peer, commands, ports))
 
 
 def difference(ours: Parsed, other: Parsed) -> str:

@@ -237,17 +237,6 @@ def test_the_fixtures_and_the_documented_test_work_with_warnings_as_errors(pytes
     pytester.runpytest_subprocess(*options, *files).assert_outcomes(passed=5)
 
 
-@pytest.mark.network
-def test_the_extra_is_all_that_another_project_installs(tmp_path: Path) -> None:
-    (install,) = re.findall(r"^pip (install '.*')$", TESTING, re.MULTILINE)
-    install = install.replace("/path/to/checkout", str(CHECKOUT))
-    (tmp_path / "test_other.py").write_text(OTHER_PROJECT)
-    script = (
-        f"{shlex.quote(sys.executable)} -m venv env && env/bin/pip {install} --quiet && env/bin/pytest test_other.py"
-    )
-    subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, check=True, timeout=300)
-
-
 def start_command(*options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "plants.testing", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

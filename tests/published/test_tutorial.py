@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,10 @@ def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> 
 def test_the_tutorial_installs_all_that_it_uses(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info")
     shutil.copytree(CHECKOUT, tmp_path / "plants", ignore=ignored)
-    check = "plants --version && python3 -c 'import pytest, webtest, waitress'"
-    command = INSTALL.replace("python3", sys.executable, 1)
-    assert run(f"{command} && {check}", tmp_path / "plants", environment()).startswith("plants ")
+    (client_test,) = (step for language, step in STEPS if language == "python")
+    (tmp_path / "test_client.py").write_text(client_test)
+    check = "plants --version && python3 -m pytest -q ../test_client.py"
+    command = INSTALL.replace("python3", shlex.quote(sys.executable), 1)
+    output = run(f"{command} && {check}", tmp_path / "plants", environment())
+    assert output.startswith("plants ")
+    assert "1 passed" in output

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 )
 
 func echo(writer http.ResponseWriter, request *http.Request) {
@@ -33,6 +34,6 @@ func main() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(listener.Addr().(*net.TCPAddr).Port)
+	fmt.Fprintln(os.Stderr, listener.Addr().(*net.TCPAddr).Port)
 	http.Serve(listener, http.HandlerFunc(echo))
 }

@@ -16,4 +16,4 @@ server.on("clientError", (error, socket) => {
   const status = error.code === "HPE_HEADER_OVERFLOW" ? "431 Too Large" : "400 Bad Request";
   setTimeout(() => socket.end(`HTTP/1.1 ${status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`), 100);
 });
-server.listen(0, "127.0.0.1", () => console.log(server.address().port));
+server.listen(0, "127.0.0.1", () => console.error(server.address().port));
