@@ -61,6 +61,13 @@ class PlantIdInUse(PlantStoreError):
         return f"a plant with the id {self.plant_id} is already in the store"
 
 
+class PlantRefused(PlantStoreError):
+    """The table does not accept this plant, for example because of an operator's CHECK. A retry cannot succeed.
+
+    The message names the constraint, and never quotes the plant.
+    """
+
+
 class StoreUnavailable(PlantStoreError):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
 
@@ -115,6 +122,7 @@ class PlantStore(abc.ABC):
         most one returns.
 
         :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
+        :raises PlantRefused: the table does not accept the plant.
         :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
         :raises Exception: the store cannot hold this plant, because it is not as ``Plant`` describes.
         """
