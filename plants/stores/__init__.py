@@ -84,7 +84,7 @@ class OwnerProcess:
     """The process that first used a store. A store's connections and locks are of no use in a fork."""
 
     def __init__(self) -> None:
-        self._pid = 0
+        self.pid = 0  #: 0 before the first use
 
     def check(self, *, claim: bool = True) -> None:
         """Make this process the owner if the store has none, unless ``claim`` is False.
@@ -92,14 +92,14 @@ class OwnerProcess:
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self._pid != pid:
-            if self._pid:
+        if self.pid != pid:
+            if self.pid:
                 raise StoreUnavailable(
                     "this process was forked after the first use of the store; open a store in each process, "
                     "or fork before the first use"
                 )
             if claim:
-                self._pid = pid
+                self.pid = pid
 
 
 class PlantStore(abc.ABC):

@@ -7,16 +7,29 @@ A batch takes no further plants once it is collected or full. Several batches ma
 """
 
 import abc
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from types import NoneType
 
-from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, OwnerProcess, Plant, PlantIdInUse, StoreUnavailable
+from plants.stores import (
+    COLUMNS,
+    INT64_MAX,
+    INT64_MIN,
+    GroupCommitStore,
+    OwnerProcess,
+    Plant,
+    PlantIdInUse,
+    PlantRefused,
+    StoreUnavailable,
+)
 from plants.stores.outage import CircuitBreaker
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
+_TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 
@@ -51,7 +64,8 @@ class _Batch:
         except StoreUnavailable as unavailable:
             error = unavailable
         if error:
-            self._breaker.record_failure(error)
+            if isinstance(error, StoreUnavailable):
+                self._breaker.record_failure(error)
             try:
                 raise error
             finally:
@@ -89,6 +103,7 @@ class BatchStore(GroupCommitStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._breaker = CircuitBreaker(self._check)
+        self._refusal: PlantRefused | None = None  # of the last plant that was refused, until one is stored
         self._lock = threading.Lock()  # guards the batches
         self._uncollected_batches = [self._new_batch()]  # Only the last one takes plants.
 
@@ -114,16 +129,17 @@ class BatchStore(GroupCommitStore):
         """
 
     @abc.abstractmethod
+    def _try_insert(self, deadline: float) -> None:
+        """Insert a plant, and roll back; raise PlantRefused if the table does not accept it."""
+
+    @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
         """Close the connections, each after the transaction that it is running."""
 
     def submit(self, plant: Plant) -> Callable[[], None]:
-        self._owner.check()
+        self._check_process()
         deadline = time.monotonic() + self._timeout
-        plant_id, name, tag = plant
-        # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
-        if not (isinstance(plant_id, int) and isinstance(name, str) and (tag is None or isinstance(tag, str))):
-            raise TypeError("a plant has an int, a str, and a str or None")
+        characters = _count_characters(plant)
         with self._lock:
             batch = self._uncollected_batches[-1]
             if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
@@ -131,17 +147,24 @@ class BatchStore(GroupCommitStore):
                 self._uncollected_batches.append(batch)
             index = len(batch.plants)
             batch.plants.append(plant)
-            batch.characters += len(name) + len(tag or "")
+            batch.characters += characters
         return partial(batch.result, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        self._owner.check()
+        self._check_process()
         deadline = time.monotonic() + self._timeout
         return self._find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
 
     def check(self) -> None:
-        self._owner.check()
-        self._breaker.probe(time.monotonic() + self._timeout)
+        self._check_process()
+        deadline = time.monotonic() + self._timeout
+        self._breaker.probe(deadline)
+        if refusal := self._refusal:
+            try:
+                self._try_insert(deadline)
+            except PlantRefused:
+                raise StoreUnavailable(f"no plant is accepted: {refusal}") from None
+            self._refusal = None
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
@@ -167,6 +190,10 @@ class BatchStore(GroupCommitStore):
         self._closed = True
         self._disconnect(deadline)
 
+    def _check_process(self) -> None:
+        if self._owner.pid != os.getpid():
+            self._owner.check()
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable("the store is closed")
@@ -183,7 +210,7 @@ class BatchStore(GroupCommitStore):
                         self._uncollected_batches.append(self._new_batch())
             return batch.plants
 
-        self._owner.check()  # The plant may have been submitted before a fork.
+        self._check_process()  # The plant may have been submitted before a fork.
         outcomes: Outcomes = []
         try:
             outcomes = self._insert_or_bisect(collect, deadline)
@@ -191,11 +218,16 @@ class BatchStore(GroupCommitStore):
             # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
             batch.plants = []
+        if None in outcomes:
+            self._refusal = None
+            self._breaker.written_at = time.monotonic()
+        else:
+            self._refusal = next((each for each in outcomes if isinstance(each, PlantRefused)), self._refusal)
         return outcomes
 
     def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         try:
-            outcomes = self._breaker.run(partial(self._insert, collect), deadline)
+            return self._breaker.run(partial(self._insert, collect), deadline)
         except StoreUnavailable as error:
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             return [type(error)(*error.args) for _ in collect()]
@@ -213,6 +245,14 @@ class BatchStore(GroupCommitStore):
                 unknown = "the id is in use, perhaps by this plant"
                 outcomes = [StoreUnavailable(unknown) if isinstance(each, PlantIdInUse) else each for each in outcomes]
             return outcomes
-        if None in outcomes:
-            self._breaker.record_write()
-        return outcomes
+
+
+def _count_characters(plant: Plant) -> int:
+    # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
+    characters = 0
+    for types, value in zip(_TYPES, plant, strict=True):
+        if not isinstance(value, types):
+            raise TypeError(f"a member of a plant is {type(value).__name__}")
+        if isinstance(value, str):
+            characters += len(value)
+    return characters

@@ -105,6 +105,9 @@ class SQLiteStore(BatchStore):
         # Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant.
         self._write(_rewrite_page, deadline)
 
+    def _try_insert(self, deadline: float) -> None:
+        self._check(deadline)
+
     def _disconnect(self, deadline: float) -> None:
         with suppress(StoreUnavailable), self._locked(deadline):
             self._close_writer()
