@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from plants.stores import (
-    COLUMNS,
-    Column,
-    Plant,
-    PlantIdInUse,
-    PlantRefused,
-    StoreMissing,
-    StoreUnavailable,
-    StoreUnusable,
-)
+from plants.stores import COLUMNS, Plant, PlantIdInUse, PlantRefused, StoreMissing, StoreUnavailable, StoreUnusable
 from plants.stores.group_commit import BatchStore, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
@@ -59,6 +50,7 @@ _FOUND_COLUMNS = """
 # With NULL as the id, SQLite chooses one that is free.
 _SAMPLE = Plant._make(None if column.nullable or column.name == "id" else column.type(1) for column in COLUMNS)
 
+_FREE_IDS = "ids already in use would become available"
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
@@ -117,7 +109,6 @@ class SQLiteStore(BatchStore):
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:  # noqa: ARG002  # SQLite has its own timeout.
         try:
-            self._check_open()
             # A new connection needs no lock, and waits for no commit. The service itself never reads.
             with closing(self._connect(timeout=self._timeout)) as reader:
                 row = reader.execute(_SELECT, (plant_id,)).fetchone()
@@ -184,7 +175,6 @@ class SQLiteStore(BatchStore):
 
     def _begin(self, deadline: float) -> "_Connection":
         """Return the connection once it may write."""
-        self._check_open()
         while True:
             try:
                 writer = self._writer = self._writer or self._connect()
@@ -197,6 +187,7 @@ class SQLiteStore(BatchStore):
                 return writer
 
     def _connect(self, timeout: float = 0) -> "_Connection":
+        self._check_open()
         path = os.path.realpath(self._path)  # SQLite keeps its log beside the file itself, not beside a link to it.
         if self._may_create:
             self._create_file(path)
@@ -233,13 +224,14 @@ class SQLiteStore(BatchStore):
 
     def _create_columns(self, connection: sqlite3.Connection) -> None:
         """Create the table, or the nullable columns that an earlier version did not have."""
-        if not _missing_columns(connection):
+        if _find_columns(connection).keys() >= {column.name.lower() for column in COLUMNS}:
             return
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(_CREATE)
-        for column in _missing_columns(connection):
-            if column.nullable:
-                connection.execute(f"ALTER TABLE plants ADD COLUMN {_DEFINITIONS[column]}")
+        found = _find_columns(connection)
+        for column, definition in _DEFINITIONS.items():
+            if column.nullable and column.name.lower() not in found:
+                connection.execute(f"ALTER TABLE plants ADD COLUMN {definition}")
                 _log.warning("%s: the table plants now has the column %s", self._printable_path, column.name)
         connection.execute("COMMIT")
 
@@ -256,9 +248,12 @@ class _File:
     """
 
     def __init__(self, path: str) -> None:
+        status = Path(path).stat()
         if _O_PATH is not None:
-            weakref.finalize(self, os.close, os.open(path, _O_PATH))
-        self._identity = os.stat(path)[1:3]  # noqa: PTH116  # as below
+            descriptor = os.open(path, _O_PATH)
+            weakref.finalize(self, os.close, descriptor)
+            status = os.fstat(descriptor)
+        self._identity = status[1:3]
         if _is_mount_point(path):
             raise StoreUnusable(_MOUNTED_ALONE)
 
@@ -301,10 +296,7 @@ def _is_mount_point(path: str) -> bool:
 
 def _reason(error: Exception, path: str) -> str:
     if isinstance(error, FileNotFoundError):
-        return (
-            f"the file is gone; it is not recreated, because ids already in use would become available; "
-            f"{_UNTIL_RETURNED}"
-        )
+        return f"the file is gone; it is not recreated, because {_FREE_IDS}; {_UNTIL_RETURNED}"
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ACCESS_CODES or isinstance(error, PermissionError):
         with suppress(OSError):
             status = Path(path).stat()
@@ -349,9 +341,8 @@ def _rewrite_page(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {version}")
 
 
-def _missing_columns(connection: sqlite3.Connection) -> list[Column]:
-    found = {name for name, *_ in connection.execute(_FOUND_COLUMNS)}
-    return [column for column in COLUMNS if column.name.lower() not in found]
+def _find_columns(connection: sqlite3.Connection) -> dict[str, list[object]]:
+    return {name: properties for name, *properties in connection.execute(_FOUND_COLUMNS)}
 
 
 def _check_table(connection: sqlite3.Connection) -> None:
@@ -361,8 +352,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
     objects = connection.execute(_OBJECTS).fetchall()
     if not objects:
         raise StoreMissing(
-            "the table plants is gone; it is not recreated, because ids already in use would become available; "
-            "restore it, and do not restart before that"
+            f"the table plants is gone; it is not recreated, because {_FREE_IDS}; restore it, and do not restart before"
         )
     for kind, name, sql in objects:
         if kind != "table" or not sql.startswith("CREATE TABLE"):
@@ -371,7 +361,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
 
 
 def _check_columns(connection: sqlite3.Connection) -> None:
-    found = {name: properties for name, *properties in connection.execute(_FOUND_COLUMNS)}
+    found = _find_columns(connection)
     for column, definition in _DEFINITIONS.items():
         if found.pop(column.name.lower(), [])[:3] != [_TYPES[column.type], column.name == "id", 0]:
             raise StoreUnusable(f"the table plants has no column {definition}")
