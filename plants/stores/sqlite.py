@@ -60,8 +60,8 @@ _MOUNTED_ALONE = (
     "the file is mounted without its folder, so SQLite's log (-wal) would be lost with the container; mount the folder"
 )
 
-_O_PATH: int | None = getattr(os, "O_PATH", None)
-_MOUNTS = Path("/proc/self/mountinfo")
+O_PATH: int | None = getattr(os, "O_PATH", None)
+MOUNTS = Path("/proc/self/mountinfo")
 
 _T = TypeVar("_T")
 
@@ -152,10 +152,10 @@ class SQLiteStore(BatchStore):
             self._write_lock.release()
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
+        if isinstance(error, OSError):
+            error = _explain(error, Path(self._path).parent)
         kind = type(error) if isinstance(error, StoreUnusable) else StoreUnavailable
-        if isinstance(error, FileNotFoundError):
-            kind = StoreMissing
-        return kind(f"{self._printable_path}: {_reason(error, self._path)}")
+        return kind(f"{self._printable_path}: {error}{_describe_access(error, self._path)}")
 
     def _write(self, work: Callable[[sqlite3.Connection], _T], deadline: float) -> _T:
         """Return what the work returns, once its transaction is committed."""
@@ -215,10 +215,6 @@ class SQLiteStore(BatchStore):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
         except FileExistsError:
             return
-        except OSError as error:
-            raise StoreUnusable(
-                f"there is no file, and no folder {Path(path).parent} in which this user may create it"
-            ) from error
         self.is_new = True
         _log.warning("%s did not exist; a new store was created, without plants", self._printable_path)
 
@@ -249,8 +245,8 @@ class _File:
 
     def __init__(self, path: str) -> None:
         status = Path(path).stat()
-        if _O_PATH is not None:
-            descriptor = os.open(path, _O_PATH)
+        if O_PATH is not None:
+            descriptor = os.open(path, O_PATH)
             weakref.finalize(self, os.close, descriptor)
             status = os.fstat(descriptor)
         self._identity = status[1:3]
@@ -289,22 +285,26 @@ def _is_mount_point(path: str) -> bool:
     # A bind mount may have the device number of the folder, and a file on overlayfs has another one, so read the list.
     escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
     with suppress(OSError):  # Only Linux has this list.
-        mounts = os.fsdecode(_MOUNTS.read_bytes()).split("\n")
+        mounts = os.fsdecode(MOUNTS.read_bytes()).split("\n")
         return any(mount.split(" ", 5)[4:5] == [escaped] for mount in mounts)
     return False
 
 
-def _reason(error: Exception, path: str) -> str:
+def _explain(error: OSError, folder: Path) -> Exception:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return StoreUnusable(f"there is no file, and no folder {folder} in which this user may create it")
     if isinstance(error, FileNotFoundError):
-        return f"the file is gone; it is not recreated, because {_FREE_IDS}; {_UNTIL_RETURNED}"
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ACCESS_CODES or isinstance(error, PermissionError):
+        return StoreMissing(f"the file is gone; it is not recreated, because {_FREE_IDS}; {_UNTIL_RETURNED}")
+    return error
+
+
+def _describe_access(error: Exception, path: str) -> str:
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ACCESS_CODES:
         with suppress(OSError):
             status = Path(path).stat()
-            return (
-                f"{error}; the file belongs to user {status.st_uid} and has the mode {stat.filemode(status.st_mode)}, "
-                "and the service's user must be able to write to the file and to its folder"
-            )
-    return str(error)
+            owner, mode = status.st_uid, stat.filemode(status.st_mode)
+            return f"; it belongs to user {owner} with mode {mode}, but the service's user must own it and its folder"
+    return ""
 
 
 def _insert(plants: list[Plant], connection: sqlite3.Connection) -> Outcomes:

@@ -395,8 +395,8 @@ def test_a_copy_that_may_have_the_same_inode_number_is_another_file(
 
 
 def test_on_other_systems_than_linux_a_replaced_file_is_detected(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.stores.sqlite._MOUNTS", path.with_name("missing"))
-    monkeypatch.setattr("plants.stores.sqlite._O_PATH", None)
+    monkeypatch.setattr("plants.stores.sqlite.MOUNTS", path.with_name("missing"))
+    monkeypatch.setattr("plants.stores.sqlite.O_PATH", None)
     with closing(SQLiteStore(str(path))) as store:
         store.add(Plant(1, "oak"))
         with replaced(path), pytest.raises(StoreUnavailable, match="the file was replaced"):
@@ -490,7 +490,7 @@ class Plant(NamedTuple):
     light: MEMBER
 
 plants.stores.Plant = Plant
-plants.stores.COLUMNS = plants.stores._columns()
+plants.stores.COLUMNS = plants.stores.columns_of(Plant)
 store = plants.stores.open_store(sys.argv[1])
 try:
     store.prepare(create=sys.argv[2] == "create")
@@ -635,7 +635,7 @@ def test_the_reason_names_owner_and_mode_of_a_file_that_cannot_be_opened(path: P
     with closing(SQLiteStore(str(path))) as store:
         store.check()
     with closing(SQLiteStore(str(path))) as store, read_only(path):
-        assert f"the file belongs to user {path.stat().st_uid} and has the mode -r--r--r--, and" in reason(store)
+        assert f"it belongs to user {path.stat().st_uid} with mode -r--r--r--, but the service" in reason(store)
 
 
 @pytest.mark.parametrize(
