@@ -57,6 +57,14 @@ def moved_away(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def a_link_to_itself(path: Path) -> Iterator[None]:
+    with moved_away(path):
+        path.symlink_to(path)
+        yield
+        path.unlink()
+
+
+@contextmanager
 def directory_moved_away(path: Path) -> Iterator[None]:
     with moved_away(path.parent):
         yield
@@ -122,7 +130,7 @@ def not_a_database(path: Path) -> Iterator[None]:
 
 
 WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_second_name, disk_full]
-WHILE_CLOSED = [directory_moved_away, disk_full, read_only, not_a_database]
+WHILE_CLOSED = [directory_moved_away, a_link_to_itself, disk_full, read_only, not_a_database]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
 
