@@ -9,7 +9,7 @@ from typing import Self
 
 import falcon
 
-from plants.stores import PlantIdInUse, StoreUnavailable
+from plants.stores import PlantIdInUse, PlantRefused, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -38,6 +38,7 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_MEDIA_TYPE = 41500, "The body must be application/json in UTF-8, without a content coding."
     INTERNAL = 50000, "The service failed; its log has the details."
     UNAVAILABLE = 50300, "The plant store cannot be reached now; try again later."
+    REFUSED = 50301, "The plant store does not accept this plant; a retry cannot succeed."
 
     def __new__(cls, code: int, message: str) -> Self:
         """Make a member from a row of the table."""
@@ -92,6 +93,9 @@ def _as_http_error(error: Exception) -> falcon.HTTPError:
             return error
         case PlantIdInUse():
             return http_error(ErrorCode.ID_IN_USE, f"The id {error.plant_id} is in use.")
+        case PlantRefused():
+            _log.error("the store refused a plant: %s", error)
+            return http_error(ErrorCode.REFUSED)
         case StoreUnavailable():
             # Do not log it, because the store logs the start and the end of an outage instead of each request.
             return http_error(ErrorCode.UNAVAILABLE)

@@ -32,9 +32,10 @@ class Column(NamedTuple):
     nullable: bool
 
 
-def _columns() -> tuple[Column, ...]:
+def columns_of(declaration: type) -> tuple[Column, ...]:
+    """Return a column for each member of a declaration such as ``Plant``."""
     columns = []
-    for name, hint in get_type_hints(Plant).items():
+    for name, hint in get_type_hints(declaration).items():
         types = get_args(hint) or (hint,)
         (kind,) = (each for each in types if each is not NoneType)
         columns.append(Column(name, kind, NoneType in types))
@@ -42,7 +43,7 @@ def _columns() -> tuple[Column, ...]:
 
 
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
-COLUMNS: Final = _columns()
+COLUMNS: Final = columns_of(Plant)
 
 
 class PlantStoreError(Exception):
@@ -61,6 +62,13 @@ class PlantIdInUse(PlantStoreError):
         return f"a plant with the id {self.plant_id} is already in the store"
 
 
+class PlantRefused(PlantStoreError):
+    """The table does not accept this plant, for example because of an operator's CHECK. A retry cannot succeed.
+
+    The message names the constraint, and never quotes the plant.
+    """
+
+
 class StoreUnavailable(PlantStoreError):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
 
@@ -77,7 +85,7 @@ class OwnerProcess:
     """The process that first used a store. A store's connections and locks are of no use in a fork."""
 
     def __init__(self) -> None:
-        self._pid = 0
+        self.pid = 0  #: 0 before the first use
 
     def check(self, *, claim: bool = True) -> None:
         """Make this process the owner if the store has none, unless ``claim`` is False.
@@ -85,14 +93,14 @@ class OwnerProcess:
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self._pid != pid:
-            if self._pid:
+        if self.pid != pid:
+            if self.pid:
                 raise StoreUnavailable(
                     "this process was forked after the first use of the store; open a store in each process, "
                     "or fork before the first use"
                 )
             if claim:
-                self._pid = pid
+                self.pid = pid
 
 
 class PlantStore(abc.ABC):
@@ -115,6 +123,7 @@ class PlantStore(abc.ABC):
         most one returns.
 
         :raises PlantIdInUse: the id is in use; the stored plant is unchanged.
+        :raises PlantRefused: the table does not accept the plant.
         :raises StoreUnavailable: the plant cannot be stored now, or it is not known whether it was.
         :raises Exception: the store cannot hold this plant, because it is not as ``Plant`` describes.
         """

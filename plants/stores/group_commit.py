@@ -7,16 +7,29 @@ A batch takes no further plants once it is collected or full. Several batches ma
 """
 
 import abc
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from types import NoneType
 
-from plants.stores import INT64_MAX, INT64_MIN, GroupCommitStore, OwnerProcess, Plant, PlantIdInUse, StoreUnavailable
+from plants.stores import (
+    COLUMNS,
+    INT64_MAX,
+    INT64_MIN,
+    GroupCommitStore,
+    OwnerProcess,
+    Plant,
+    PlantIdInUse,
+    PlantRefused,
+    StoreUnavailable,
+)
 from plants.stores.outage import CircuitBreaker
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
+_TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 
@@ -36,40 +49,11 @@ class PlantRejected(Exception):
 class _Batch:
     """Plants of one commit."""
 
-    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], Outcomes]) -> None:
-        self._breaker = breaker
+    def __init__(self) -> None:
         self.plants: list[Plant] = []
         self.characters = 0
         self.outcomes: Outcomes = []  # empty until the commit
-        self._commit = commit
-        self._leader_lock = threading.Lock()
-
-    def result(self, index: int, deadline: float) -> None:
-        """Return once this plant of the batch is stored, or raise its error."""
-        try:
-            error = (self.outcomes or self.commit(deadline))[index]
-        except StoreUnavailable as unavailable:
-            error = unavailable
-        if error:
-            self._breaker.record_failure(error)
-            try:
-                raise error
-            finally:
-                del error, self  # Otherwise, the exception and this frame would refer to each other.
-
-    def commit(self, deadline: float) -> Outcomes:
-        """Return the outcomes once this thread or another one has committed the batch.
-
-        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
-        """
-        if not self._leader_lock.acquire(blocking=False):
-            self._breaker.raise_if_open()
-            if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
-                raise StoreUnavailable("no response in time")
-        try:
-            return self.outcomes or self._commit(self, deadline)
-        finally:
-            self._leader_lock.release()
+        self.leader_lock = threading.Lock()
 
 
 class BatchStore(GroupCommitStore):
@@ -89,8 +73,9 @@ class BatchStore(GroupCommitStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._breaker = CircuitBreaker(self._check)
+        self._refusal: PlantRefused | None = None  # of the last plant that was refused, until one is stored
         self._lock = threading.Lock()  # guards the batches
-        self._uncollected_batches = [self._new_batch()]  # Only the last one takes plants.
+        self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
 
     @abc.abstractmethod
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
@@ -114,34 +99,42 @@ class BatchStore(GroupCommitStore):
         """
 
     @abc.abstractmethod
+    def _try_insert(self, deadline: float) -> None:
+        """Insert a plant, and roll back; raise PlantRefused if the table does not accept it."""
+
+    @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
         """Close the connections, each after the transaction that it is running."""
 
     def submit(self, plant: Plant) -> Callable[[], None]:
-        self._owner.check()
+        self._check_process()
         deadline = time.monotonic() + self._timeout
-        plant_id, name, tag = plant
-        # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
-        if not (isinstance(plant_id, int) and isinstance(name, str) and (tag is None or isinstance(tag, str))):
-            raise TypeError("a plant has an int, a str, and a str or None")
+        characters = _count_characters(plant)
         with self._lock:
             batch = self._uncollected_batches[-1]
             if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
-                batch = self._new_batch()
+                batch = _Batch()
                 self._uncollected_batches.append(batch)
             index = len(batch.plants)
             batch.plants.append(plant)
-            batch.characters += len(name) + len(tag or "")
-        return partial(batch.result, index, deadline)
+            batch.characters += characters
+        return partial(self._result, batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        self._owner.check()
+        self._check_process()
         deadline = time.monotonic() + self._timeout
         return self._find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
 
     def check(self) -> None:
-        self._owner.check()
-        self._breaker.probe(time.monotonic() + self._timeout)
+        self._check_process()
+        deadline = time.monotonic() + self._timeout
+        self._breaker.probe(deadline)
+        if refusal := self._refusal:
+            try:
+                self._try_insert(deadline)
+            except PlantRefused:
+                raise StoreUnavailable(f"no plant is accepted: {refusal}") from None
+            self._refusal = None
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
@@ -163,16 +156,45 @@ class BatchStore(GroupCommitStore):
         for batch in batches:
             if batch.plants:
                 with suppress(StoreUnavailable):
-                    batch.commit(deadline)
+                    self._await_commit(batch, deadline)
         self._closed = True
         self._disconnect(deadline)
+
+    def _check_process(self) -> None:
+        if self._owner.pid != os.getpid():
+            self._owner.check()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreUnavailable("the store is closed")
 
-    def _new_batch(self) -> _Batch:
-        return _Batch(self._breaker, self._commit)
+    def _result(self, batch: _Batch, index: int, deadline: float) -> None:
+        """Return once this plant of the batch is stored, or raise its error."""
+        try:
+            error = (batch.outcomes or self._await_commit(batch, deadline))[index]
+        except StoreUnavailable as unavailable:
+            error = unavailable
+        if error:
+            if isinstance(error, StoreUnavailable):
+                self._breaker.record_failure(error)
+            try:
+                raise error
+            finally:
+                del error, batch  # Otherwise, the exception and this frame would refer to each other.
+
+    def _await_commit(self, batch: _Batch, deadline: float) -> Outcomes:
+        """Return the outcomes once this thread, the leader, or another one has committed the batch.
+
+        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
+        """
+        if not batch.leader_lock.acquire(blocking=False):
+            self._breaker.raise_if_open()
+            if not batch.leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
+                raise StoreUnavailable("no response in time")
+        try:
+            return batch.outcomes or self._commit(batch, deadline)
+        finally:
+            batch.leader_lock.release()
 
     def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
@@ -180,10 +202,10 @@ class BatchStore(GroupCommitStore):
                 if batch in self._uncollected_batches:
                     self._uncollected_batches.remove(batch)
                     if not self._uncollected_batches:
-                        self._uncollected_batches.append(self._new_batch())
+                        self._uncollected_batches.append(_Batch())
             return batch.plants
 
-        self._owner.check()  # The plant may have been submitted before a fork.
+        self._check_process()  # The plant may have been submitted before a fork.
         outcomes: Outcomes = []
         try:
             outcomes = self._insert_or_bisect(collect, deadline)
@@ -191,11 +213,16 @@ class BatchStore(GroupCommitStore):
             # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
             batch.plants = []
+        if None in outcomes:
+            self._refusal = None
+            self._breaker.written_at = time.monotonic()
+        else:
+            self._refusal = next((each for each in outcomes if isinstance(each, PlantRefused)), self._refusal)
         return outcomes
 
     def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         try:
-            outcomes = self._breaker.run(partial(self._insert, collect), deadline)
+            return self._breaker.run(partial(self._insert, collect), deadline)
         except StoreUnavailable as error:
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             return [type(error)(*error.args) for _ in collect()]
@@ -213,6 +240,14 @@ class BatchStore(GroupCommitStore):
                 unknown = "the id is in use, perhaps by this plant"
                 outcomes = [StoreUnavailable(unknown) if isinstance(each, PlantIdInUse) else each for each in outcomes]
             return outcomes
-        if None in outcomes:
-            self._breaker.record_write()
-        return outcomes
+
+
+def _count_characters(plant: Plant) -> int:
+    # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
+    characters = 0
+    for types, value in zip(_TYPES, plant, strict=True):
+        if not isinstance(value, types):
+            raise TypeError(f"a member of a plant is {type(value).__name__}")
+        if isinstance(value, str):
+            characters += len(value)
+    return characters

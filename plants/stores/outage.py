@@ -1,4 +1,4 @@
-"""A circuit breaker: during an outage of the store one caller retries while the others fail fast."""
+"""A circuit breaker: during an outage of the store one caller at a time retries while the others fail fast."""
 
 import logging
 import threading
@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from plants.stores import StoreUnavailable, StoreUnusable
+from plants.stores import StoreUnavailable
 
-RETRY_SECONDS = 0.5  # between attempts; a failure opens the breaker if no call has succeeded for this long
+RETRY_SECONDS = 0.5  # The store is down for this long after a failed attempt.
 FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
 
@@ -24,46 +24,42 @@ class CircuitBreaker:
     """
 
     def __init__(self, check: Callable[[float], None]) -> None:
+        self.written_at = 0.0  #: when the store last accepted a write
         self._check = check
         self._probe_lock = threading.Lock()
-        self._lock = threading.Lock()
-        self._reason: str | None = None  # why the store is unavailable
-        self._next_attempt_at = self._succeeded_at = self._written_at = self._failed_at = 0.0
-        self._outage_logged = False  # The start of an outage has been logged, but not its end.
-        self._rejected_requests = 0  # in this outage
+        self._lock = threading.Lock()  # guards the rest
+        self._reason: str | None = None  # why the store is down
+        self._down_until = 0.0
+        self._failed_at = 0.0
+        self._rejected_requests: int | None = None  # in the outage whose start has been logged
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
-        """Return what the work returns. In an outage, check the store first.
+        """Return what the work returns. If the store is down, check it first.
 
-        If other calls succeed, a failure (for example, because a row is locked) does not open the breaker.
+        A failure does not open the breaker if another call has written meanwhile: a row may be locked, for example.
 
-        :raises StoreUnavailable: the work raised it, the breaker is open, or there is no time left.
+        :raises StoreUnavailable: the work raised it, the store is down, or there is no time left.
         """
+        began = time.monotonic()
+        if began > deadline:
+            raise StoreUnavailable("no time left")
         reason = self._reason
         if reason:
             with self._lock:
                 self.raise_if_open()
-                self._next_attempt_at = deadline
-        if time.monotonic() > deadline:
-            raise StoreUnavailable("no time left")
+                self._down_until = deadline  # Until this attempt ends, all others fail at once.
         try:
             if reason:
                 self._check(deadline)
                 self._reason = None
             result = work(deadline)
         except StoreUnavailable as error:
-            now = time.monotonic()
-            is_outage = reason or work == self._check or isinstance(error, StoreUnusable)
-            if is_outage or now - self._succeeded_at > RETRY_SECONDS:
+            if reason or self.written_at <= began:
+                self._down_until = time.monotonic() + RETRY_SECONDS
                 self._reason = str(error)
-                self._next_attempt_at = now + RETRY_SECONDS
             raise
-        self._succeeded_at = time.monotonic()
-        with self._lock:
-            if self._outage_logged and self._succeeded_at - self._failed_at > QUIET_SECONDS:
-                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
-                self._outage_logged = False
-                self._rejected_requests = 0
+        if self._rejected_requests is not None:
+            self._end_outage()
         return result
 
     def probe(self, deadline: float) -> None:
@@ -75,9 +71,9 @@ class CircuitBreaker:
         if not self._probe_lock.acquire(timeout=max(0, deadline - time.monotonic())):
             raise StoreUnavailable("no response in time")
         try:
-            if time.monotonic() - self._written_at > FRESH_SECONDS:
+            if self.written_at <= max(self._failed_at, time.monotonic() - FRESH_SECONDS):
                 self.run(self._check, deadline)
-                self.record_write()
+                self.written_at = time.monotonic()
         except StoreUnavailable as error:
             self.record_failure(error, rejected=0)
             raise
@@ -87,24 +83,23 @@ class CircuitBreaker:
     def raise_if_open(self) -> None:
         """Reject a call during an outage.
 
-        :raises StoreUnavailable: the breaker is open; the message is that of the last failure.
+        :raises StoreUnavailable: the store is down; the message is that of the last failure.
         """
         reason = self._reason
-        if reason and time.monotonic() < self._next_attempt_at:
+        if reason and time.monotonic() < self._down_until:
             raise StoreUnavailable(reason)
 
-    def record_write(self) -> None:
-        """Note that the store has just accepted a write."""
-        self._written_at = time.monotonic()
-
-    def record_failure(self, error: Exception, *, rejected: int = 1) -> None:
+    def record_failure(self, error: StoreUnavailable, *, rejected: int = 1) -> None:
         """Count rejected requests; log the first failure as the start of an outage, even if the breaker is closed."""
-        if not isinstance(error, StoreUnavailable):
-            return
         with self._lock:
             self._failed_at = time.monotonic()
-            self._written_at = 0.0  # The next probe checks the store.
-            self._rejected_requests += rejected
-            if not self._outage_logged:
-                self._outage_logged = True
+            if self._rejected_requests is None:
+                self._rejected_requests = 0
                 _log.warning("the store is unavailable: %s", " ".join(str(error).split()))
+            self._rejected_requests += rejected
+
+    def _end_outage(self) -> None:
+        with self._lock:
+            if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
+                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
+                self._rejected_requests = None

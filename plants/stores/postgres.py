@@ -159,6 +159,9 @@ class PostgresStore(BatchStore):
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
 
+    def _try_insert(self, deadline: float) -> None:
+        self._check(deadline)
+
     def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
         while idle := self._take_idle():
             idle.close()

@@ -11,6 +11,7 @@ from marshmallow import ValidationError
 import plants
 from plants import PlantIdInUse, StoreUnavailable
 from plants.errors import ErrorCode, error_body, parse_error
+from plants.stores import PlantRefused
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
 from tests.support.calls import sender
@@ -32,6 +33,12 @@ def test_a_store_that_cannot_be_reached_is_503(caplog: pytest.LogCaptureFixture)
     assert (response.error, response.headers["retry-after"]) == (50300, "1")
     assert "no connection" not in response.message
     assert caplog.messages == []
+
+
+def test_a_refused_plant_is_503_without_retry_after(caplog: pytest.LogCaptureFixture) -> None:
+    response = response_with(PlantRefused("CHECK constraint failed: name_not_empty"))
+    assert (response.error, response.headers.get("retry-after")) == (50301, None)
+    assert caplog.messages == ["the store refused a plant: CHECK constraint failed: name_not_empty"]
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, ValidationError])
