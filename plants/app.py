@@ -9,9 +9,9 @@ import falcon
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
 from plants.falcon_defaults import DeferredResponse, json_app, may_defer
-from plants.fast_path import dump
+from plants.fast_path import dumper, loader
 from plants.json_body import read_json
-from plants.schemas import load_new_plant
+from plants.schemas import Limits, PlantSchema
 from plants.stores import GroupCommitStore, PlantStore
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
@@ -31,41 +31,43 @@ def create_app(
     """
     store = MemoryStore() if store is None else store
     auth = BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens))
-    return build_app(store, auth, max_body_bytes=max_body_bytes)
+    return build_app(store, auth, limits=Limits(max_body_bytes))
 
 
 def build_app(
     store: PlantStore,
     auth: BearerAuth,
-    public_resources: Mapping[str, object] | None = None,
+    resources: Mapping[str, object] | None = None,
     *,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    limits: Limits | None = None,
 ) -> WSGIApplication:
-    """Return an application like that of ``create_app`` that also serves other resources, keyed by their path.
+    """Return an application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
     :param auth: checks the token; its ``public_paths`` are those of the resources that need none.
     """
     app = json_app(auth)
-    app.add_route(PLANTS_PATH, PlantCollection(store, max_body_bytes))
-    for path, resource in (public_resources or {}).items():
-        app.add_route(path, resource)
+    app.add_route(PLANTS_PATH, PlantCollection(store, limits or Limits()))
+    for template, resource in (resources or {}).items():
+        app.add_route(template, resource)
     return app
 
 
 class PlantCollection:
     """``/plants``: the plants of one store."""
 
-    def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
+    def __init__(self, store: PlantStore, limits: Limits) -> None:
         self._store = store
         # submit() would bypass an add() that a subclass overrides or that an instrumentation replaces.
         commits_groups = getattr(store.add, "__func__", None) is GroupCommitStore.add
         self._group_store = store if isinstance(store, GroupCommitStore) and commits_groups else None
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = limits.max_body_bytes
+        self._load = loader(limits.new_plant_schema())
+        self._dump = dumper(PlantSchema())
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""
-        plant = load_new_plant(read_json(req, self._max_body_bytes))
-        body = dump(plant)
+        plant = self._load(read_json(req, self._max_body_bytes))
+        body = self._dump(plant)
         if self._group_store and may_defer(req.env):
             stream: Any = DeferredResponse(self._group_store.submit(plant), body)
             resp.stream = stream

@@ -5,19 +5,16 @@ from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
 import falcon
-from falcon.routing import map_http_methods, set_default_responders
+from falcon.routing import CompiledRouter
 
 from plants.errors import HEADERS, error_response, handle_error
 
-# Falcon responds to any other method with 400, and to TRACE with 405, because no resource has it.
-_METHODS = frozenset(falcon.HTTP_METHODS)
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
 def json_app(*middleware: Any) -> "_App":
     """Return an application without routes. Responses are JSON by default, and every failure is an Error body."""
-    router: Any = _ExactRouter()
-    app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=router)
+    app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=Router())
     for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
         app.add_error_handler(error, handle_error)
     return app
@@ -55,12 +52,12 @@ class DeferredResponse(NamedTuple):
 
 
 class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
+    _META_METHODS = frozenset()  # Falcon would reject the method WEBSOCKET before the middleware checks the token.
+
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
         # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
         env["PATH_INFO"] = env.get("PATH_INFO", "").encode("latin-1", "replace").decode("latin-1")
-        if env["REQUEST_METHOD"] not in _METHODS:
-            env = env | {"REQUEST_METHOD": "TRACE"}
         if not may_defer(env):
             return super().__call__(env, start_response)
         heads: list[Any] = []
@@ -83,16 +80,18 @@ class _JSONResponse(falcon.Response):
         self._headers = _LOWER_HEADERS.copy()
 
 
-class _ExactRouter:
-    """A router with fixed paths. Falcon's own router also finds ``/plants`` for ``//plants``."""
+class Router(CompiledRouter):
+    """Falcon's router, but ``//plants`` is not ``/plants``, and a method that Falcon does not know is a 405."""
 
-    def __init__(self) -> None:
-        self._routes: dict[str, Any] = {}
+    def find(self, uri: str, req: Any = None) -> Any:
+        """Return what Falcon needs of the route for a path, or None."""
+        return None if uri.startswith("//") else super().find(uri, req)
 
-    def add_route(self, uri_template: str, resource: object) -> None:
-        methods = map_http_methods(resource)
-        set_default_responders(methods)
-        self._routes[uri_template] = (resource, methods, {}, uri_template)
+    def map_http_methods(self, resource: object, **options: Any) -> Any:
+        """Return the responders of a resource by method."""
+        return _Responders(super().map_http_methods(resource, **options))
 
-    def find(self, uri: str, req: falcon.Request | None = None) -> Any:  # noqa: ARG002  # Falcon passes it by name
-        return self._routes.get(uri)
+
+class _Responders(dict[str, Any]):
+    def __missing__(self, method: str) -> Any:
+        return self["TRACE"]  # No resource has TRACE, so this responder is the one of a 405.

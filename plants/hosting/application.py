@@ -11,6 +11,7 @@ from plants.auth import BearerAuth
 from plants.errors import HEADERS, error_body
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_resources
+from plants.schemas import Limits
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -31,7 +32,8 @@ def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
     resources = public_resources(settings.store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
-    app = build_app(settings.store, auth, resources, max_body_bytes=settings.max_body_bytes)
+    limits = Limits._make(getattr(settings, name) for name in Limits._fields)
+    app = build_app(settings.store, auth, resources, limits=limits)
     return HostedService(settings, auth, redirect_browsers(app))
 
 
