@@ -94,7 +94,7 @@ def parse_json(body: bytes | bytearray) -> Any:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
         document, end = _decoder.raw_decode(text, start)
     except ValueError as error:
-        reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else error
+        reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else str(error)
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {reason}.") from None
     if end < len(text):
         raise http_error(ErrorCode.NOT_JSON, f"The body has more text after its JSON (char {end}).")

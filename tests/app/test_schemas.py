@@ -60,7 +60,7 @@ def test_the_description_has_the_required_fixed_values() -> None:
 def members(shape: dict[str, Any]) -> dict[str, tuple[dict[str, Any], bool]]:
     """Return each member of a described shape, with whether it is required."""
     parts = [members(resolved(part)) for part in shape.get("allOf", ())]
-    own = {name: (member, name in shape["required"]) for name, member in shape.get("properties", {}).items()}
+    own = {name: (dict(member), name in shape["required"]) for name, member in shape.get("properties", {}).items()}
     return {name: member for part in (*parts, own) for name, member in part.items()}
 
 
