@@ -1,4 +1,4 @@
-"""Sources of valid bearer tokens: a collection, or a file that is read again after a change."""
+"""Sources of valid bearer tokens: a collection, or a file, which is read again after a change."""
 
 import hashlib
 import hmac
@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Protocol, runtime_checkable
 
 B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
@@ -17,7 +16,7 @@ B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
 _B64TOKEN = re.compile(B64TOKEN)
 _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAX_FILE_BYTES = 1 << 20
-_POLL_SECONDS = 1.0
+CHECK_SECONDS = 1.0  # A token file is examined at most this often.
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +56,10 @@ class Tokens:
 
 
 class TokenFile(Tokens):
-    """The valid tokens in a regular file. Each process that checks tokens reads the file again after a change.
+    """The valid tokens in a regular file, which is read again after a change.
 
     A line is a token, or ``sha256:`` and the hexadecimal SHA-256 digest of one. Empty lines and lines that start with
-    ``#`` are ignored. A change takes effect once two reads in a row, a second apart, found it, because another process
-    may still be writing. If the file becomes unusable, the tokens in force stay valid. A new process never inherits
+    ``#`` are ignored. If the file becomes unusable, the tokens in force stay valid. A new process never inherits
     tokens, which may have been removed since: if it cannot use the file, it accepts no token until it can.
     """
 
@@ -73,51 +71,41 @@ class TokenFile(Tokens):
         :raises OSError: it cannot be read.
         """
         self._path = Path(path).absolute()  # The working directory may change.
+        self._version: tuple[int, ...] | None = _version_of(self._path)
         self._digests = _read(self._path)
-        # What the latest read found, and what was applied last: the digests, or why the file cannot be used.
-        self._latest: list[bytes] | str = self._digests
-        self._applied: list[bytes] | str = self._digests
-        self._polling_pid = 0
-        self._lock = Lock()
+        self._problem = ""
+        self._pid = os.getpid()
+        self._next_check = 0.0
 
     def accepts(self, token: str) -> bool:
-        """Return whether the token is one of those in force."""
-        with self._lock:
-            if self._polling_pid != os.getpid():  # Neither threads nor tokens survive a fork.
-                self._polling_pid = os.getpid()
-                self._digests = []
-                self._latest = self._find()
-                self._apply(self._latest)
-                Thread(target=self._keep_polling, name=__name__, daemon=True).start()
+        """Return whether the token is one of those in force, after a look at the file once a second."""
+        now = time.monotonic()
+        if now >= self._next_check or self._pid != os.getpid():
+            self._next_check = now + CHECK_SECONDS
+            self._check_file()
         return super().accepts(token)
 
-    def _keep_polling(self) -> None:
-        while True:
-            self.poll()
-            time.sleep(_POLL_SECONDS)
-
-    def poll(self) -> None:
-        """Read the file once, and apply a change that the previous call has already found."""
-        found = self._find()
-        if found == self._latest and found != self._applied:
-            self._apply(found)
-        self._latest = found
-
-    def _find(self) -> list[bytes] | str:
+    def _check_file(self) -> None:
+        is_new_process = self._pid != os.getpid()
         try:
-            return _read(self._path)
-        except Exception as error:  # Even a MemoryError must not end the thread.
-            return str(error) or repr(error)
+            # Before the file is read, so that a change during the read is found the next time.
+            version = _version_of(self._path)
+            if version != self._version or is_new_process:
+                digests = _read(self._path)
+                if digests != self._digests or self._problem:
+                    _log.info("the token file has changed; valid tokens: %d", len(digests))
+                self._digests = digests
+            self._version, self._problem = version, ""
+        except Exception as error:  # Even a MemoryError must not fail the request.
+            self._keep_tokens([] if is_new_process else self._digests, str(error) or repr(error))
+        self._pid = os.getpid()  # Last, because another thread uses the digests once this is its process.
 
-    def _apply(self, found: list[bytes] | str) -> None:
-        if isinstance(found, str):
-            kept = "the old tokens stay valid" if self._digests else "no token is valid"
-            _log.error("the token file cannot be used, so %s: %s", kept, found)
-        else:
-            self._digests = found
-            if found != self._applied:
-                _log.info("the token file has changed; valid tokens: %d", len(found))
-        self._applied = found
+    def _keep_tokens(self, digests: list[bytes], reason: str) -> None:
+        problem = f"{'the old tokens stay valid' if digests else 'no token is valid'}: {reason}"
+        if problem != self._problem:
+            _log.error("the token file cannot be used, so %s", problem)
+        self._digests, self._problem = digests, problem
+        self._version = None  # Read the file again at the next check, even if it does not change until then.
 
 
 def digest_of(token: str) -> bytes:
@@ -133,9 +121,19 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _read(path: Path) -> list[bytes]:
-    if not stat.S_ISREG(path.stat().st_mode):  # Opening or reading a pipe or a device could block forever.
+def _version_of(path: Path) -> tuple[int, ...]:
+    """Return what differs after a change of the file.
+
+    :raises ValueError: it is not a regular file; opening or reading a pipe or a device could block forever.
+    :raises OSError: it does not exist, or it cannot be examined.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a regular file")
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
+
+
+def _read(path: Path) -> list[bytes]:
     with path.open("rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:

@@ -59,7 +59,7 @@ def on_starting(server: Any) -> None:
     takes_over = "GUNICORN_PID" in os.environ
     if settings.metrics_bind:
         startup.check_addresses(settings.metrics_bind, reuse_port=takes_over, setting="PLANTS_METRICS_BIND")
-        metrics.listen(settings.metrics_bind, cfg, takes_over=takes_over)
+        metrics.listen(settings.metrics_bind, takes_over=takes_over)
     if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
         startup.check_addresses(*cfg.address, reuse_port=cfg.reuse_port)
     announce_token(new_token)
@@ -135,9 +135,7 @@ def child_exit(server: Any, ended: Any) -> None:
     if _is_in_memory() and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", ended.pid)
     if metrics.listening_sockets:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        mark_process_dead(ended.metrics_slot)
+        metrics.reset_gauges(ended.metrics_slot)
 
 
 def check_start(cfg: Any) -> None:

@@ -1,15 +1,21 @@
-"""The metrics of the service, for Prometheus: ``GET /metrics`` on a separate address, the sum of all workers."""
+"""The metrics of the service, for Prometheus: ``GET /metrics`` on a separate address, the sum of all workers.
+
+The master creates a file in memory, which the workers inherit. Each worker counts in a row of its own, and the worker
+that responds to a scrape adds up the rows. The labels are a fixed set, so a row has a fixed size, and its memory is
+allocated before the first request. No two living workers have the same row. A worker continues the counts of an earlier
+one that had its row, so the number of rows does not grow.
+"""
 
 import atexit
+import mmap
 import os
-import shutil
 import socket
-import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
-from pathlib import Path
+from http import HTTPStatus
+from itertools import accumulate, product
 from typing import Any, Final
 
 import falcon
@@ -17,38 +23,52 @@ import falcon
 import plants
 from plants import server
 from plants.app import PLANTS_PATH
+from plants.errors import ErrorCode
 from plants.falcon_defaults import json_app
 from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
-# One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it.
+# One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it, and the descriptor of the rows.
 listening_sockets: Final[list[socket.socket]] = []
+_row_files: Final[list[int]] = []
 
-_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-_DURATION_METRIC = "http_server_request_duration_seconds"
-_METHODS = {"GET", "HEAD", "POST"}  # The label of any other method is "other", so that a scrape stays small.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BOUNDS = (*map(str, _BUCKETS), "+Inf")
+_STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # The server's own 503 has other messages.
+
+# The labels, a fixed set: anything else is "other". The server's own errors have the status times 100 as their code.
+_OTHER = "other"
+_METHODS = ("GET", "HEAD", "POST", _OTHER)
+_ROUTES = (PLANTS_PATH, _OTHER)
+_STATUSES = [str(int(status)) for status in HTTPStatus if status >= HTTPStatus.OK]
+_CODES = dict.fromkeys([*(str(int(code)) for code in ErrorCode), *(f"{status}00" for status in _STATUSES)])
+_OUTCOMES = [(_OTHER, ""), *((status, "") for status in _STATUSES), *((code[:3], code) for code in _CODES)]
+
+# The cells of a row, each a double: two gauges, a counter, and for each combination of labels the total duration and
+# the number of requests in each bucket.
+_CONNECTIONS, _WAITING, _STORE_FAILURES, _FIRST = range(4)
+_WIDTH = 1 + len(_BOUNDS)
+_CELLS = {
+    (method, route, *outcome): _FIRST + number * _WIDTH
+    for number, (method, route, outcome) in enumerate(product(_METHODS, _ROUTES, _OUTCOMES))
+}
+_CELL_BYTES = 8
+_PAGE = mmap.ALLOCATIONGRANULARITY
+_ROW_BYTES = ((_FIRST + len(_CELLS) * _WIDTH) * _CELL_BYTES // _PAGE + 1) * _PAGE
 
 
-def listen(address: tuple[str, int], cfg: Any, *, takes_over: bool) -> None:
+def listen(address: tuple[str, int], *, takes_over: bool) -> None:
     """Listen on the metrics' address. Gunicorn's master calls this once, before it starts workers.
 
     :param takes_over: whether this master takes over from another one that is still listening (``USR2``).
-    :raises OSError: it cannot listen on this address, or cannot create a folder for the files.
+    :raises OSError: it cannot listen on this address.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     listener = socket.create_server(address, family=family, reuse_port=takes_over)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
     listener.setblocking(False)
     listening_sockets.append(listener)
-    # prometheus_client stores the workers' metrics in this folder, and reads the folder's name on import. A new master
-    # has a new folder. Import the library now, because older versions of Gunicorn call child_exit in a signal handler,
-    # which could interrupt a later import.
-    folder = os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
-    import_module("prometheus_client.multiprocess")
-    with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.
-        os.chown(folder, cfg.uid, cfg.gid)
-    at_exit_of_master(partial(shutil.rmtree, folder, ignore_errors=True))
+    _row_files.append(os.memfd_create("plants-metrics"))
 
 
 def at_exit_of_master(call: Callable[[], object]) -> None:
@@ -57,57 +77,45 @@ def at_exit_of_master(call: Callable[[], object]) -> None:
     os.register_at_fork(after_in_child=partial(atexit.unregister, call))
 
 
-def _folder() -> Path:
-    return Path(os.environ[_FOLDER_VARIABLE])
-
-
 class Metrics:
-    """The metrics of one worker, in files of its slot.
+    """The metrics of one worker."""
 
-    No two living workers have the same slot. A worker continues the counts of an earlier worker that had its slot, so
-    the number of files does not grow.
-    """
+    def __init__(self, slot: int) -> None:
+        """Allocate the worker's row.
 
-    def __init__(self, slot: int | str) -> None:
-        """Open the files.
-
-        :raises OSError: the files cannot be created.
+        :raises OSError: there is no memory for it.
         """
-        from prometheus_client import Gauge, Histogram, values
+        # Without its pages, the row would be sparse, and a write could end the process with SIGBUS.
+        os.posix_fallocate(_row_files[0], slot * _ROW_BYTES, _ROW_BYTES)
+        self._cells = memoryview(mmap.mmap(_row_files[0], _ROW_BYTES, offset=slot * _ROW_BYTES)).cast("d")
 
-        values.ValueClass = values.MultiProcessValue(lambda: slot)
-        gauge = partial(Gauge, registry=None, multiprocess_mode="livesum")
-        self._duration_histogram = Histogram(
-            _DURATION_METRIC,
-            "Time from a request's first byte to its response.",
-            ("method", "route", "status", "error"),
-            buckets=_BUCKETS,
-            registry=None,
-        )
-        # The first labels() opens the file. If this waited, and the folder were missing then, a response would fail.
-        self._duration_histogram.labels("POST", PLANTS_PATH, "200", "")
-        self._connections_gauge = gauge("plants_connections", "Open connections.")
-        self._waiting_gauge = gauge("plants_requests_waiting", "Requests that wait for the application or the store.")
-        build = gauge("plants_build_info", "The version.", ("version", "server"), multiprocess_mode="livemostrecent")
-        build.labels(plants.__version__, server.implementation()).set(1)
-        self._observers: dict[tuple[str, bool, str, int], Callable[[float], None]] = {}
+    def count_response(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
+        """Count a response and its duration, unless the request was one for the metrics.
 
-    def count_response(self, request: Request, response: Response, code: int, seconds: float) -> None:
-        """Count a response and its duration, unless the request was one for the metrics."""
+        :param error: the code and the message of the Error body, or zero and an empty string.
+        """
         if request.listener.sock in listening_sockets:
             return
-        method = request.method if request.method in _METHODS else "other"
-        key = (method, request.path == PLANTS_PATH, response.status, code)
-        observe = self._observers.get(key)
-        if not observe:
-            labels = (key[0], PLANTS_PATH if key[1] else "other", key[2][:3], str(code or ""))
-            observe = self._observers[key] = self._duration_histogram.labels(*labels).observe
-        observe(seconds)
+        method = request.method if request.method in _METHODS else _OTHER
+        route = PLANTS_PATH if request.path == PLANTS_PATH else _OTHER
+        cell = (
+            _CELLS.get((method, route, response.status[:3], str(error[0] or ""))) or _CELLS[method, route, _OTHER, ""]
+        )
+        self._cells[cell] += seconds
+        self._cells[cell + 1 + bisect_left(_BUCKETS, seconds)] += 1
+        if error == _STORE_FAILURE and (method, route) == ("POST", PLANTS_PATH):
+            self._cells[_STORE_FAILURES] += 1
 
     def set_gauges(self, connections: int, waiting: int) -> None:
         """Set the number of open connections, and of requests without a response."""
-        self._connections_gauge.set(connections)
-        self._waiting_gauge.set(waiting)
+        self._cells[_CONNECTIONS] = connections
+        self._cells[_WAITING] = waiting
+
+
+def reset_gauges(slot: int) -> None:
+    """Set the gauges of a worker that has ended to zero."""
+    with suppress(OSError):  # If there was no memory for a row, there may still be none.
+        os.pwrite(_row_files[0], bytes(2 * _CELL_BYTES), slot * _ROW_BYTES)
 
 
 class Exposition:
@@ -124,21 +132,35 @@ class Exposition:
 
     def collect(self) -> Iterator[Any]:
         """Yield each metric."""
-        from prometheus_client.core import CounterMetricFamily
-        from prometheus_client.multiprocess import MultiProcessCollector
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        # Derive both counters from the histogram. Counting a response would cost a third more with separate counters.
-        created = failures = 0.0
-        files = [str(file) for file in _folder().glob("*.db") if file.stat().st_size]  # A worker creates them empty.
-        for metric in MultiProcessCollector.merge(files):
-            yield metric
-            for name, labels, value, *_ in metric.samples if metric.name == _DURATION_METRIC else ():
-                is_create = labels["method"] == "POST" and labels["route"] == PLANTS_PATH
-                if is_create and name == f"{_DURATION_METRIC}_count":
-                    created += value * (labels["status"] == "200")
-                    failures += value * (labels["error"] == "50300")
-        yield CounterMetricFamily("plants_created", "Plants that were added.", created)
-        yield CounterMetricFamily("plants_store_failures", "Create requests that failed with error 50300.", failures)
+        totals = _sum_of_rows()
+        labels = ("method", "route", "status", "error")
+        description = "Time from a request's first byte to its response."
+        durations = HistogramMetricFamily("http_server_request_duration_seconds", description, labels=labels)
+        for values, cell in _CELLS.items():
+            seconds, *counts = totals[cell : cell + _WIDTH]
+            if any(counts):
+                durations.add_metric(values, list(zip(_BOUNDS, accumulate(counts), strict=True)), seconds)
+        yield durations
+        cell = _CELLS["POST", PLANTS_PATH, "200", ""]
+        yield CounterMetricFamily("plants_created", "Plants that were added.", sum(totals[cell + 1 : cell + _WIDTH]))
+        description = "Create requests that failed because the store was unavailable."
+        yield CounterMetricFamily("plants_store_failures", description, totals[_STORE_FAILURES])
+        yield GaugeMetricFamily("plants_connections", "Open connections.", totals[_CONNECTIONS])
+        description = "Requests that wait for the application or the store."
+        yield GaugeMetricFamily("plants_requests_waiting", description, totals[_WAITING])
+        build = GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
+        build.add_metric((plants.__version__, server.implementation()), 1)
+        yield build
+
+
+def _sum_of_rows() -> list[float]:
+    count = os.fstat(_row_files[0]).st_size // _ROW_BYTES
+    data = memoryview(os.pread(_row_files[0], count * _ROW_BYTES, 0)).cast("d")
+    length = _ROW_BYTES // _CELL_BYTES
+    rows = [data[start : start + length] for start in range(0, len(data), length)]
+    return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
 
 
 def metrics_app() -> WSGIApplication:

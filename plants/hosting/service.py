@@ -21,7 +21,6 @@ from plants.server.threads import current_request
 
 _NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class PlantService(Service):
@@ -41,13 +40,11 @@ class PlantService(Service):
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
     def after_head(self, request: Request) -> None:
-        """Set the request id: the client's, that of its trace (W3C Trace Context), or a new one."""
+        """Set the request id: the client's, or a new one."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
-            parent = environ.get("HTTP_TRACEPARENT")
-            trace = parent and _TRACEPARENT.fullmatch(parent)
-            request_id = trace[1] if trace else next(self._new_ids)
+            request_id = next(self._new_ids)
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
 
@@ -78,7 +75,7 @@ class PlantService(Service):
         if response.status.startswith("200") and request.path not in self._bodiless_paths:
             request.trusted = True  # The application has checked the token.
         if self._metrics:
-            self._metrics.count_response(request, response, error[0], seconds)
+            self._metrics.count_response(request, response, error, seconds)
         self._responses.append((request, response, error, seconds))
 
     def after_iteration(self) -> None:

@@ -64,7 +64,7 @@ class Worker(ServerWorker):
             try:
                 self._metrics = Metrics(self.metrics_slot)
             except OSError as error:
-                self.log.error("the metrics do not include this worker; check --worker-tmp-dir: %s", error)
+                self.log.error("the metrics do not include this worker: %s", error)
         super().load_wsgi()
         # The objects that exist now live as long as the worker. If the garbage collector scanned them again and again,
         # parsing large JSON would take three times as long.

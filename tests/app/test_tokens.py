@@ -3,13 +3,14 @@
 import hashlib
 import logging
 import os
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from plants.tokens import TokenFile, Tokens
+from plants import tokens as tokens_module
+from plants.tokens import TokenFile
 from tests.support.process import wait_until
 
 
@@ -52,44 +53,51 @@ def test_an_invalid_token_file_is_rejected_without_quoting_it(path: Path, conten
     assert "cret" not in str(caught.value)
 
 
-def poll_twice(tokens: TokenFile) -> None:
-    for _ in range(2):
-        tokens.poll()
+@pytest.fixture
+def check_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens_module, "CHECK_SECONDS", 0.0)
 
 
-def test_a_change_takes_effect_after_two_equal_reads(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def accepted(tokens: TokenFile) -> list[str]:
+    return [token for token in ("first", "second") if tokens.accepts(token)]
+
+
+def test_a_change_takes_effect_within_two_seconds(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     tokens = TokenFile(path)
-    # Each poll finds more of the file's only line, as if another process were still writing it.
-    for content in ("sha", "sha256:", digest_line("second").rstrip()):
-        path.write_text(content)
-        tokens.poll()
-        assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "sha")) == (True, False)
-    tokens.poll()
-    assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "second")) == (False, True)
-    poll_twice(tokens)
+    assert accepted(tokens) == ["first"]
+    path.write_text("second\n")
+    start = time.monotonic()
+    wait_until(lambda: accepted(tokens) == ["second"])
+    assert time.monotonic() < start + 2
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
 
 
-def test_one_daemon_thread_per_process_watches_the_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_the_file_is_examined_at_most_once_a_second(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = TokenFile(path)
-    threads = set(threading.enumerate())
-    assert [tokens.accepts(token) for token in ("first", "second")] == [True, False]
-    [thread] = set(threading.enumerate()) - threads
-    assert thread.daemon
-    assert not caplog.records
-    path.write_text("second\n")
-    wait_until(lambda: Tokens.accepts(tokens, "second"))
+    tokens.accepts("first")
+    monkeypatch.setattr(Path, "stat", None)
+    assert accepted(tokens) == ["first"]
 
 
+@pytest.mark.usefixtures("check_always")
+def test_a_file_of_equal_size_and_time_is_read_after_a_rename(path: Path) -> None:
+    tokens = TokenFile(path)
+    new = path.with_name("new")
+    new.write_text("other\n")
+    os.utime(new, ns=(0, path.stat().st_mtime_ns))
+    new.replace(path)
+    assert tokens.accepts("other")
+    assert not tokens.accepts("first")
+
+
+@pytest.mark.usefixtures("check_always")
 def test_a_relative_path_names_the_same_file_after_a_chdir(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     tokens = TokenFile(path.name)
     monkeypatch.chdir("/")
     path.write_text("second\n")
-    poll_twice(tokens)
-    assert (tokens.accepts("first"), tokens.accepts("second")) == (False, True)
+    assert accepted(tokens) == ["second"]
 
 
 def link_to_a_device(path: Path) -> None:
@@ -106,15 +114,14 @@ BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.usefixtures("check_always")
 @pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
 def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
 ) -> None:
     tokens = TokenFile(path)
     change(path)
-    poll_twice(tokens)
-    poll_twice(tokens)
-    assert Tokens.accepts(tokens, "first")
+    assert accepted(tokens) == ["first"]
     ((logger, level, message),) = caplog.record_tuples
     assert (logger, level) == ("plants.tokens", logging.ERROR)
     assert message.startswith("the token file cannot be used, so the old tokens stay valid: ")
@@ -123,8 +130,7 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     new = path.with_name("new")
     new.write_text("second\n")
     new.replace(path)
-    poll_twice(tokens)
-    assert (Tokens.accepts(tokens, "first"), Tokens.accepts(tokens, "second")) == (False, True)
+    assert accepted(tokens) == ["second"]
 
 
 def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
@@ -158,21 +164,16 @@ def test_a_new_process_reads_the_file_itself(path: Path) -> None:
 
 
 @THREADS_DO_NOT_MATTER
+@pytest.mark.usefixtures("check_always")
 def test_a_new_process_that_cannot_use_the_file_accepts_no_token_until_it_can(path: Path) -> None:
-    def polled() -> bool:
-        tokens.poll()
-        return Tokens.accepts(tokens, "first")
-
     def check() -> bool:
-        accepted = tokens.accepts("first")
+        before = accepted(tokens)
         path.write_text("first\n")
-        return wait_until(polled) and not accepted
+        return not before and accepted(tokens) == ["first"]
 
     tokens = TokenFile(path)
     path.write_text("not a token\n")
     assert in_a_child(check)
-    # A new process inherits no tokens, even if this one still accepts them.
     path.unlink()
-    poll_twice(tokens)
-    assert Tokens.accepts(tokens, "first")
+    assert accepted(tokens) == ["first"]  # This process still accepts it, and a new one does not inherit it.
     assert in_a_child(check)

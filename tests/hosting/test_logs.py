@@ -211,13 +211,15 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
     tokens.write_text("first\n")
     # --log-level in GUNICORN_CMD_ARGS would override the file.
     env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS_FILE": str(tokens)}
-    with Service([*SERVE, "--bind=127.0.0.1:0", "-c", str(conf)], CHECKOUT, env) as service:
+    port = free_port()
+    with Service([*SERVE, f"--bind=127.0.0.1:{port}", "-c", str(conf)], CHECKOUT, env) as service:
         wait_until(lambda: children(service.process.pid))
         conf.write_text("loglevel = 'info'")
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Booting worker")
         wait_for_workers(service.process.pid, 1)
         tokens.write_text("second\n")
+        wait_until(lambda: send_to(port, headers=[("Authorization", "Bearer second")]).status != 401)
         service.wait_for("the token file has changed; valid tokens: 1")
 
 

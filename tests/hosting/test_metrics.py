@@ -1,16 +1,13 @@
 """The metrics: exact, bounded, and at an address of their own."""
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sqlite3
-import stat
 import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -19,11 +16,22 @@ from prometheus_client.parser import text_string_to_metric_families
 import plants
 from plants import server
 from plants.hosting.settings import Settings, SettingsError
+from plants.server.bounds import PLACES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import Service, send_to, serving
+from tests.support.hosted import SERVE, Service, send_to, serving
 from tests.support.process import children, free_port, text_of, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
+APP = """
+from plants.wsgi import app as service
+
+def app(environ, start_response):
+    status = environ["PATH_INFO"][1:]
+    if not status.isdigit():
+        return service(environ, start_response)
+    start_response(f"{status} Odd", [])
+    return []
+"""
 COUNT = "http_server_request_duration_seconds_count"
 
 
@@ -59,22 +67,7 @@ def request_counts(port: int) -> Counter[tuple[str, str, str, str]]:
     found: Counter[tuple[str, str, str, str]] = Counter()
     for labels, count in scrape(port).get(COUNT, []):
         found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
-    return +found  # The unary plus drops the count of zero that each worker starts with.
-
-
-def folder_of(master: int) -> Path:
-    """Return the folder with the metrics files of a master's workers."""
-    (folder,) = {file.parent for worker in children(master) for file in metrics_files(worker)}
-    return folder
-
-
-def metrics_files(process: int) -> list[Path]:
-    """Return the metrics files that a process has open."""
-    files = []
-    for link in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # A descriptor may be closed meanwhile.
-            files.append(link.readlink())
-    return [file for file in files if file.suffix == ".db" and "plants-metrics-" in str(file)]
+    return found
 
 
 def create(service: Service, first: int, count: int) -> None:
@@ -125,24 +118,18 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_neither_files_nor_connections_of_ended_workers_accumulate(port: int, store: str) -> None:
+def test_the_gauges_do_not_include_ended_workers(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
         wait_until(lambda: value(port, "plants_connections") >= 8)
-        folder = folder_of(service.process.pid)
-        for number in range(3):
-            worker = children(service.process.pid)[0]
-            os.kill(worker, signal.SIGKILL)
-            service.wait_for(rf"Worker \(pid:{worker}\) was sent SIGKILL")
-            wait_for_workers(service.process.pid, 2)
-            create(service, number, 1)
+        workers = children(service.process.pid)
+        service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
+        os.kill(workers[-1], signal.SIGKILL)
+        service.wait_for(rf"Worker \(pid:{workers[-1]}\) was sent SIGKILL")
+        wait_for_workers(service.process.pid, 1)
         for client in clients:
             client.close()
         wait_until(lambda: value(port, "plants_connections") <= 1)
-        assert value(port, "plants_created_total") == 3
-        assert {file.stem.rpartition("_")[2] for file in folder.iterdir()} == {"1", "2"}
-        service.signal(signal.SIGTTOU)  # The gauges of a worker that is not replaced must leave the sum.
-        wait_until(lambda: len({file.stem.rpartition("_")[2] for file in folder.glob("gauge_live*")}) == 1)
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -187,17 +174,40 @@ def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.Monk
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
 
 
-def test_a_worker_that_cannot_create_metrics_files_serves_anyway(port: int) -> None:
-    with serving(PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        folder = folder_of(service.process.pid)
-        shutil.rmtree(folder)
-        assert value(port, "plants_created_total") == 0
-        folder.touch()
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
-        assert json.loads(service.wait_for(".*the metrics do not include this worker.*")[0])["level"] == "error"
+def test_a_worker_without_memory_for_metrics_serves_anyway(port: int) -> None:
+    command = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *SERVE]  # the limit of a file, also of one in memory
+    with serving(command=command, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        line = service.wait_for(".*the metrics do not include this worker.*")[0]
+        assert json.loads(line)["level"] == "error"
         create(service, 0, 1)
         assert value(port, "plants_created_total") == 0
-        folder.unlink()
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        service.wait_for(".*the metrics do not include this worker.*", times=2)
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_an_unusual_status_has_the_label_other(port: int, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(APP)
+    (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
+    options = [f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py"]
+    with serving(*options, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        for status in (299, 599, 402):
+            assert service.send(method="GET", path=f"/{status}", headers=[AUTH]).status == status
+        counts = {labels[2]: count for labels, count in request_counts(port).items() if labels[1] == "other"}
+        assert counts["other"] == 2
+        assert counts["402"] == 1
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_a_503_of_a_full_worker_is_no_failure_of_the_store(port: int) -> None:
+    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
+    bind = f"127.0.0.1:{port}"
+    with serving(PLANTS_METRICS_BIND=bind, PLANTS_MAX_BODY_BYTES="20000") as service, ExitStack() as clients:
+        for _ in range(PLACES + 1):
+            client = clients.enter_context(Client(socket.create_connection(("127.0.0.1", service.port))))
+            client.send(head.encode() + b" " * 17000)
+        wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
+        assert value(port, "plants_store_failures_total") == 0
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -205,17 +215,13 @@ def test_a_new_master_counts_from_zero_at_the_same_address(port: int, tmp_path: 
     pid_file = tmp_path / "pid"
     with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         create(service, 0, 5)
-        old = folder_of(service.process.pid)
         service.process.send_signal(signal.SIGUSR2)
         new_file = Path(f"{pid_file}.2")
         wait_until(lambda: text_of(new_file).strip())
         new = int(new_file.read_text())
         service.wait_for("Booting worker", times=2)
-        wait_until(lambda: any(metrics_files(worker) for worker in children(new)))
-        assert folder_of(new) != old
-        assert stat.S_IMODE(old.stat().st_mode) == 0o700
+        wait_for_workers(new, 1)
         assert service.stop() == 0
-        assert not old.exists()
         create(service, 5, 2)
         assert value(port, "plants_created_total") == 2
         os.kill(new, signal.SIGTERM)

@@ -17,6 +17,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg, needs_root
 from tests.support.process import END, Process, children, free_port, text_of, wait_for_workers, wait_until
+from tests.support.servers import is_ready
 from tests.support.tls_client import make_certificate
 
 GUNICORN = [sys.executable, "-m", "gunicorn"]
@@ -70,11 +71,14 @@ def test_the_service_logs_where_gunicorns_settings_say(option: str, pattern: str
     tokens, log = tmp_path / "tokens", tmp_path / "log"
     tokens.write_text("first\n")
     (tmp_path / "conf").write_text(LOG_CONFIG.replace("FOLDER", str(tmp_path)))
-    command = [*SERVE, "--bind=127.0.0.1:0", option.replace("FOLDER", str(tmp_path))]
+    port = free_port()
+    command = [*SERVE, f"--bind=127.0.0.1:{port}", option.replace("FOLDER", str(tmp_path))]
     with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
-        wait_for_workers(service.process.pid, 1)
+        wait_until(lambda: is_ready(port))
         tokens.write_text("not a token\n")
-        wait_until(lambda: "the token file cannot be used" in text_of(log))
+        wait_until(
+            lambda: send_to(port, headers=[AUTH]).status == 401 and "the token file cannot be used" in text_of(log)
+        )
     assert re.search(pattern, log.read_text(), re.MULTILINE)
     assert not any("the token file" in line for line in service.lines)
     assert "conf" in option or service.lines == [END]
