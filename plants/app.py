@@ -1,6 +1,6 @@
 """The application: one operation, ``POST /plants``, behind a bearer token."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from wsgiref.types import WSGIApplication
 
@@ -8,7 +8,7 @@ import falcon
 
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
-from plants.falcon_defaults import DeferredResponse, json_app, may_defer
+from plants.falcon_defaults import App, DeferredResponse, json_app, may_defer
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import Limits, PlantSchema
@@ -40,14 +40,14 @@ def build_app(
     resources: Mapping[str, object] | None = None,
     *,
     limits: Limits | None = None,
-) -> WSGIApplication:
+) -> App:
     """Return an application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
     :param auth: checks the token; its ``public_paths`` are those of the resources that need none.
     """
     app = json_app(auth)
-    app.add_route(PLANTS_PATH, PlantCollection(store, limits or Limits()))
-    for template, resource in (resources or {}).items():
+    operations = {template: make(store, limits or Limits()) for template, make in OPERATIONS.items()}
+    for template, resource in (operations | dict(resources or {})).items():
         app.add_route(template, resource)
     return app
 
@@ -77,3 +77,7 @@ class PlantCollection:
         if added is not None:  # An asynchronous store returns a coroutine, and has not stored the plant.
             raise TypeError(f"add() of the store returned {type(added).__name__}, not None")
         resp.data = body
+
+
+#: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.
+OPERATIONS: Final[dict[str, Callable[[PlantStore, Limits], object]]] = {PLANTS_PATH: PlantCollection}

@@ -12,9 +12,9 @@ from plants.errors import HEADERS, error_response, handle_error
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
-def json_app(*middleware: Any) -> "_App":
+def json_app(*middleware: Any) -> "App":
     """Return an application without routes. Responses are JSON by default, and every failure is an Error body."""
-    app: _App = _App(middleware=list(middleware), response_type=_JSONResponse, router=Router())
+    app = App(*middleware)
     for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
         app.add_error_handler(error, handle_error)
     return app
@@ -51,8 +51,14 @@ class DeferredResponse(NamedTuple):
         yield body
 
 
-class _App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
+class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
+    """A Falcon application with these defaults; ``router`` finds its routes."""
+
     _META_METHODS = frozenset()  # Falcon would reject the method WEBSOCKET before the middleware checks the token.
+
+    def __init__(self, *middleware: Any) -> None:
+        self.router = Router()
+        super().__init__(middleware=list(middleware), response_type=_JSONResponse, router=self.router)
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
@@ -86,6 +92,11 @@ class Router(CompiledRouter):
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what Falcon needs of the route for a path, or None."""
         return None if uri.startswith("//") else super().find(uri, req)
+
+    def template_of(self, path: str) -> str | None:
+        """Return the URI template of the route for a path, or None."""
+        route = self.find(path)
+        return route[3] if route else None
 
     def map_http_methods(self, resource: object, **options: Any) -> Any:
         """Return the responders of a resource by method."""

@@ -9,8 +9,9 @@ from plants import __version__
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, error_body
+from plants.falcon_defaults import Router
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant, public_resources
+from plants.public_paths import Constant, non_blocking_paths, public_paths, public_resources
 from plants.schemas import Limits
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
@@ -21,20 +22,22 @@ _POLICY = (
 
 
 class HostedService(NamedTuple):
-    """A service. The application and the server check tokens with the same ``auth``."""
+    """A service. Its application and its server check tokens with one ``auth``, and find routes with one ``router``."""
 
     settings: Settings
     auth: BearerAuth
     app: WSGIApplication
+    router: Router
+    non_blocking_paths: frozenset[str]
 
 
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
     resources = public_resources(settings.store) | PAGE
-    auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
+    auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
     app = build_app(settings.store, auth, resources, limits=limits)
-    return HostedService(settings, auth, redirect_browsers(app))
+    return HostedService(settings, auth, redirect_browsers(app), app.router, non_blocking_paths(resources))
 
 
 def _file(name: str, content_type: str) -> Constant:

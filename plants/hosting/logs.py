@@ -20,7 +20,7 @@ from typing import Any
 
 from gunicorn import glogging
 
-from plants.app import PLANTS_PATH
+from plants.app import OPERATIONS
 from plants.server.request import Request
 from plants.server.response import Response
 from plants.server.threads import current_request
@@ -29,7 +29,7 @@ _STDOUT = 1
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
-_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants
+_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
 # How long a process waits for a stalled reader of its log.
 MAX_WAIT_SECONDS = 1.0
 _SHORTEST_WAIT_SECONDS = 0.001
@@ -64,7 +64,9 @@ class Formatter(logging.Formatter):
         """Return a JSON line in the service's format."""
         if self._is_json:
             return line
-        text = " ".join(map(str, json.loads(line).values()))
+        members = json.loads(line)
+        members.pop("route", None)  # A person sees it in the path.
+        text = " ".join(map(str, members.values()))
         return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
     def report_dropped(self, count: int) -> str:
@@ -107,7 +109,8 @@ class AccessLog:
 
     def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
-        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.path == PLANTS_PATH]
+        is_operation = request.environ["plants.route"] in OPERATIONS
+        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
             line = self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
             data = line.encode(errors="backslashreplace")
@@ -130,7 +133,7 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
-        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"status":{response.status[:3]},{failure}'
+        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"route":{_quoted(environ["plants.route"])},"status":{response.status[:3]},{failure}'
         f'"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
     )
 

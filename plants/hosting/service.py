@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import falcon
 
-from plants.auth import BearerAuth
 from plants.errors import RETRY_AFTER_SECONDS, error_response, parse_error
-from plants.hosting.application import PAGE
+from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
 from plants.server.request import HTTPError, Request
@@ -26,13 +25,12 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class PlantService(Service):
     """The check of the token before a body arrives, request ids, Error bodies, the access log and the metrics."""
 
-    # The responders of these paths do not use the store.
-    non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
     checks_body_size: bool = True
 
-    def __init__(self, auth: BearerAuth, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = auth
-        self._bodiless_paths = self.non_blocking_paths | {"/readyz"}  # They need no token, and read no body.
+    def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
+        self._auth = hosted.auth
+        self._router = hosted.router
+        self.non_blocking_paths = hosted.non_blocking_paths
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
@@ -40,17 +38,18 @@ class PlantService(Service):
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
     def after_head(self, request: Request) -> None:
-        """Set the request id: the client's, or a new one."""
+        """Set the route, and the request id: the client's, or a new one."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
             request_id = next(self._new_ids)
         environ["plants.request_id"] = request_id
+        environ["plants.route"] = self._router.template_of(request.path) or "other"
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
 
     def before_body(self, request: Request) -> Response | None:
         """Return the response to a request without a valid token, whose body is then never received."""
-        if request.path in self._bodiless_paths:
+        if request.path in self._auth.public_paths:
             request.drop_body()
             return None
         current_request.set(request)  # so that a line in the log has its id
@@ -72,7 +71,7 @@ class PlantService(Service):
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
         error = parse_error(response.body) if response.status[0] in "45" else _NO_ERROR
-        if response.status.startswith("200") and request.path not in self._bodiless_paths:
+        if response.status.startswith("200") and request.path not in self._auth.public_paths:
             request.trusted = True  # The application has checked the token.
         if self._metrics:
             self._metrics.count_response(request, response, error, seconds)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from plants.auth import BearerAuth
 from plants.errors import parse_error
+from plants.hosting.application import create_service
 from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
+from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Listener, Request, SizedBody
 from plants.server.threads import current_request
 from plants.tokens import TokenCheck
@@ -117,7 +118,8 @@ class FailingCheck:
 
 def service_with(check: TokenCheck) -> PlantService:
     log = AccessLog(logging.INFO, "json")
-    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), log, None)
+    settings = Settings.from_environ({})._replace(token_checks=(check,))
+    return PlantService(create_service(settings), logging.getLogger(), log, None)
 
 
 def request_for(path: str) -> Request:
