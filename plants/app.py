@@ -1,18 +1,19 @@
 """The application: one operation, ``POST /plants``, behind a bearer token."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Final
 from wsgiref.types import WSGIApplication
 
 import falcon
 
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
-from plants.falcon_defaults import App, DeferredResponse, json_app, may_defer
+from plants.falcon_defaults import App, defer, json_app
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import Limits, PlantSchema
-from plants.stores import GroupCommitStore, PlantStore
+from plants.stores import PlantStore, submit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 
@@ -27,8 +28,16 @@ def create_app(
     :param store: where plants are stored; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
     :param max_body_bytes: the size of the largest request body that is read.
-    :raises TypeError, ValueError: ``tokens`` is not usable; the message shows no token.
+    :raises TypeError, ValueError: an argument is not usable; the message shows no token.
     """
+    if isinstance(store, str | type):
+        raise TypeError("the store must be an object; plants.open_store(url) returns the store for a URL")
+    if isinstance(tokens, type):
+        raise TypeError("tokens must be strings or an object with accepts(token), not a class")
+    if not isinstance(max_body_bytes, int) or isinstance(max_body_bytes, bool):
+        raise TypeError(f"max_body_bytes must be an int, not {type(max_body_bytes).__name__}")
+    if max_body_bytes < 1:
+        raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
     auth = BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens))
     return build_app(store, auth, limits=Limits(max_body_bytes))
@@ -57,9 +66,6 @@ class PlantCollection:
 
     def __init__(self, store: PlantStore, limits: Limits) -> None:
         self._store = store
-        # submit() would bypass an add() that a subclass overrides or that an instrumentation replaces.
-        commits_groups = getattr(store.add, "__func__", None) is GroupCommitStore.add
-        self._group_store = store if isinstance(store, GroupCommitStore) and commits_groups else None
         self._max_body_bytes = limits.max_body_bytes
         self._load = loader(limits.new_plant_schema())
         self._dump = dumper(PlantSchema())
@@ -67,16 +73,13 @@ class PlantCollection:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""
         plant = self._load(read_json(req, self._max_body_bytes))
-        body = self._dump(plant)
-        if self._group_store and may_defer(req.env):
-            stream: Any = DeferredResponse(self._group_store.submit(plant), body)
-            resp.stream = stream
-            resp.content_length = len(body)
+        resp.data = self._dump(plant)
+        submit = submit_of(self._store)
+        if submit and defer(req.env, partial(submit, plant)):
             return
         added: object = self._store.add(plant)
         if added is not None:  # An asynchronous store returns a coroutine, and has not stored the plant.
             raise TypeError(f"add() of the store returned {type(added).__name__}, not None")
-        resp.data = body
 
 
 #: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.

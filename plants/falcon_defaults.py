@@ -1,7 +1,7 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from wsgiref.types import StartResponse
 
 import falcon
@@ -20,35 +20,73 @@ def json_app(*middleware: Any) -> "App":
     return app
 
 
-def may_defer(environ: dict[str, Any]) -> bool:
-    """Return whether a response to this request may begin as late as in its iteration.
-
-    The server announces that it supports this. In a mounted application it is not safe, because the outer application
-    may read the status before the body, as Bottle's ``mount`` does.
-    """
-    return bool(environ.get("server.deferred_response") and not environ.get("SCRIPT_NAME"))
+Submit = Callable[[], Callable[[], None]]  # queues work, and returns a function that waits for it
 
 
-class DeferredResponse(NamedTuple):
-    """A success that must wait for its commit. A resource sets it as ``resp.stream`` if ``may_defer`` is true."""
+class _Deferral:
+    """Work that a resource leaves until Falcon has returned. After that, it is closed."""
 
-    wait_until_stored: Callable[[], None]
-    body: bytes
+    def __init__(self) -> None:
+        self.is_open = True
+        self.submit: Submit | None = None
 
-    def finish(self, start_response: StartResponse, head: Any) -> Iterator[bytes]:
-        """Wait until the plant is stored, then start the response (PEP 3333) and yield its body.
 
-        :param head: the status and the headers of the success.
-        """
-        body = self.body
+def defer(environ: dict[str, Any], submit: Submit) -> bool:
+    """Return whether ``submit`` will be called, and the response wait for its result; otherwise do the work now."""
+    deferral: _Deferral | None = environ.get("plants.deferral")
+    if deferral is None or not deferral.is_open:
+        return False
+    deferral.submit = submit
+    return True
+
+
+class _PendingResponse:
+    """A response (PEP 3333) that waits for submitted work when it is read; a failure replaces it."""
+
+    def __init__(
+        self, response: Iterable[bytes], submit: Submit, environ: dict[str, Any], start_response: StartResponse
+    ) -> None:
+        self._response = response
+        self._environ = environ
+        self._start_response = start_response
+        self._blocks: list[bytes] | None = None
+        self._error: Exception | None = None
+        self._failure: tuple[str, list[tuple[str, str]], bytes] | None = None
+        self._wait = self._attempt(submit)
+
+    def _attempt(self, step: Callable[[], Any]) -> Any:
         try:
-            self.wait_until_stored()
+            return step()
         except Exception as error:
-            status, headers, body = error_response(error)
+            status, headers, body = error_response(error, self._environ)
             headers |= {"Content-Length": str(len(body))}
-            head = status, [(name.lower(), value) for name, value in headers.items()]
-        start_response(*head)
-        yield body
+            self._failure = status, [(name.lower(), value) for name, value in headers.items()], body
+            self._error = error.with_traceback(None)  # Its frames would refer to this object.
+
+    def outcome(self) -> tuple[str, list[tuple[str, str]], bytes] | None:
+        """Wait for the work; return None, or if it failed, the status, the headers and the body of the response."""
+        wait, self._wait = self._wait, None
+        if wait:
+            self._attempt(wait)
+        return self._failure
+
+    def __iter__(self) -> Iterator[bytes]:
+        failure = self.outcome()
+        if failure:
+            status, headers, body = failure
+            # Nothing was sent, so this replaces what Falcon has started. Some hosts raise the error instead.
+            self._start_response(status, headers, (type(self._error), self._error, None))  # type: ignore[arg-type]  # no traceback
+            yield body
+            return
+        if self._blocks is None:
+            self._blocks = [*self._response]
+        yield from self._blocks
+
+    def close(self) -> None:
+        """Close the response that was started."""
+        response, self._response = self._response, ()
+        if hasattr(response, "close"):
+            response.close()
 
 
 class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
@@ -64,18 +102,20 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
         """Respond to a request (PEP 3333)."""
         # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
         env["PATH_INFO"] = env.get("PATH_INFO", "").encode("latin-1", "replace").decode("latin-1")
-        if not may_defer(env):
+        pending = env.get("server.pending")
+        if pending is None:
             return super().__call__(env, start_response)
-        heads: list[Any] = []
-
-        def capture(*head: Any) -> Any:
-            heads.append(head)
-
-        response = super().__call__(env, capture)
-        if isinstance(response, DeferredResponse):
-            return response.finish(start_response, heads[0])
-        start_response(*heads[0])
-        return response
+        deferral = env["plants.deferral"] = _Deferral()
+        try:
+            response = super().__call__(env, start_response)
+        finally:
+            # If a wrapper of Falcon runs it later, while its response is read, nothing would submit the work.
+            deferral.is_open = False
+        if not deferral.submit:
+            return response
+        waiting = _PendingResponse(response, deferral.submit, env, start_response)
+        pending.append(waiting.outcome)
+        return waiting
 
 
 class _JSONResponse(falcon.Response):

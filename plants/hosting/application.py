@@ -1,6 +1,6 @@
 """The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
@@ -11,7 +11,7 @@ from plants.auth import BearerAuth
 from plants.errors import HEADERS, error_body
 from plants.falcon_defaults import Router
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant, non_blocking_paths, public_paths, public_resources
+from plants.public_paths import Constant, public_paths, public_resources
 from plants.schemas import Limits
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
@@ -22,13 +22,16 @@ _POLICY = (
 
 
 class HostedService(NamedTuple):
-    """A service. Its application and its server check tokens with one ``auth``, and find routes with one ``router``."""
+    """A service. Its application and its server check tokens with one ``auth``, and find routes with one ``router``.
+
+    ``resources`` are those beside the interface, by path.
+    """
 
     settings: Settings
     auth: BearerAuth
     app: WSGIApplication
     router: Router
-    non_blocking_paths: frozenset[str]
+    resources: Mapping[str, object]
 
 
 def create_service(settings: Settings) -> HostedService:
@@ -37,7 +40,7 @@ def create_service(settings: Settings) -> HostedService:
     auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
     app = build_app(settings.store, auth, resources, limits=limits)
-    return HostedService(settings, auth, redirect_browsers(app), app.router, non_blocking_paths(resources))
+    return HostedService(settings, auth, redirect_browsers(app), app.router, resources)
 
 
 def _file(name: str, content_type: str) -> Constant:

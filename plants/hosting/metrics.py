@@ -122,6 +122,8 @@ def reset_gauges(slot: int) -> None:
 class Exposition:
     """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
 
+    blocks = False
+
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Respond with the metrics."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -164,8 +166,12 @@ def _sum_of_rows() -> list[float]:
     return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
 
 
+METRICS_RESOURCES: Final = {"/metrics": Exposition()}
+
+
 def metrics_app() -> WSGIApplication:
     """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
     app = json_app()
-    app.add_route("/metrics", Exposition())
+    for path, resource in METRICS_RESOURCES.items():
+        app.add_route(path, resource)
     return app
