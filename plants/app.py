@@ -1,18 +1,19 @@
 """The application: one operation, ``POST /plants``, behind a bearer token."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
 from wsgiref.types import WSGIApplication
 
 import falcon
 
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
-from plants.falcon_defaults import DeferredResponse, json_app, may_defer
-from plants.fast_path import dump
+from plants.falcon_defaults import App, defer, json_app
+from plants.fast_path import dumper, loader
 from plants.json_body import read_json
-from plants.schemas import load_new_plant
-from plants.stores import GroupCommitStore, PlantStore
+from plants.schemas import Limits, PlantSchema
+from plants.stores import PlantStore, submit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 
@@ -27,51 +28,59 @@ def create_app(
     :param store: where plants are stored; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
     :param max_body_bytes: the size of the largest request body that is read.
-    :raises TypeError, ValueError: ``tokens`` is not usable; the message shows no token.
+    :raises TypeError, ValueError: an argument is not usable; the message shows no token.
     """
+    if isinstance(store, str | type):
+        raise TypeError("the store must be an object; plants.open_store(url) returns the store for a URL")
+    if isinstance(tokens, type):
+        raise TypeError("tokens must be strings or an object with accepts(token), not a class")
+    if not isinstance(max_body_bytes, int) or isinstance(max_body_bytes, bool):
+        raise TypeError(f"max_body_bytes must be an int, not {type(max_body_bytes).__name__}")
+    if max_body_bytes < 1:
+        raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
     auth = BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens))
-    return build_app(store, auth, max_body_bytes=max_body_bytes)
+    return build_app(store, auth, limits=Limits(max_body_bytes))
 
 
 def build_app(
     store: PlantStore,
     auth: BearerAuth,
-    public_resources: Mapping[str, object] | None = None,
+    resources: Mapping[str, object] | None = None,
     *,
-    max_body_bytes: int = MAX_BODY_BYTES,
-) -> WSGIApplication:
-    """Return an application like that of ``create_app`` that also serves other resources, keyed by their path.
+    limits: Limits | None = None,
+) -> App:
+    """Return an application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
     :param auth: checks the token; its ``public_paths`` are those of the resources that need none.
     """
     app = json_app(auth)
-    app.add_route(PLANTS_PATH, PlantCollection(store, max_body_bytes))
-    for path, resource in (public_resources or {}).items():
-        app.add_route(path, resource)
+    operations = {template: make(store, limits or Limits()) for template, make in OPERATIONS.items()}
+    for template, resource in (operations | dict(resources or {})).items():
+        app.add_route(template, resource)
     return app
 
 
 class PlantCollection:
     """``/plants``: the plants of one store."""
 
-    def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
+    def __init__(self, store: PlantStore, limits: Limits) -> None:
         self._store = store
-        # submit() would bypass an add() that a subclass overrides or that an instrumentation replaces.
-        commits_groups = getattr(store.add, "__func__", None) is GroupCommitStore.add
-        self._group_store = store if isinstance(store, GroupCommitStore) and commits_groups else None
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = limits.max_body_bytes
+        self._load = loader(limits.new_plant_schema())
+        self._dump = dumper(PlantSchema())
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Add the plant in the body, and respond with it."""
-        plant = load_new_plant(read_json(req, self._max_body_bytes))
-        body = dump(plant)
-        if self._group_store and may_defer(req.env):
-            stream: Any = DeferredResponse(self._group_store.submit(plant), body)
-            resp.stream = stream
-            resp.content_length = len(body)
+        plant = self._load(read_json(req, self._max_body_bytes))
+        resp.data = self._dump(plant)
+        submit = submit_of(self._store)
+        if submit and defer(req.env, partial(submit, plant)):
             return
         added: object = self._store.add(plant)
         if added is not None:  # An asynchronous store returns a coroutine, and has not stored the plant.
             raise TypeError(f"add() of the store returned {type(added).__name__}, not None")
-        resp.data = body
+
+
+#: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.
+OPERATIONS: Final[dict[str, Callable[[PlantStore, Limits], object]]] = {PLANTS_PATH: PlantCollection}

@@ -21,13 +21,17 @@ class BearerAuth:
 
     def __init__(self, *checks: TokenCheck, public_paths: Container[str] = ()) -> None:
         self._checks = checks
-        self._public_paths = public_paths
+        self.public_paths = public_paths
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """Raise an error unless the request has a valid token or its path is public.
 
+        A server that has checked the token with this object sets ``plants.auth`` to it. A client cannot set that key.
+
         :raises falcon.HTTPError: 401.
         """
+        if req.env.get("plants.auth") is self:
+            return
         refusal = self.refusal(req.path, str(req.env.get("HTTP_AUTHORIZATION") or ""))
         if refusal:
             raise refusal
@@ -39,7 +43,7 @@ class BearerAuth:
         :param authorization: the header ``Authorization``, or an empty string.
         :raises TypeError: a check returned something other than True or False.
         """
-        if path in self._public_paths:
+        if path in self.public_paths:
             return None
         bearer = _BEARER.fullmatch(authorization)
         if bearer and self._accepts(bearer[1]):

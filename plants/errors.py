@@ -2,10 +2,10 @@
 
 import json
 import logging
-import re
+from collections.abc import MutableMapping
 from enum import IntEnum
 from http.client import responses
-from typing import Self
+from typing import Any, Self
 
 import falcon
 
@@ -15,7 +15,6 @@ from plants.stores import PlantIdInUse, PlantRefused, StoreUnavailable
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 RETRY_AFTER_SECONDS = 1
 _MAX_MESSAGE = 499
-_ERROR_BODY = re.compile(rb'\{"error": ([0-9]+), "message": (".*")\}')
 
 _log = logging.getLogger(__name__)
 
@@ -58,32 +57,40 @@ def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, s
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
-def error_body(code: int, message: str | None = None) -> bytes:
-    """Return the Error body for a code, with this message, or the table's, or the phrase of the status."""
+def error_message(code: int, message: str | None = None) -> str:
+    """Return this message, or the table's, or the phrase of the status, with at most 499 characters."""
     message = message or _MESSAGES.get(code) or responses.get(code // 100, "The request failed.")
-    return json.dumps({"error": code, "message": message[:_MAX_MESSAGE]}).encode()
+    return message[:_MAX_MESSAGE]
 
 
-def parse_error(body: bytes) -> tuple[int, str]:
-    """Return the code and the message of an Error body, or ``(0, "")`` for another body, such as that of a HEAD."""
-    error = _ERROR_BODY.fullmatch(body)
-    return (int(error[1]), json.loads(error[2])) if error else (0, "")
+def error_body(code: int, message: str | None = None) -> bytes:
+    """Return the Error body for a code, with the message of ``error_message``."""
+    return json.dumps({"error": code, "message": error_message(code, message)}).encode()
 
 
-def error_response(error: Exception) -> tuple[str, dict[str, str], bytes]:
-    """Return the status, the headers and the body of the response to an exception."""
+def error_response(
+    error: Exception, environ: MutableMapping[str, Any] | None = None
+) -> tuple[str, dict[str, str], bytes]:
+    """Return the status, the headers and the body of the response to an exception.
+
+    :param environ: gets the code and the message as ``plants.error``, so that a server can log them.
+    """
     http = _as_http_error(error)
     # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
-    body = error_body(http.code or http.status_code * 100, http.description)
+    code = http.code or http.status_code * 100
+    message = error_message(code, http.description)
+    if environ is not None:
+        environ["plants.error"] = (code, message)
+    body = error_body(code, message)
     return falcon.code_to_http_status(http.status), HEADERS | dict(http.headers or {}), body
 
 
-def handle_error(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
     """Respond to an exception with an Error body.
 
     If this raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
     """
-    resp.status, headers, resp.data = error_response(error)
+    resp.status, headers, resp.data = error_response(error, req.env)
     resp.set_headers(headers)
 
 

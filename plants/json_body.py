@@ -1,5 +1,6 @@
 """Read the body of a request in bounded memory, and parse it as strict JSON (RFC 8259)."""
 
+import codecs
 import json
 import math
 import re
@@ -93,7 +94,8 @@ def parse_json(body: bytes | bytearray) -> Any:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
         document, end = _decoder.raw_decode(text, start)
     except ValueError as error:
-        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
+        reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else str(error)
+        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {reason}.") from None
     if end < len(text):
         raise http_error(ErrorCode.NOT_JSON, f"The body has more text after its JSON (char {end}).")
     return document

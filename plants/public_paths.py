@@ -1,5 +1,10 @@
-"""The public paths of a service, which need no token: probes and the interface description. They show no store data."""
+"""The resources of a service beside its interface: probes and the interface description. They show no store data.
 
+A resource declares what a server must know before it calls the application: ``public = True`` if it needs no token and
+reads no body, and ``blocks = False`` if it never waits. The path of such a resource has no parameters.
+"""
+
+from collections.abc import Mapping
 from importlib.resources import files
 
 import falcon
@@ -10,6 +15,8 @@ from plants.stores import PlantStore
 
 class Readiness:
     """``/readyz``: whether the service can store plants now."""
+
+    public = True
 
     def __init__(self, store: PlantStore) -> None:
         self._store = store
@@ -27,6 +34,9 @@ class Readiness:
 class Constant:
     """A resource whose response is always the same."""
 
+    public = True
+    blocks = False
+
     def __init__(self, content: bytes, headers: dict[str, str] | None = None) -> None:
         self._content = content
         self._headers = headers or {}
@@ -37,6 +47,16 @@ class Constant:
         resp.set_headers(self._headers)
 
     on_head = on_get
+
+
+def public_paths(resources: Mapping[str, object]) -> frozenset[str]:
+    """Return the paths of the resources that need no token and read no body."""
+    return frozenset(path for path, resource in resources.items() if getattr(resource, "public", False))
+
+
+def non_blocking_paths(resources: Mapping[str, object]) -> frozenset[str]:
+    """Return the paths of the resources that never wait."""
+    return frozenset(path for path, resource in resources.items() if not getattr(resource, "blocks", True))
 
 
 def public_resources(store: PlantStore) -> dict[str, object]:

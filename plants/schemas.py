@@ -1,17 +1,20 @@
-"""The shapes of the interface: Plant and NewPlant."""
+"""The shapes of the interface: Plant and NewPlant. Their members are those of ``plants.stores.Plant``."""
 
-from typing import Any, NoReturn
+import re
+from typing import Any, NamedTuple, NoReturn
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 from marshmallow.validate import Range, Regexp
 
+from plants import MAX_BODY_BYTES
 from plants.errors import ErrorCode, http_error
-from plants.fast_path import STORABLE_TEXT, load_valid
-from plants.stores import INT64_MAX, INT64_MIN, Plant
+from plants.stores import INT64_MAX, INT64_MIN
 
+# PostgreSQL cannot store U+0000, and UTF-8 cannot encode a lone surrogate.
+_STORABLE = re.compile("[\x01-\ud7ff\ue000-\U0010ffff]*+\\Z")
 _NOT_TEXT = "Must be a string without U+0000 and without lone surrogates."
 _NOT_INT64 = f"Must be an integer from {INT64_MIN} to {INT64_MAX}."
-_TEXT: Any = {"validate": Regexp(STORABLE_TEXT, error=_NOT_TEXT), "error_messages": {"invalid": _NOT_TEXT}}
+_TEXT: Any = {"validate": Regexp(_STORABLE, error=_NOT_TEXT), "error_messages": {"invalid": _NOT_TEXT}}
 _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error_messages": {"invalid": _NOT_INT64}}
 
 
@@ -42,12 +45,11 @@ class NewPlantSchema(PlantSchema):
     id = fields.Integer(strict=True, required=True, **_INT64)
 
 
-_schema = NewPlantSchema()
+class Limits(NamedTuple):
+    """The limits of a request that an operator sets, each with its default."""
 
+    max_body_bytes: int = MAX_BODY_BYTES
 
-def load_new_plant(document: Any) -> Plant:
-    """Return the plant in a create request.
-
-    :raises falcon.HTTPError: a member is missing or invalid.
-    """
-    return load_valid(document) or Plant(**_schema.load(document))
+    def new_plant_schema(self) -> Schema:
+        """Return the schema of a create request."""
+        return NewPlantSchema()

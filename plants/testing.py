@@ -23,10 +23,10 @@ import falcon
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants.app import PLANTS_PATH, build_app
+from plants.app import OPERATIONS, build_app
 from plants.auth import BearerAuth
 from plants.errors import RETRY_AFTER_SECONDS, error_response
-from plants.public_paths import public_resources
+from plants.public_paths import public_paths, public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 
@@ -152,7 +152,7 @@ class Server:
         self.store = FaultyStore(store)
         self.reset()
         resources = public_resources(self.store)
-        auth = BearerAuth(self, public_paths=resources.keys())
+        auth = BearerAuth(self, public_paths=public_paths(resources))
         self._app = build_app(self.store, auth, resources)
 
     @property
@@ -170,7 +170,7 @@ class Server:
         return self.token
 
     def fail(self, failure: int | str, *, times: float = math.inf) -> None:
-        """Fail the next ``times`` requests to ``/plants``, or all from now on, whatever they contain.
+        """Fail the next ``times`` requests for an operation, or all from now on, whatever they contain.
 
         :param failure: the status of an Error, such as 429; or ``"close"``, which closes the connection and stores
             nothing; or ``"cut"``, which stores the plant and closes the connection after half of the response.
@@ -190,7 +190,8 @@ class Server:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
         requests = self.requests  # reset() replaces the list.
-        failure = next(self._failures, None) if environ["PATH_INFO"] == PLANTS_PATH else None
+        is_operation = self._app.router.template_of(environ["PATH_INFO"]) in OPERATIONS
+        failure = next(self._failures, None) if is_operation else None
         body = environ["wsgi.input"].read()  # Neither waitress nor WebTest waits for more after the end of the body.
         environ["wsgi.input"] = io.BytesIO(body)
         status, response = 0, b""

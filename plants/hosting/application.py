@@ -1,6 +1,6 @@
 """The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
@@ -9,8 +9,10 @@ from plants import __version__
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, error_body
+from plants.falcon_defaults import Router
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant, public_resources
+from plants.public_paths import Constant, public_paths, public_resources
+from plants.schemas import Limits
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -20,19 +22,25 @@ _POLICY = (
 
 
 class HostedService(NamedTuple):
-    """A service. The application and the server check tokens with the same ``auth``."""
+    """A service. Its application and its server check tokens with one ``auth``, and find routes with one ``router``.
+
+    ``resources`` are those beside the interface, by path.
+    """
 
     settings: Settings
     auth: BearerAuth
     app: WSGIApplication
+    router: Router
+    resources: Mapping[str, object]
 
 
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
     resources = public_resources(settings.store) | PAGE
-    auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
-    app = build_app(settings.store, auth, resources, max_body_bytes=settings.max_body_bytes)
-    return HostedService(settings, auth, redirect_browsers(app))
+    auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
+    limits = Limits._make(getattr(settings, name) for name in Limits._fields)
+    app = build_app(settings.store, auth, resources, limits=limits)
+    return HostedService(settings, auth, redirect_browsers(app), app.router, resources)
 
 
 def _file(name: str, content_type: str) -> Constant:

@@ -22,7 +22,7 @@ from typing import Any
 
 from gunicorn import glogging
 
-from plants.app import PLANTS_PATH
+from plants.app import OPERATIONS
 from plants.server.request import Request
 from plants.server.response import Response
 from plants.server.threads import current_request
@@ -31,7 +31,7 @@ _STDOUT = 1
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
-_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether the path is /plants
+_LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
 MAX_QUEUED_BYTES = 1_048_576  # of lines that wait for a stalled reader
 STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
 _GATHER_SECONDS = 0.02
@@ -70,7 +70,9 @@ class Formatter(logging.Formatter):
         """Return a JSON line in the service's format."""
         if self._is_json:
             return line
-        return _escape(" ".join(map(str, json.loads(line).values())))
+        members = json.loads(line)
+        members.pop("route", None)  # A person sees it in the path.
+        return _escape(" ".join(map(str, members.values())))
 
     def report_dropped(self, count: int) -> str:
         """Return the line that reports dropped lines."""
@@ -130,7 +132,8 @@ class AccessLog:
 
     def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
-        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.path == PLANTS_PATH]
+        is_operation = request.environ["plants.route"] in OPERATIONS
+        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
             line = self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
             self._lines += line.encode(errors="backslashreplace")
@@ -150,7 +153,7 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
-        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"status":{response.status[:3]},{failure}'
+        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"route":{_quoted(environ["plants.route"])},"status":{response.status[:3]},{failure}'
         f'"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
     )
 

@@ -22,7 +22,7 @@ import falcon
 
 import plants
 from plants import server
-from plants.app import PLANTS_PATH
+from plants.app import OPERATIONS, PLANTS_PATH
 from plants.errors import ErrorCode
 from plants.falcon_defaults import json_app
 from plants.server.request import Request, WSGIApplication
@@ -39,7 +39,7 @@ _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # 
 # The labels, a fixed set: anything else is "other". The server's own errors have the status times 100 as their code.
 _OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", _OTHER)
-_ROUTES = (PLANTS_PATH, _OTHER)
+_ROUTES = (*OPERATIONS, _OTHER)
 _STATUSES = [str(int(status)) for status in HTTPStatus if status >= HTTPStatus.OK]
 _CODES = dict.fromkeys([*(str(int(code)) for code in ErrorCode), *(f"{status}00" for status in _STATUSES)])
 _OUTCOMES = [(_OTHER, ""), *((status, "") for status in _STATUSES), *((code[:3], code) for code in _CODES)]
@@ -97,7 +97,8 @@ class Metrics:
         if request.listener.sock in listening_sockets:
             return
         method = request.method if request.method in _METHODS else _OTHER
-        route = PLANTS_PATH if request.path == PLANTS_PATH else _OTHER
+        route = request.environ["plants.route"]
+        route = route if route in _ROUTES else _OTHER
         cell = (
             _CELLS.get((method, route, response.status[:3], str(error[0] or ""))) or _CELLS[method, route, _OTHER, ""]
         )
@@ -120,6 +121,8 @@ def reset_gauges(slot: int) -> None:
 
 class Exposition:
     """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
+
+    blocks = False
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Respond with the metrics."""
@@ -163,8 +166,12 @@ def _sum_of_rows() -> list[float]:
     return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
 
 
+METRICS_RESOURCES: Final = {"/metrics": Exposition()}
+
+
 def metrics_app() -> WSGIApplication:
     """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
     app = json_app()
-    app.add_route("/metrics", Exposition())
+    for path, resource in METRICS_RESOURCES.items():
+        app.add_route(path, resource)
     return app

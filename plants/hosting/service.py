@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import falcon
 
-from plants.auth import BearerAuth
-from plants.errors import RETRY_AFTER_SECONDS, error_response, parse_error
-from plants.hosting.application import PAGE
+from plants.errors import RETRY_AFTER_SECONDS, error_message, error_response
+from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import Metrics
+from plants.hosting.metrics import METRICS_RESOURCES, Metrics
+from plants.public_paths import non_blocking_paths
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
@@ -24,22 +24,25 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class PlantService(Service):
-    """The check of the token before a body arrives, request ids, Error bodies, the access log and the metrics."""
+    """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
-    # The responders of these paths do not use the store.
-    non_blocking_paths: frozenset[str] = frozenset({"/livez", "/metrics", "/openapi.json", *PAGE})
-    checks_body_size: bool = True
-
-    def __init__(self, auth: BearerAuth, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = auth
-        self._bodiless_paths = self.non_blocking_paths | {"/readyz"}  # They need no token, and read no body.
+    def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
+        self._auth = hosted.auth
+        self._router = hosted.router
+        self.non_blocking_paths = non_blocking_paths({**hosted.resources, **METRICS_RESOURCES})
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
         self._responses: list[tuple[Request, Response, tuple[int, str], float]] = []
         self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
 
-    def after_head(self, request: Request) -> None:
+    def after_head(self, request: Request) -> Response | None:
+        """Set the request id and the route, then return the response to a request without a valid token."""
+        self._set_request_id(request)
+        request.environ["plants.route"] = self._router.template_of(request.path) or "other"
+        return self._refusal(request) if request.head_parsed else None
+
+    def _set_request_id(self, request: Request) -> None:
         """Set the request id: the client's, or a new one."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
@@ -48,19 +51,22 @@ class PlantService(Service):
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
 
-    def before_body(self, request: Request) -> Response | None:
-        """Return the response to a request without a valid token, whose body is then never received."""
-        if request.path in self._bodiless_paths:
-            request.drop_body()
+    def _refusal(self, request: Request) -> Response | None:
+        # The public paths and the metrics, which have a listener of their own, need no token and no body.
+        if request.path in self._auth.public_paths or request.listener.reserved_connections:
+            if not request.body.complete:
+                request.drop_body()
             return None
         current_request.set(request)  # so that a line in the log has its id
         try:
             error: Exception | None = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
         except Exception as failure:
             error = failure
-        request.trusted = error is None
         response = _error_response(error, request) if error else None
         current_request.set(None)
+        if response is None:
+            request.trusted = True
+            request.environ["plants.auth"] = self._auth  # The application does not check the token again.
         return response
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
@@ -71,9 +77,7 @@ class PlantService(Service):
     def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
-        error = parse_error(response.body) if response.status[0] in "45" else _NO_ERROR
-        if response.status.startswith("200") and request.path not in self._bodiless_paths:
-            request.trusted = True  # The application has checked the token.
+        error = _error_of(request, response) if response.status[0] in "45" else _NO_ERROR
         if self._metrics:
             self._metrics.count_response(request, response, error, seconds)
         self._responses.append((request, response, error, seconds))
@@ -90,5 +94,15 @@ class PlantService(Service):
 
 
 def _error_response(error: Exception, request: Request) -> Response:
-    status, headers, body = error_response(error)
-    return make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
+    environ: dict[str, Any] = {}
+    status, headers, body = error_response(error, environ)
+    response = make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
+    response.error = environ["plants.error"]
+    return response
+
+
+def _error_of(request: Request, response: Response) -> tuple[int, str]:
+    """Return the code and the message of a failure of the server, of the application, or of another one's response."""
+    code = int(response.status[:3]) * 100
+    found: tuple[int, str] = response.error or request.environ.get("plants.error") or (code, error_message(code))
+    return found

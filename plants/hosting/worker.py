@@ -73,7 +73,7 @@ class Worker(ServerWorker):
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
         access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format)
-        self._service = PlantService(self.hosted.auth, self.log, access_log, self._metrics)
+        self._service = PlantService(self.hosted, self.log, access_log, self._metrics)
         return self._service
 
     def make_listeners(self) -> list[Listener]:

@@ -3,9 +3,9 @@
 In: bytes from the socket. They become a ``Request``, which goes to ``Shared.ready_requests`` when it is complete.
 Out: the ``Response`` that the loop passes to ``respond``, or that of the service to an ``HTTPError``.
 The loop calls ``ready`` for each event of the socket, ``continue_reading`` for each of ``unfinished_connections``,
-``expire`` after ``deadline``, and ``respond``, ``reject``, ``stop`` and ``close``: each in its guarded step, in its own
-thread. One step reads, parses or sends a bounded amount. The application gets a body only if the service's hook
-``before_body`` lets it arrive. What a connection holds is bounded in each state; see ``bounds``.
+``expire`` after ``deadline``, and ``respond``, ``reject``, ``stop`` and ``close``: all in the loop's thread, each
+inside ``Loop.step``. One step reads, parses or sends a bounded amount. The service's hook ``after_head`` decides
+whether the body is kept. What a connection holds is bounded in each state; see ``bounds``.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ CLOSED: Final = "closed"
 
 # The states and those that may follow; what a connection waits for, and what it does at its deadline.
 _NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
-    OPEN: (RECEIVING, CLOSED),  # the first byte; responds with 408, closes while stopping or in the TLS handshake
+    OPEN: (RECEIVING, CLOSED),  # the first request; closes
     RECEIVING: (RESPONDING, WRITING, CLOSED),  # the rest of the request; responds with 408
     RESPONDING: (WRITING, CLOSED),  # the application; responds with 503
     WRITING: (IDLE, CLOSING, CLOSED),  # the client to read the response; closes
@@ -48,9 +48,10 @@ class Shared:
 
     ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
     the current iteration (``time.monotonic()``). ``strangers`` are the connections that wait for a client without a
-    checked token, longest inactive first, with the networks of these clients. ``place_holders`` have a large body or a
-    large response. ``turned_away`` counts clients that the worker had no room for. ``unfinished_connections`` have
-    received bytes that are not parsed yet, because one step parses little. ``ready_requests`` have arrived completely.
+    checked token, longest inactive first, with the networks of these clients; ``idle_clients`` are the idle ones with a
+    token, longest idle first. ``place_holders`` have a large body or a large response. ``turned_away`` counts clients
+    that the worker had no room for. ``unfinished_connections`` have received bytes that are not parsed yet, because one
+    step parses little. ``ready_requests`` have arrived completely.
     """
 
     def __init__(self, poll: Any, service: Service, limits: Limits) -> None:
@@ -59,6 +60,7 @@ class Shared:
         self.service = service
         self.limits = limits
         self.strangers: dict[Connection, Any] = {}
+        self.idle_clients: dict[Connection, None] = {}
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
         self.now: float = 0.0
@@ -165,17 +167,17 @@ class Connection:
             return
         request = self.request or self._begin_request()
         if not request.head_parsed:
-            self._shared.service.after_head(request)
+            self._shared.service.after_head(request)  # Only for what it sets; the response is the error's.
         self._finish_request(request, self._shared.service.error_response(error, request), close=True)
 
     def expire(self) -> None:
         """Handle a missed deadline: 503, 408, or close."""
         if self.state == RESPONDING:
             self.reject(HTTPError(503, "The request could not be answered in time."))
-        elif self.state == RECEIVING or (self.state == OPEN and not self._shared.stopping):
+        elif self.state == RECEIVING:
             self.reject(HTTPError(408))
         else:
-            if self.state == IDLE:
+            if self.state in (OPEN, IDLE):
                 self._send_close_notify()
             self.close()
 
@@ -203,12 +205,17 @@ class Connection:
         """Change the state, for at most this long."""
         if state not in _NEXT_STATES[self.state]:
             raise RuntimeError(f"a connection cannot be {state} after it was {self.state}")
+        shared = self._shared
+        if self.state == IDLE:
+            shared.idle_clients.pop(self, None)
         self.state = state
-        self.deadline = self._shared.now + seconds
+        self.deadline = shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
-            self._shared.place_holders.discard(self)
+            shared.place_holders.discard(self)
         if self._network is not None:
             self._note_activity()
+        elif state == IDLE:
+            shared.idle_clients[self] = None
 
     def _note_activity(self) -> None:
         """If the worker is full, close this connection after those that have been inactive for longer."""
@@ -218,7 +225,7 @@ class Connection:
             strangers[self] = self._network
 
     def _trust(self, request: Request) -> None:
-        """Never close this connection to make room from now on, if the service trusts its client."""
+        """From now on, close this connection to make room only while it is idle, if the service trusts its client."""
         if request.trusted:
             self._network = None
             self._shared.strangers.pop(self, None)
@@ -282,8 +289,11 @@ class Connection:
             return False
         request.parse_head(self._input[: end + 4].decode("latin-1"), limits)
         self._input = self._input[end + 4 - request.body.overlap :]
-        self._shared.service.after_head(request)
-        return True
+        response = self._shared.service.after_head(request)
+        self._trust(request)
+        if response:
+            self._finish_request(request, response, close=True)
+        return response is None
 
     def _parse_body(self, request: Request) -> None:
         shared = self._shared
@@ -292,18 +302,14 @@ class Connection:
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
-        if not request.admitted and (not body.complete or body.size > min(limit, SMALL_BODY_BYTES)):
-            if not self._admit(request):
-                return
-            body = request.body  # The service may have dropped it.
         if body.size > limit:
-            if not shared.service.checks_body_size:
-                raise HTTPError(413)
-            body.content = b""  # The application gets the size alone.
-            request.keep_alive = False
-        elif len(body.content) > SMALL_BODY_BYTES and not shared.take_place(self):
+            raise HTTPError(413, f"The body is larger than {limit} bytes.")
+        if len(body.content) > SMALL_BODY_BYTES and not shared.take_place(self):
             raise HTTPError(503, "The service is receiving as much as it can hold.")
-        elif not body.complete:
+        if not body.complete:
+            if request.awaits_continue:
+                request.awaits_continue = False
+                self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
             if 0 < len(self._input) < unread_bytes:
                 self._continue_later()
             self._note_activity()
@@ -313,18 +319,6 @@ class Connection:
         request.environ["server.stopping"] = shared.stopping
         self._enter(RESPONDING, shared.limits.response_seconds)
         shared.ready_requests.append((self, request))
-
-    def _admit(self, request: Request) -> bool:
-        """Return whether the rest of the body may arrive; if not, send the service's response."""
-        request.admitted = True
-        response = self._shared.service.before_body(request)
-        self._trust(request)
-        if response:
-            self._finish_request(request, response, close=True)
-            return False
-        if request.awaits_continue and request.body.size <= self._shared.limits.body_bytes:
-            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return True
 
     def _continue_later(self) -> None:
         if not self._unfinished:
@@ -338,7 +332,6 @@ class Connection:
         if close:
             self._input = b""
         self._shared.service.before_response(request, response)
-        self._trust(request)
         self._enter(WRITING, self._shared.limits.request_seconds)
         self._send(data)
 

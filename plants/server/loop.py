@@ -100,9 +100,6 @@ class Loop:
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
             "SERVER_PORT": "80",
-            # With threads, an application may call start_response during the iteration of its response. A thread calls
-            # the application for all requests of a batch before it iterates over the first response.
-            "server.deferred_response": self._has_threads,
             "wsgi.input_terminated": True,
             "wsgi.multithread": True,
             "wsgi.run_once": False,
@@ -271,7 +268,8 @@ class Loop:
         """Return whether there is room for a new connection, if necessary after closing another one."""
         if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
             return True
-        connection: Connection | None = connection_to_evict(self.shared.strangers, network_of(host))
+        stranger: Connection | None = connection_to_evict(self.shared.strangers, network_of(host))
+        connection = stranger or next(iter(self.shared.idle_clients), None)
         if connection is None:
             return False
         self.shared.turned_away += 1

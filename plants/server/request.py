@@ -50,7 +50,7 @@ _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are 
 class Listener:
     """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    When a client connects to this socket, the worker allows ``reserved_connections`` connections above its maximum.
+    Clients of this socket may use ``reserved_connections`` connections more than the worker's maximum.
     """
 
     sock: socket.socket
@@ -74,7 +74,8 @@ class SizedBody:
     """A body of a known length (RFC 9112, section 6.2).
 
     ``content`` is what has been received so far; ``size`` is the length as far as known; ``complete`` is set once all
-    of it has been received. The first ``feed`` also needs the last ``overlap`` bytes of the head: none here.
+    of it has been received. Chunks are parsed from the CRLF that ends the head (``overlap``), so that all begin alike;
+    this body needs none of it.
     """
 
     overlap: int = 0
@@ -161,8 +162,8 @@ class Request:
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
     ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
-    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. ``admitted`` is
-    set once the rest of the body may arrive. The service sets ``trusted`` if the client has shown valid credentials.
+    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. The service sets
+    ``trusted`` if the client has shown valid credentials.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:
@@ -178,7 +179,6 @@ class Request:
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
         self.extra_headers: bytes = b""
-        self.admitted: bool = False
         self.trusted: bool = False
         self._permits: list[None] = [None]
 

@@ -4,7 +4,7 @@ import re
 import time
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 from wsgiref.util import is_hop_by_hop
 
 from plants.server.request import Request
@@ -22,7 +22,7 @@ class Response:
 
     ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
     hop-by-hop headers. ``length`` is the length of the body, or None if the status allows no body. The response to a
-    HEAD request has the length, but its ``body`` is empty.
+    HEAD request has the length, but its ``body`` is empty. A service may set ``error``, to log what failed.
     """
 
     def __init__(self, status: str, head: bytes, length: int | None, body: bytes) -> None:
@@ -30,6 +30,7 @@ class Response:
         self.head = head
         self.length = length
         self.body = body
+        self.error: Any = None
 
 
 def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Response:
@@ -76,7 +77,7 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
         if name.lower() == "content-length":
             length = int(value)
         elif not is_hop_by_hop(name):
-            # Falcon writes names in lower case, unlike this server's own headers.
+            # Some applications write names in lower case, unlike this server.
             spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
             lines.append(f"{spelling}: {value}\r\n")
     return "".join(lines).encode("latin-1"), length

@@ -13,17 +13,13 @@ class Service:
 
     # The application responds to requests for these paths without blocking, so they need no thread.
     non_blocking_paths: frozenset[str] = frozenset()
-    # The application checks Content-Length itself. Otherwise the server responds to a body above its limit with 413.
-    checks_body_size: bool = False
 
-    def after_head(self, request: Request) -> None:
-        """Handle a request whose head was parsed or rejected; called once for each request."""
+    def after_head(self, request: Request) -> Response | None:
+        """Return the response to a request whose body must not arrive, or None. The connection is then closed.
 
-    def before_body(self, request: Request) -> Response | None:
-        """Decide whether the body of a request may arrive; called once, unless a small one came with its head.
-
-        Return the response to send instead, or None. In both cases this may set ``request.trusted``; in the second one
-        it may also call ``request.drop_body()``.
+        This is called once for each request, when its head is complete. It may set ``request.trusted`` and call
+        ``request.drop_body()``. If the server has rejected the head, ``request.head_parsed`` is false, and the server
+        ignores what this returns.
         """
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
@@ -34,7 +30,7 @@ class Service:
         return make_response(f"{status} {status.phrase}", headers, body, is_head=request.method == "HEAD")
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Handle a response before it is sent; this may set ``request.trusted``."""
+        """Handle a response before it is sent."""
 
     def after_iteration(self) -> None:
         """Do work after an event-loop iteration, when its responses have been sent."""

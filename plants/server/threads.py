@@ -1,8 +1,8 @@
 """Calls of the application, and the threads that make them.
 
-In: the loop's complete requests, in ``queued_jobs``. ``start_batches`` passes the queue to free threads, in batches
-whose calls all begin before the first response is read, so that an application can defer work, such as a commit, and do
-it once for the whole batch.
+In: the loop's complete requests, in ``queued_jobs``. ``start_batches`` passes the queue to free threads, in batches. A
+thread calls the application for the whole batch before it reads the responses that wait for work, such as a commit,
+which the application does once for all of them (``server.pending``).
 Out: ``completed`` responses, or None for a call that failed; a byte in a pipe wakes the loop. Only the loop's thread
 calls the methods of ``Threads``, and only it calls the hooks of the service. A request is called at most once, by who
 claims it; a request that was rejected meanwhile cannot be claimed.
@@ -32,6 +32,9 @@ _MAX_CALL_SECONDS = 0.3  # per batch; the requests that are left then join the n
 Job = tuple[Connection, Request]
 Completed = tuple[Connection, Request, Response | None]
 
+Failure = tuple[str, Headers, bytes]  # the status, the headers and the body of a response
+Outcome = Callable[[], Failure | None]  # waits for the work of one request
+
 # The request that this thread responds to.
 current_request: Final[ContextVar[Request | None]] = ContextVar("current_request", default=None)
 
@@ -39,8 +42,13 @@ current_request: Final[ContextVar[Request | None]] = ContextVar("current_request
 class Call:
     """One call of a WSGI application (PEP 3333): start it, then read its response. Neither raises an exception."""
 
-    def __init__(self, request: Request, body: bytes | bytearray, log: Any) -> None:
-        """Call the application of the listener at which the request arrived."""
+    def __init__(
+        self, request: Request, body: bytes | bytearray, log: Any, outcomes: list[Outcome] | None = None
+    ) -> None:
+        """Call the application of the listener at which the request arrived.
+
+        :param outcomes: an empty list, which becomes ``server.pending``; None if the application must not defer work.
+        """
         self._request = request
         self._log = log
         self._status: str | None = None
@@ -48,7 +56,10 @@ class Call:
         self._writes: list[bytes] = []
         self._iterable: Any = None
         self._failed: bool = False
+        self._outcomes = outcomes
         environ = request.environ
+        if outcomes is not None:
+            environ["server.pending"] = outcomes
         environ["wsgi.input"] = BytesIO(body)
         current_request.set(request)
         try:
@@ -68,24 +79,41 @@ class Call:
         return self._writes.append
 
     def response(self) -> Response | None:
-        """Read the body, close the iterable and return the response, or None if the application failed."""
-        if self._failed:
-            return None
+        """Wait for the pending work, read the body and return the response, or None if the application failed."""
+        request = self._request
+        failure: Failure | None = None
+        response: Response | None = None
         try:
-            try:
-                body = b"".join(self._iterable)
-            finally:
-                if hasattr(self._iterable, "close") and self._iterable.close:
-                    self._iterable.close()
-                self._request.environ.pop("wsgi.input", None)  # The body's memory is no longer needed.
-            if self._status is None:
-                raise AssertionError("the application did not call start_response")
-            if self._writes:
-                body = b"".join((*self._writes, body))
-            return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
-        except BaseException:
-            self._log.exception("the application failed")
-            return None
+            for outcome in self._outcomes or ():
+                failure = outcome() or failure
+            if not self._failed:
+                response = self._read()
+        except BaseException as error:
+            # If the work failed, the application's host may be unable to replace the response, and raise an exception.
+            if not failure:
+                self._log.error("the application failed", exc_info=error)
+        # Drop the body, and the references of the outcomes to this call.
+        request.environ.pop("wsgi.input", None)
+        if self._outcomes:
+            self._outcomes.clear()
+        # A response with the status of the failure is the failure's, and middleware may have added headers to it. Any
+        # other one was made before the failure was known.
+        if failure and not (response and response.status[:3] == failure[0][:3]):
+            response = make_response(*failure, is_head=request.method == "HEAD")
+        return response
+
+    def _read(self) -> Response:
+        iterable, self._iterable = self._iterable, None
+        try:
+            body = b"".join(iterable)
+        finally:
+            if hasattr(iterable, "close") and iterable.close:
+                iterable.close()
+        if self._status is None:
+            raise AssertionError("the application did not call start_response")
+        if self._writes:
+            body = b"".join((*self._writes, body))
+        return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
 
 
 class Threads:
@@ -151,17 +179,22 @@ class Threads:
     def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
         """Return the completed requests, and those for which the application was not called."""
         until = time.monotonic() + _MAX_CALL_SECONDS
-        calls: list[tuple[Job, Call]] = []
+        waiting: list[tuple[Job, Call]] = []
+        completed: list[Completed] = []
         done = 0
         for job in jobs:
             done += 1
             body = job[1].claim()
             if body is not None:
-                calls.append((job, Call(job[1], body, self._log)))
+                outcomes: list[Outcome] = []
+                call = Call(job[1], body, self._log, outcomes)
+                if outcomes:
+                    waiting.append((job, call))
+                else:
+                    completed.append((*job, call.response()))
                 if time.monotonic() > until:
                     break
-        completed: list[Completed] = []
-        for (connection, request), call in calls:
+        for (connection, request), call in waiting:
             current_request.set(request)
             completed.append((connection, request, call.response()))
         current_request.set(None)

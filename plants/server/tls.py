@@ -21,14 +21,17 @@ HANDSHAKE_BYTES_WITH_CERTIFICATE: Final = 49_152
 
 
 def restricted(context: Any) -> SSLContext:
-    """Require TLS 1.2 or later, negotiate HTTP/1.1 only, and disable renegotiation, which OpenSSL 1.1.1 allows.
+    """Require TLS 1.2 or later with authenticated encryption (AEAD), negotiate HTTP/1.1 only, and never renegotiate.
 
+    :raises SSLError: the configured ciphers have no AEAD suite of TLS 1.2.
     :raises TypeError: ``context`` is not an SSLContext, for example because a hook has no ``return``.
     """
     if not isinstance(context, SSLContext):
         raise TypeError(f"the hook ssl_context returned {context!r}")
     context.minimum_version = max(context.minimum_version, TLSVersion.TLSv1_2)
-    context.options |= OP_NO_RENEGOTIATION
+    context.options |= OP_NO_RENEGOTIATION  # OpenSSL 1.1.1 allows it by default.
+    ciphers = context.get_ciphers()  # This also lists the suites of TLS 1.3, which all have AEAD.
+    context.set_ciphers(":".join(each["name"] for each in ciphers if each["aead"] and each["protocol"] == "TLSv1.2"))
     context.set_alpn_protocols(["http/1.1"])
     return context
 

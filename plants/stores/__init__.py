@@ -4,7 +4,7 @@ import abc
 import os
 from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -166,6 +166,21 @@ class GroupCommitStore(PlantStore):
 
     def add(self, plant: Plant) -> None:
         self.submit(plant)()
+
+
+_GROUP_ADD: Final = GroupCommitStore.add
+
+
+def submit_of(store: PlantStore) -> Callable[[Plant], Callable[[], None]] | None:
+    """Return the store's ``submit`` if its ``add`` is that of ``GroupCommitStore``, which calls nothing else, or None.
+
+    A subclass may override ``add``, and a tracing agent may replace it on the object or on any of its classes, at any
+    time. A proxy object around a store has a type of its own, and so has no such ``add``.
+    """
+    kind: Any = type(store)  # isinstance() would believe a proxy.
+    if getattr(kind, "add", None) is not _GROUP_ADD or "add" in store.__dict__:
+        return None
+    return store.submit  # type: ignore[attr-defined,no-any-return]  # only a GroupCommitStore has this add
 
 
 def open_store(url: str) -> PlantStore:

@@ -1,6 +1,7 @@
 """A dictionary that lives as long as its process. Other processes cannot use it."""
 
 import threading
+from typing import Any
 
 from plants.stores import OwnerProcess, Plant, PlantIdInUse, PlantStore
 
@@ -13,26 +14,28 @@ class MemoryStore(PlantStore):
     multiprocess = False
 
     def __init__(self) -> None:
-        # Dictionaries of strings, because the garbage collector visits neither of them, however large they are.
-        self._names: dict[int, str] = {}
-        self._tags: dict[int, str] = {}
+        # A dictionary of strings or numbers for each member, because the garbage collector visits none of them, however
+        # large they are. The first has the names: every plant has one.
+        members: list[dict[int, Any]] = [{} for _ in Plant._fields[1:]]
+        self._names, *self._others = members
         self._lock = threading.Lock()
         self._owner = OwnerProcess()
 
     def add(self, plant: Plant) -> None:
         self._owner.check()
-        plant_id, name, tag = plant
+        plant_id, name, *others = plant
         with self._lock:
             if plant_id in self._names:
                 raise PlantIdInUse(plant_id)
-            if tag is not None:
-                self._tags[plant_id] = tag
-            self._names[plant_id] = name
+            for values, value in zip(self._others, others, strict=True):
+                if value is not None:
+                    values[plant_id] = value
+            self._names[plant_id] = name  # From now on, other threads find the plant.
 
     def get(self, plant_id: int) -> Plant | None:
         self._owner.check()
         name = self._names.get(plant_id)
-        return None if name is None else Plant(plant_id, name, self._tags.get(plant_id))
+        return None if name is None else Plant(plant_id, name, *(values.get(plant_id) for values in self._others))
 
     def check(self) -> None:
         self._owner.check()

@@ -10,7 +10,7 @@ from marshmallow import ValidationError
 
 import plants
 from plants import PlantIdInUse, StoreUnavailable
-from plants.errors import ErrorCode, error_body, parse_error
+from plants.errors import ErrorCode, error_body
 from plants.stores import PlantRefused
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
@@ -61,13 +61,7 @@ def test_any_http_error_has_a_code_and_a_message_below_500_characters() -> None:
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_has_a_message(code: ErrorCode) -> None:
     assert json.loads(error_body(code)) == {"error": code, "message": code.message}
-    assert parse_error(error_body(code)) == (code, code.message)
 
 
 def test_a_code_without_a_message_uses_the_status_phrase() -> None:
     assert json.loads(error_body(43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
-
-
-@pytest.mark.parametrize("body", [b"", b"no", b"{}", b'{"error": "x", "message": 1}'], ids=repr)
-def test_another_body_has_no_error_code(body: bytes) -> None:
-    assert parse_error(body) == (0, "")

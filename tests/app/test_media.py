@@ -118,6 +118,7 @@ def test_an_integer_of_a_million_digits_is_not_converted() -> None:
     ("body", "part"),
     [
         (b'{"a": 1, "a": 1}', "a name is used twice in one object"),
+        (b"\xef\xbb\xbf" + new_plant(), "not JSON: it starts with a byte order mark."),
         (b'["ends in a backslash: \\\\", ' + b"[" * 100, "more than 100 arrays and objects are nested"),
         (b"\r\n" + new_plant() + b" x", "more text after its JSON (char 27)"),
         (b"[]", "NewPlant. Not a JSON object."),

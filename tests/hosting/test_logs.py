@@ -27,11 +27,11 @@ import logging
 from plants import MemoryStore
 from plants.app import build_app
 from plants.auth import BearerAuth
-from plants.public_paths import public_resources
+from plants.public_paths import public_paths, public_resources
 
 SECRETS = "the first secret", "the last secret\\n2026-11-21T00:00:00.000000Z info\\x1b[2J"
 resources = public_resources(MemoryStore())
-service = build_app(MemoryStore(), BearerAuth(public_paths=resources.keys()), resources)
+service = build_app(MemoryStore(), BearerAuth(public_paths=public_paths(resources)), resources)
 
 def app(environ, start_response):
     if environ["PATH_INFO"] == "/livez":
@@ -89,7 +89,13 @@ def test_each_request_is_logged_on_standard_output(service: Service) -> None:
     headers = [AUTH, JSON_TYPE]
     created = service.send(new_plant(), path="/plants?a=1", headers=[*headers, ("X-Request-ID", "first")])
     failed = service.send(b'{"id": "1", "name": "Fern"}', headers=[*headers, ("X-Request-ID", "second")])
-    line = {"logger": "plants.access", "method": "POST", "path": "/plants", "remote_ip": "127.0.0.1"}
+    line = {
+        "logger": "plants.access",
+        "method": "POST",
+        "path": "/plants",
+        "route": "/plants",
+        "remote_ip": "127.0.0.1",
+    }
     first = {"level": "info", "request_id": "first", "status": 200, "size": len(created.body)}
     second = {"level": "warning", "request_id": "second", "status": 400, "size": len(failed.body)}
     assert access_line(service, "first") == line | first

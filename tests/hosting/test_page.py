@@ -19,7 +19,7 @@ from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.errors import ErrorCode
 from plants.hosting.application import PAGE, redirect_browsers
-from plants.public_paths import public_resources
+from plants.public_paths import public_paths, public_resources
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
@@ -34,7 +34,8 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 def hosted() -> WSGIApplication:
     store = MemoryStore()
     resources = public_resources(store) | PAGE
-    return redirect_browsers(build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=resources.keys()), resources))
+    auth = BearerAuth(Tokens([TOKEN]), public_paths=public_paths(resources))
+    return redirect_browsers(build_app(store, auth, resources))
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from plants.auth import BearerAuth
-from plants.errors import parse_error
+from plants.hosting.application import create_service
 from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
+from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Listener, Request, SizedBody
 from plants.server.threads import current_request
 from plants.tokens import TokenCheck
@@ -36,7 +36,7 @@ def client_of(service: Service) -> Client:
 def test_a_401_has_the_expected_headers_and_no_others(service: Service) -> None:
     names = service.send(method="GET", headers=[]).headers.keys()
     ours = {"content-type", "cache-control", "x-content-type-options", "x-request-id", "www-authenticate"}
-    assert names == ours | {"date", "content-length"}
+    assert names == ours | {"connection", "date", "content-length"}
 
 
 @pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
@@ -101,8 +101,8 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
 def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
     head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer correct-horse\r\nContent-Length: 9\r\n\r\n"
     with serving(PLANTS_REQUEST_TIMEOUT="1") as service:
-        clients = [client_of(service).send(head[:length]) for length in (0, 19, len(head))]
-        for client, request in zip(clients, [("", ""), ("", ""), ("POST", "/plants")], strict=True):
+        clients = [client_of(service).send(head[:length]) for length in (19, len(head))]
+        for client, request in zip(clients, [("", ""), ("POST", "/plants")], strict=True):
             (response,) = client.responses()
             line = service.line_of(response.headers["x-request-id"])
             assert (response.status, line["status"], line["error"]) == (408, 408, 40800)
@@ -117,7 +117,8 @@ class FailingCheck:
 
 def service_with(check: TokenCheck) -> PlantService:
     log = AccessLog(logging.INFO, "json")
-    return PlantService(BearerAuth(check, public_paths=["/livez"]), logging.getLogger(), log, None)
+    settings = Settings.from_environ({})._replace(token_checks=(check,))
+    return PlantService(create_service(settings), logging.getLogger(), log, None)
 
 
 def request_for(path: str) -> Request:
@@ -125,6 +126,7 @@ def request_for(path: str) -> Request:
         request = Request(Listener(sock, lambda *_: []), {"HTTP_AUTHORIZATION": "Bearer x"}, 0.0)
     request.path = path
     request.body = SizedBody(5)
+    request.head_parsed = True
     return request
 
 
@@ -134,16 +136,16 @@ def test_a_token_check_that_raises_before_the_body_is_a_500(
     request = request_for("/plants")
     requests: list[object] = []
     monkeypatch.setattr(caplog.handler, "filter", lambda _record: not requests.append(current_request.get()))  # type: ignore[func-returns-value]
-    response = service_with(FailingCheck()).before_body(request)
+    response = service_with(FailingCheck()).after_head(request)
     assert requests == [request]  # The line has the id of this request.
     assert response
-    assert (response.status, parse_error(response.body)[0]) == ("500 Internal Server Error", 50000)
+    assert (response.status, response.error[0]) == ("500 Internal Server Error", 50000)
     assert caplog.messages == ["a request failed"]
 
 
 def test_the_body_of_a_request_for_a_public_path_is_not_received() -> None:
     request = request_for("/livez")
-    assert service_with(FailingCheck()).before_body(request) is None
+    assert service_with(FailingCheck()).after_head(request) is None
     assert request.body.complete
     assert not request.keep_alive
 

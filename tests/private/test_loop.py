@@ -51,7 +51,7 @@ def test_fewer_connections_than_configured_are_a_warning(
 
 
 class DeferredApp:
-    """An application that defers the start of its responses, and records what happens to each."""
+    """An application with pending work for each response except that to /now, which records what happens."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -61,6 +61,8 @@ class DeferredApp:
         self.events.append(f"call {path}")
         if path == "/end":
             raise SystemExit
+        if path != "/now":
+            environ["server.pending"].append(lambda: self.events.append(f"wait {path}"))
         return self.read(path, start_response)
 
     def read(self, path: str, start_response: Callable[..., Any]) -> Iterator[bytes]:
@@ -102,15 +104,15 @@ def gets(*paths: str) -> list[bytes]:
 def test_requests_of_consecutive_iterations_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may take long between two iterations.
     monkeypatch.setattr("plants.server.threads._GATHER_SECONDS", 60)
-    events, responses = events_of_a_batch(gets("/1", "/2", "/3"), one_per_iteration=True)
-    assert events[:3] == ["call /1", "call /2", "call /3"]
-    assert events[3:] == ["read /1", "close /1", "read /2", "close /2", "read /3", "close /3"]
+    events, responses = events_of_a_batch(gets("/1", "/now", "/3"), one_per_iteration=True)
+    assert events[:5] == ["call /1", "call /now", "read /now", "close /now", "call /3"]
+    assert events[5:] == ["wait /1", "read /1", "close /1", "wait /3", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 200"] * 3
 
 
 def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     events, responses = events_of_a_batch(gets("/end", "/cancel", "/3"))
-    assert events[3:] == ["read /cancel", "close /cancel", "read /3", "close /3"]
+    assert events[3:] == ["wait /cancel", "read /cancel", "close /cancel", "wait /3", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 500", b"HTTP/1.1 500", b"HTTP/1.1 200"]
     assert caplog.messages == ["the application failed"] * 2
 
@@ -118,7 +120,7 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
     events, responses = events_of_a_batch(gets("/1", "/2"))
-    assert events == ["call /1", "read /1", "close /1", "call /2", "read /2", "close /2"]
+    assert events == [f"{step} /{number}" for number in (1, 2) for step in ("call", "wait", "read", "close")]
     assert responses == [b"HTTP/1.1 200"] * 2
 
 

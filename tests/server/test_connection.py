@@ -27,7 +27,7 @@ def server_with_1s_timeout(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_a_stalled_request_is_408_and_other_clients_are_served(server_with_1s_timeout: Server) -> None:
-    stalled = [server_with_1s_timeout.client().send(POST[:length]) for length in (0, 1, 20, len(POST) - 1)]
+    stalled = [server_with_1s_timeout.client().send(POST[:length]) for length in (1, 20, len(POST) - 1)]
     after_another = server_with_1s_timeout.client().send(POST + POST[:20])
     assert after_another.response().status == 200
     assert server_with_1s_timeout.get().status == 200

@@ -87,16 +87,12 @@ class Admitting(Service):
 
     non_blocking_paths = frozenset({"/probe"})
 
-    def before_body(self, request: Request) -> Response | None:
+    def after_head(self, request: Request) -> Response | None:
         request.trusted = request.path.startswith("/trusted")
         if request.path == "/probe":
             request.drop_body()
-            return None
-        is_admitted = request.trusted and request.path != REFUSED
-        return None if is_admitted else make_response("401 Unauthorized", [], b"no token", is_head=False)
-
-    def before_response(self, request: Request, response: Response) -> None:  # noqa: ARG002
-        request.trusted = request.path.startswith("/trusted")
+        is_refused = request.path in (REFUSED, "/stranger")
+        return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
 
 
 LARGE_BODY = 2 * SMALL_BODY_BYTES
@@ -189,7 +185,7 @@ def test_a_large_body_without_a_place_is_503_and_the_others_finish(make: Make) -
         if client not in rejected:
             client.sendall(b"x")
             driver.run_until_readable(client)
-            assert client.recv(1000).startswith(b"HTTP/1.1 413")  # from the application
+            assert client.recv(1000).startswith(b"HTTP/1.1 413")  # from the application, whose own limit is lower
     assert not driver.loop.shared.place_holders
 
 
@@ -202,22 +198,19 @@ def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(
     assert sorted(connection.state for connection in connections) == [CLOSED, CLOSED, WRITING]
 
 
-# The service decides before the body arrives
+# The service decides when the head is complete
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "state"),
-    [(post("/stranger", LARGE_BODY)[:-1], b"401", CLOSING), (post("/stranger", 9), b"200", IDLE)],
-    ids=["incomplete", "with-its-head"],
-)
-def test_only_a_body_that_comes_with_its_head_needs_no_token(
-    make: Make, sent: bytes, status: bytes, state: str
-) -> None:
+@pytest.mark.parametrize("size", [0, 9, LARGE_BODY, 10**7], ids=["none", "small", "large", "above the limit"])
+@pytest.mark.parametrize("sent_bytes", [0, 1, LARGE_BODY])
+def test_a_401_closes_the_connection_however_the_body_arrives(make: Make, size: int, sent_bytes: int) -> None:
     driver = make(service=Admitting(), body_bytes=10**6)
-    client, connection = driver.connect(sent)
+    client, connection = driver.connect(post("/stranger", size)[: -size or None] + b"x" * min(size, sent_bytes))
     driver.run_until_readable(client)
     driver.run_once()  # After a 401, it reads and discards what still arrives.
-    assert (client.recv(1000)[9:12], connection.state, connection.request) == (status, state, None)
+    response = client.recv(1000)
+    assert (response[9:12], connection.state, connection.request) == (b"401", CLOSING, None)
+    assert b"Connection: close" in response
 
 
 EXPECTING = post("/trusted", 1000).replace(b"\r\n\r\n", b"\r\nExpect: 100-Continue\r\n\r\n")[:-1000]
@@ -259,26 +252,19 @@ def test_a_probe_with_an_incomplete_body_gets_its_response_at_once(make: Make, f
     assert client.recv(1000) == b""
 
 
-class Checked(Service):
-    checks_body_size = True
-
-
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["sized", "chunked"])
-@pytest.mark.parametrize(("size", "service"), [(1000, Service()), (1001, Service()), (1001, Checked())])
-def test_only_a_body_within_the_limit_reaches_the_application(
-    make: Make, is_chunked: bool, size: int, service: Service
-) -> None:
-    driver = make(service=service)
+@pytest.mark.parametrize("size", [1000, 1001])
+def test_only_a_body_within_the_limit_reaches_the_application(driver: Driver, is_chunked: bool, size: int) -> None:
     fields = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"
     body = f"{size:x}\r\n{'x' * size}\r\n0\r\n\r\n" if is_chunked else "x" * size
     client, _ = driver.connect(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}".encode())
     driver.run_until_readable(client)
     response = client.recv(10_000)
     assert (b"Connection: close" in response) == (size > 1000)
-    if size > 1000 and not service.checks_body_size:
+    if size > 1000:
         assert response.startswith(b"HTTP/1.1 413")
     else:
-        assert f'"body": "{"x" * size if size <= 1000 else ""}"'.encode() in response
+        assert f'"body": "{"x" * size}"'.encode() in response
         assert f'"CONTENT_LENGTH": "{size}"'.encode() in response
 
 
@@ -351,18 +337,30 @@ def test_a_full_loop_evicts_no_client_that_is_alone_at_its_address(full: FullDri
     assert honest.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_a_full_loop_closes_no_client_with_a_token(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_loop_closes_idle_clients_with_a_token_last(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
     upload = full.accept(post("/trusted", 900)[:-1])
     crowd = [full.accept() for _ in range(5)]
     assert [bool(client.recv(1) == b"") for client in crowd[:3]] == [True] * 3
     upload.sendall(b"x")
     full.run_once()
     assert upload.recv(10_000).startswith(b"HTTP/1.1 200")
-    # If every connection has a token, even an idle one stays open, because its client may be sending at this moment.
     uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(2)]
+    newest = full.accept(post("/trusted", 900)[:-1])
+    assert upload.recv(1) == b""  # Among clients with a token, only an idle one is closed.
     assert full.accept().recv(1000).startswith(b"HTTP/1.1 503")
-    assert not any(is_readable(client) for client in (upload, *uploads))
-    full.run_until(lambda: turned_away(caplog) == 6)
+    assert not any(is_readable(client) for client in (newest, *uploads))
+    full.run_until(lambda: turned_away(caplog) == 7)
+
+
+def test_a_full_loop_closes_the_longest_idle_client_with_a_token(full: FullDriver) -> None:
+    first, second, third = (full.accept(get("/trusted")) for _ in range(3))
+    first.sendall(get("/trusted"))
+    full.run_once()
+    full.accept(get("/trusted"))
+    assert [client.recv(10_000).count(b"HTTP/1.1 200") for client in (first, second, third)] == [2, 1, 1]
+    assert second.recv(1) == b""
+    assert not is_readable(first)
+    assert not is_readable(third)
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses(make: Make) -> None:
@@ -478,9 +476,17 @@ def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) ->
     clients = [driver.connect() for _ in range(200)]
     for _, connection in clients:
         connection.deadline = 0.0
-    driver.run_until(lambda: any(connection.state != OPEN for _, connection in clients))
-    assert sum(connection.state != OPEN for _, connection in clients) < 100
-    driver.run_until(lambda: all(connection.state != OPEN for _, connection in clients))
+    driver.run_until(lambda: any(connection.state == CLOSED for _, connection in clients))
+    assert sum(connection.state == CLOSED for _, connection in clients) < 100
+    driver.run_until(lambda: all(connection.state == CLOSED for _, connection in clients))
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r", b"\r\n"], ids=repr)
+def test_a_connection_without_a_request_is_closed_silently(driver: Driver, sent: bytes) -> None:
+    client, connection = driver.connect(sent)
+    driver.run_once()
+    driver.step(connection, connection.expire)
+    assert client.recv(1000) == b""
 
 
 # Calls of the application

@@ -150,7 +150,7 @@ def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> list
 
 
 class Refusing(Service):
-    def before_body(self, request: Request) -> Response | None:
+    def after_head(self, request: Request) -> Response | None:
         is_stranger = "HTTP_X_STRANGER" in request.environ
         return make_response("401 Unauthorized", [], b"", is_head=False) if is_stranger else None
 

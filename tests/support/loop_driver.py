@@ -105,6 +105,7 @@ class Driver:
         assert not shared.ready_requests
         assert not shared.unfinished_connections
         assert not shared.strangers
+        assert not shared.idle_clients
         assert not shared.place_holders
 
     def end(self) -> None:

@@ -1,0 +1,67 @@
+"""What another operation needs: a resource and a route. This one is not part of the interface."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.hosting.test_metrics import request_counts
+from tests.support.hosted import serving
+from tests.support.process import free_port
+
+CONFIGURATION = """
+import falcon
+
+from plants.app import OPERATIONS
+from plants.fast_path import dumper
+from plants.schemas import PlantSchema
+
+
+class PlantItem:
+    '''``/plants/{plant_id}``: one plant.'''
+
+    def __init__(self, store, _limits):
+        self._store = store
+        self._dump = dumper(PlantSchema())
+
+    def on_get(self, _req, resp, plant_id):
+        plant = self._store.get(plant_id)
+        if plant is None:
+            raise falcon.HTTPNotFound
+        resp.data = self._dump(plant)
+
+
+OPERATIONS["/plants/{plant_id:int}"] = PlantItem
+
+from plants.hosting.gunicorn_conf import *
+"""
+ROUTE = "/plants/{plant_id:int}"
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+@pytest.mark.parametrize("store", ["memory:", "sqlite:///{}/plants.db"])
+def test_another_operation_has_the_token_errors_log_and_metrics_of_the_first(tmp_path: Path, store: str) -> None:
+    (tmp_path / "own.py").write_text(CONFIGURATION)
+    port = free_port()
+    with serving(
+        f"--config={tmp_path}/own.py",
+        command=[sys.executable, "-m", "gunicorn"],
+        PLANTS_STORE=store.format(tmp_path),
+        PLANTS_METRICS_BIND=f"127.0.0.1:{port}",
+    ) as service:
+        service.send(new_plant(id=7), headers=[AUTH, JSON_TYPE])
+        assert service.send(method="GET", path="/plants/7", headers=[AUTH]).plant == {"name": "Fern"}
+        assert service.send(method="GET", path="/plants/8", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="/plants/fern", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="//plants/7", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="/plants/7", headers=[("X-Request-ID", "stranger")]).error == 40100
+        response = service.send(method="PURGE", path="/plants/7", headers=[AUTH])
+        assert (response.error, response.headers["allow"]) == (40500, "GET, OPTIONS")
+        line = service.line_of("stranger")
+        assert (line["path"], line["route"]) == ("/plants/7", ROUTE)
+        counts = request_counts(port)
+    outcomes = [("200", ""), ("404", "40400"), ("401", "40100")]
+    assert {key: count for key, count in counts.items() if key[1] == ROUTE} == {
+        ("GET", ROUTE, *outcome): 1 for outcome in outcomes
+    } | {("other", ROUTE, "405", "40500"): 1}
