@@ -30,20 +30,18 @@ _METHODS = {"GET", "HEAD", "POST"}  # The label of any other method is "other", 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def listen(address: tuple[str, int], cfg: Any, *, takes_over: bool) -> None:
+def listen(address: tuple[str, int], cfg: Any) -> None:
     """Listen on the metrics' address. Gunicorn's master calls this once, before it starts workers.
 
-    :param takes_over: whether this master takes over from another one that is still listening (``USR2``).
     :raises OSError: it cannot listen on this address, or cannot create a folder for the files.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    listener = socket.create_server(address, family=family, reuse_port=takes_over)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
+    listener = socket.create_server(address, family=family)
     listener.setblocking(False)
     listening_sockets.append(listener)
-    # prometheus_client stores the workers' metrics in this folder, and reads the folder's name on import. A new master
-    # has a new folder. Import the library now, because older versions of Gunicorn call child_exit in a signal handler,
-    # which could interrupt a later import.
+    # prometheus_client stores the workers' metrics in this folder, and reads the folder's name on import. Import the
+    # library now, because older versions of Gunicorn call child_exit in a signal handler, which could interrupt a later
+    # import.
     folder = os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="plants-metrics-", dir=cfg.worker_tmp_dir)
     import_module("prometheus_client.multiprocess")
     with suppress(PermissionError):  # A sandbox may forbid this, even if it changes nothing.

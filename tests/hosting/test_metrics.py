@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import stat
 import sys
 from collections import Counter
 from contextlib import closing
@@ -21,7 +20,7 @@ from plants import server
 from plants.hosting.settings import Settings, SettingsError
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import Service, send_to, serving
-from tests.support.process import children, free_port, text_of, wait_for_workers, wait_until
+from tests.support.process import children, free_port, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
 COUNT = "http_server_request_duration_seconds_count"
@@ -198,24 +197,3 @@ def test_a_worker_that_cannot_create_metrics_files_serves_anyway(port: int) -> N
         create(service, 0, 1)
         assert value(port, "plants_created_total") == 0
         folder.unlink()
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_new_master_counts_from_zero_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
-    pid_file = tmp_path / "pid"
-    with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        create(service, 0, 5)
-        old = folder_of(service.process.pid)
-        service.process.send_signal(signal.SIGUSR2)
-        new_file = Path(f"{pid_file}.2")
-        wait_until(lambda: text_of(new_file).strip())
-        new = int(new_file.read_text())
-        service.wait_for("Booting worker", times=2)
-        wait_until(lambda: any(metrics_files(worker) for worker in children(new)))
-        assert folder_of(new) != old
-        assert stat.S_IMODE(old.stat().st_mode) == 0o700
-        assert service.stop() == 0
-        assert not old.exists()
-        create(service, 5, 2)
-        assert value(port, "plants_created_total") == 2
-        os.kill(new, signal.SIGTERM)
