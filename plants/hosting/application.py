@@ -1,5 +1,6 @@
 """The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
+import logging
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -8,9 +9,11 @@ from wsgiref.types import StartResponse, WSGIApplication
 from plants import __version__
 from plants.app import build_app
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, error_body
+from plants.errors import HEADERS, ErrorCode, error_body
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_resources
+
+_log = logging.getLogger(__name__)
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -32,7 +35,7 @@ def create_service(settings: Settings) -> HostedService:
     resources = public_resources(settings.store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
     app = build_app(settings.store, auth, resources, max_body_bytes=settings.max_body_bytes)
-    return HostedService(settings, auth, redirect_browsers(app))
+    return HostedService(settings, auth, _hosted(app, settings))
 
 
 def _file(name: str, content_type: str) -> Constant:
@@ -48,10 +51,18 @@ PAGE: Final[dict[str, object]] = {
 }
 
 
-def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
-    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
+def _hosted(app: WSGIApplication, settings: Settings) -> WSGIApplication:
+    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``.
+
+    If one of several processes has a store that it cannot share, each of its responses is a 500.
+    """
+    is_shared = settings.store.multiprocess
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if not is_shared and environ["wsgi.multiprocess"]:
+            _log.error("PLANTS_STORE=%s cannot be shared by processes; start one process", settings.shown_store)
+            start_response("500 Internal Server Error", list(HEADERS.items()))
+            return [error_body(ErrorCode.INTERNAL)]
         is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
         # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):

@@ -9,12 +9,15 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from wsgiref.util import setup_testing_defaults
 
 import pytest
 from gunicorn.config import Config
 
 import plants
 from plants import open_store, server
+from plants.hosting.application import create_service
+from plants.hosting.settings import Settings
 from plants.hosting.worker import Heartbeat
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, send_to, serving
@@ -154,6 +157,20 @@ def test_a_bad_setting_stops_plain_gunicorn_without_traceback() -> None:
     assert result.returncode != 0
     assert "PLANTS_STORE is not usable: " in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("multiprocess", "status"), [(True, "500 "), (False, "200 ")])
+def test_one_of_several_processes_does_not_serve_a_dictionary(
+    multiprocess: bool, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
+    environ: dict[str, object] = {"wsgi.multiprocess": multiprocess, "PATH_INFO": "/livez"}
+    setup_testing_defaults(environ)
+    statuses: list[str] = []
+    app(environ, lambda status, _headers, _error=None: statuses.append(status))  # type: ignore[arg-type]
+    assert statuses[0].startswith(status)
+    line = "PLANTS_STORE=memory: cannot be shared by processes; start one process"
+    assert caplog.messages == [line] * multiprocess
 
 
 def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
