@@ -12,6 +12,9 @@ from plants.auth import BearerAuth
 from plants.errors import HEADERS, ErrorCode, error_body
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_resources
+from plants.stores import GroupCommitStore
+from plants.stores.logged import LoggedStore
+from plants.stores.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +35,12 @@ class HostedService(NamedTuple):
 
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
-    resources = public_resources(settings.store) | PAGE
+    store = settings.store
+    if not isinstance(store, MemoryStore | GroupCommitStore):  # The one has no outages, the other logs them.
+        store = LoggedStore(store)
+    resources = public_resources(store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=resources.keys())
-    app = build_app(settings.store, auth, resources, max_body_bytes=settings.max_body_bytes)
+    app = build_app(store, auth, resources, max_body_bytes=settings.max_body_bytes)
     return HostedService(settings, auth, _hosted(app, settings))
 
 

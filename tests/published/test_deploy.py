@@ -35,7 +35,8 @@ def test_systemd_verifies_the_units_and_rates_the_exposure_at_most_1_5(tmp_path:
         # systemd checks that the program exists; the test machine has no /opt/plants.
         (tmp_path / name).write_text(re.sub("/opt/plants/bin/[a-z]+", "/bin/sh", (DEPLOY / name).read_text()))
     result = run("systemd-analyze", "verify", *tmp_path.iterdir())
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
+    assert [line for line in result.stderr.splitlines() if "plants" in line] == []  # Other units may have faults.
     result = run("systemd-analyze", "security", "--offline=true", "--threshold=15", UNIT)
     assert result.returncode == 0, result.stdout
 
