@@ -1,13 +1,15 @@
-"""``python -m plants`` is the command ``plants``."""
+"""The command ``plants``, which is also ``python -m plants``."""
 
-import sys
-from pathlib import Path
+from plants.hosting import exit_on_signals
 
-if not __package__:
-    # On USR2 Gunicorn runs this file by its path, and Python puts the package's own folder on sys.path. That would make
-    # plants.errors importable as errors.
-    sys.path[0] = str(Path(__file__).parents[1])
 
-from plants.hosting.cli import main
+def main() -> None:
+    """Run the command that ``sys.argv`` names."""
+    exit_on_signals()  # before the imports
+    from plants.hosting import cli
 
-main()
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -8,11 +9,16 @@ from wsgiref.types import StartResponse, WSGIApplication
 from plants import __version__
 from plants.app import build_app
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, error_body
+from plants.errors import HEADERS, ErrorCode, error_body
 from plants.falcon_defaults import Router
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths, public_resources
 from plants.schemas import Limits
+from plants.stores import GroupCommitStore
+from plants.stores.logged import LoggedStore
+from plants.stores.memory import MemoryStore
+
+_log = logging.getLogger(__name__)
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -36,11 +42,14 @@ class HostedService(NamedTuple):
 
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
-    resources = public_resources(settings.store) | PAGE
+    store = settings.store
+    if not isinstance(store, MemoryStore | GroupCommitStore):  # The one has no outages, the other logs them.
+        store = LoggedStore(store)
+    resources = public_resources(store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
-    app = build_app(settings.store, auth, resources, limits=limits)
-    return HostedService(settings, auth, redirect_browsers(app), app.router, resources)
+    app = build_app(store, auth, resources, limits=limits)
+    return HostedService(settings, auth, _hosted(app, settings), app.router, resources)
 
 
 def _file(name: str, content_type: str) -> Constant:
@@ -56,10 +65,18 @@ PAGE: Final[dict[str, object]] = {
 }
 
 
-def redirect_browsers(app: WSGIApplication) -> WSGIApplication:
-    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``."""
+def _hosted(app: WSGIApplication, settings: Settings) -> WSGIApplication:
+    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``.
+
+    If one of several processes has a store that it cannot share, each of its responses is a 500.
+    """
+    is_shared = settings.store.multiprocess
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if not is_shared and environ["wsgi.multiprocess"]:
+            _log.error("PLANTS_STORE=%s cannot be shared by processes; start one process", settings.shown_store)
+            start_response("500 Internal Server Error", list(HEADERS.items()))
+            return [error_body(ErrorCode.INTERNAL)]
         is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
         # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):

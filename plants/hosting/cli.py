@@ -3,19 +3,18 @@
 import os
 import re
 import secrets
-import signal
 import ssl
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping
+from collections.abc import Callable
 from http.client import HTTPException, InvalidURL
 from io import TextIOWrapper
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 import plants
-from plants.hosting.settings import LAST_PORT, SETTINGS, SETTINGS_HELP, stop
+from plants.hosting.settings import LAST_PORT, SETTINGS_HELP, stop
 from plants.tokens import digest_of
 
 CHECK_SECONDS: Final = 2
@@ -36,18 +35,16 @@ usage: plants serve [options]
   --log-level LEVEL          debug, info, warning, error or critical (default: info)
   --graceful-timeout SECONDS how long a stop may wait for responses (default: 30)
   --check-config             check the settings and the store, and exit
-  --help-all                 list all options, which are Gunicorn's
+  --print-config             print Gunicorn's settings, and exit
+The other options are Gunicorn's, which "gunicorn --help" lists.
 
 {SETTINGS_HELP}"""
 
 
 def main() -> None:
     """Run the command that ``sys.argv`` names."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
     if isinstance(sys.stdout, TextIOWrapper):  # It is None if it was closed at the start.
         sys.stdout.reconfigure(errors="backslashreplace")  # A path may have bytes that are not text.
-    if sys.argv[1:2] == ["help"]:
-        sys.argv[1:] = [*sys.argv[2:3], "--help"]
     if sys.argv[1:2] == ["serve"]:  # Gunicorn parses its options.
         _serve()
     else:
@@ -66,22 +63,23 @@ def _parser() -> ArgumentParser:
     parser.set_defaults(run=lambda _options: parser.exit(2, parser.format_help()))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="start the service")
-    check = commands.add_parser("check", help="check whether a service is ready")
+    check = _add_command(commands, "check", "check whether a service is ready", _check)
     check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: that of plants serve)")
-    check.set_defaults(run=_check)
-    config = commands.add_parser("config", help="print the settings that serve would use")
-    config.set_defaults(run=_config)
-    token = commands.add_parser("token", help="print a new random token, and its line for PLANTS_TOKENS_FILE")
-    token.set_defaults(run=_token)
-    commands.add_parser("help", help="print this, or the help of a command")
+    purpose = "print a new token to standard error, and its line for PLANTS_TOKENS_FILE to standard output"
+    _add_command(commands, "token", purpose, _token)
     return parser
+
+
+def _add_command(commands: Any, name: str, purpose: str, run: Callable[[Namespace], None]) -> ArgumentParser:
+    command: ArgumentParser = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+    command.set_defaults(run=run)
+    return command
 
 
 def _serve() -> None:
     if {"-h", "--help"} & {*sys.argv[2:]}:
         print(_SERVE_HELP)
         return
-    sys.argv = ["--help" if word == "--help-all" else word for word in sys.argv]
     _check_environment()
     from plants.hosting.serve import Serve
 
@@ -89,16 +87,11 @@ def _serve() -> None:
 
 
 def _check_environment() -> None:
-    # When gunicorn.config is imported, it reads PORT, WEB_CONCURRENCY and the working directory. A WEB_CONCURRENCY that
-    # is not a number, or a directory that has been deleted, would cause a traceback.
+    # When gunicorn.config is imported, it reads these two. A WEB_CONCURRENCY that is not a number causes a traceback.
     for name, lowest, highest in (("PORT", 0, LAST_PORT), ("WEB_CONCURRENCY", 1, 9999)):
         value = os.environ.get(name, str(lowest))
         if not re.fullmatch("[0-9]{1,5}", value) or not lowest <= int(value) <= highest:
             stop(f"{name} is not usable: set a number from {lowest} to {highest}, or unset it")
-    try:
-        os.getcwd()  # noqa: PTH109  # as Gunicorn does
-    except OSError as error:
-        stop(f"the working directory cannot be used: {error.strerror}")
 
 
 def _check(options: Namespace) -> None:
@@ -112,11 +105,11 @@ def _check(options: Namespace) -> None:
 
 def _own_url() -> str:
     _check_environment()
-    from plants.hosting.serve import Serve
+    from plants.hosting.serve import WITHOUT_SERVICE, Serve
     from plants.hosting.startup import name_of, url_of
 
     sys.argv[1:] = ["serve"]  # Gunicorn parses these.
-    cfg = Serve("plants.hosting").cfg  # The package has no settings of Gunicorn, and making the service is not needed.
+    cfg = Serve(WITHOUT_SERVICE).cfg
     address = cfg.address[0]
     if not isinstance(address, tuple):
         stop(f"the service listens on {name_of(address)}, which has no URL; run plants check URL")
@@ -150,38 +143,10 @@ def _problem_at(address: str, *, verify: bool) -> str:
     return ""
 
 
-def _config(_options: Namespace) -> None:
-    _check_environment()
-    from plants.hosting.serve import Serve
-    from plants.hosting.startup import name_of
-
-    sys.argv[1:] = ["serve"]  # Gunicorn parses these, and not the options of this command.
-    given = dict(os.environ)  # Making the service may add a generated token.
-    cfg = Serve().cfg
-    from plants.wsgi import service
-
-    defaults = {name: default for name, (default, _) in SETTINGS.items()} | {"WEB_CONCURRENCY": "1", "PORT": ""}
-    shown = {name: given.get(name, default) for name, default in defaults.items()}
-    shown |= {"PLANTS_TOKENS": _shown_tokens(given), "PLANTS_STORE": service.settings.shown_store}
-    shown["PLANTS_LOG_FORMAT"] = service.settings.log_format
-    rows = {name: (value, "environment" if name in given else "default") for name, value in shown.items()}
-    rows["bind"] = (",".join(map(name_of, cfg.address)), "Gunicorn")
-    for name in ("threads", "worker_connections", "certfile"):
-        rows[name] = (str(cfg.settings[name].get() or ""), "Gunicorn")
-    print("\n".join(f"{name}={value}  # {origin}" for name, (value, origin) in rows.items()))
-
-
-def _shown_tokens(environ: Mapping[str, str]) -> str:
-    if "PLANTS_TOKENS" in environ:
-        count = len(re.findall(r"[^,\s]+", environ["PLANTS_TOKENS"]))
-        return f"{count} token{'s' * (count != 1)}"
-    others = " and ".join(name for name in ("PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK") if name in environ)
-    return f"none (tokens come from {others})" if others else "1 token, a new one at each start"
-
-
 def _token(_options: Namespace) -> None:
     token = secrets.token_urlsafe(32)
-    print(f"{token}\nsha256:{digest_of(token).hex()}")
+    print(token, file=sys.stderr)
+    print(f"sha256:{digest_of(token).hex()}")
 
 
 def _version(_options: Namespace) -> None:

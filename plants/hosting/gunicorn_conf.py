@@ -1,18 +1,16 @@
 """Gunicorn's configuration of the hosted service: settings, which an option overrides, and hooks.
 
-Loading it makes the service from the environment, once; after ``HUP``, it is still the same service.
+Its first import makes the service from the environment. ``HUP`` does not import it again, so the service stays.
 """
 
 import logging
 import os
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import plants
-from plants.app import PLANTS_PATH
-from plants.hosting import logs, metrics, startup, worker
+from plants.hosting import exit_on_signals, logs, metrics, startup, worker
 from plants.hosting.settings import (
     GUNICORN_SETTINGS,
     SettingsError,
@@ -22,7 +20,8 @@ from plants.hosting.settings import (
     stop,
 )
 from plants.server import implementation
-from plants.stores import StoreMissing, StoreUnavailable, StoreUnusable
+
+exit_on_signals()
 
 try:  # Report a bad setting in one line, before any fork.
     new_token = generate_token(os.environ)
@@ -50,25 +49,17 @@ class Worker(worker.Worker):
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
     cfg = server.cfg
-    if server.pidfile:
-        # If the start fails, Gunicorn leaves this file. After USR2, the file would suggest that the new master runs.
-        metrics.at_exit_of_master(server.pidfile.unlink)
     on_reload(server)
     server.app.reload = partial(startup.reload_or_keep, server.app, settings, server.app.reload)
+    os.register_at_fork(after_in_parent=worker.unblock_signals)
     startup.check(cfg, settings)
-    takes_over = "GUNICORN_PID" in os.environ
+    startup.check_user(cfg, settings)
     if settings.metrics_bind:
-        startup.check_addresses(settings.metrics_bind, reuse_port=takes_over, setting="PLANTS_METRICS_BIND")
-        metrics.listen(settings.metrics_bind, takes_over=takes_over)
-    if not {"GUNICORN_FD", "LISTEN_FDS"} & os.environ.keys():
-        startup.check_addresses(*cfg.address, reuse_port=cfg.reuse_port)
+        startup.listen_for_metrics(settings.metrics_bind)
     announce_token(new_token)
-    try:
-        with startup.as_workers(cfg):  # If this creates the database file, the workers must be able to write to it.
-            # After USR2 the store is already in use, so create nothing.
-            settings.store.prepare(create=not takes_over)
-    except StoreUnavailable as error:
-        logging.getLogger("plants").warning("the store cannot be used yet: %s", error)
+    if settings.tokens_check:
+        server.log.info("%s", startup.token_check_answer(settings.tokens_check))
+    startup.prepare_store(settings, create=True)
 
 
 def when_ready(server: Any) -> None:
@@ -76,19 +67,15 @@ def when_ready(server: Any) -> None:
     listeners = [listener.sock.getsockname() for listener in server.LISTENERS] or server.cfg.address
     urls = [startup.url_of(address, server.cfg) for address in listeners]
     names = " ".join(map(startup.name_of, listeners))
-    lifetime = ", until the process ends" * _is_in_memory() + ", which is new" * settings.store.is_new
+    lifetime = ", until the process ends" * settings.in_memory + ", which is new" * settings.store.is_new
     facts = [f"plants {plants.__version__} ({implementation()}) listens on {names}"]
     facts.append(f"plants are stored in {settings.shown_store}{lifetime}")
     if settings.metrics_bind:
         facts.append(f"metrics: {startup.url_of(settings.metrics_bind, server.cfg)}/metrics")
     facts += [f"try it at {url}/docs" for url in urls if url.startswith("http")][:1]
     server.log.info("%s", "; ".join(facts))
-    if _is_in_memory() and _is_deployed():
+    if settings.in_memory and _is_deployed():
         server.log.warning("all plants will be lost when this process ends; set PLANTS_STORE to keep them")
-
-
-def _is_in_memory() -> bool:
-    return not settings.store.multiprocess
 
 
 def _is_deployed() -> bool:
@@ -98,25 +85,17 @@ def _is_deployed() -> bool:
     return not is_on_terminal() and (container or bool(names & os.environ.keys()))
 
 
-def post_worker_init(_worker: Any) -> None:
-    """Start watching the token file now instead of at the first request with a token."""
-    service.auth.refusal(PLANTS_PATH, "Bearer -")
-
-
-def pre_exec(server: Any) -> None:
-    """Pass the generated token to the next master (``USR2``), whose environment is this master's first one."""
-    if new_token:
-        server.cfg.env_orig["PLANTS_TOKENS"] = new_token
+def pre_fork(_server: Any, _worker: Any) -> None:
+    """Block signals until the worker handles them, because one that arrives just after the fork would be lost."""
+    worker.block_signals()
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
     problem = startup.problem_of_worker_count(new_value, settings)
-    if old_value is None:
-        startup.check_raw_env(server.cfg)  # Gunicorn logs its configuration next, and the log must not show a token.
-        if problem:
-            stop(problem)
-    elif problem:
+    if problem and old_value is None:
+        stop(problem)
+    if problem:
         server.log.error(problem)
         server.num_workers = old_value
 
@@ -132,23 +111,16 @@ def on_reload(server: Any) -> None:
 
 def child_exit(server: Any, ended: Any) -> None:
     """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
-    if _is_in_memory() and server.LISTENERS:  # There are none while the service stops.
+    if settings.in_memory and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", ended.pid)
     if metrics.listening_sockets:
         metrics.reset_gauges(ended.metrics_slot)
 
 
 def check_start(cfg: Any) -> None:
-    """Stop with one line if a start with this configuration would fail, even if such a service is running."""
+    """Stop with one line if a start with this configuration would fail. The service may be running."""
     startup.check(cfg, settings)
-    startup.check_addresses(*cfg.address, may_be_in_use=True, reuse_port=cfg.reuse_port)
-    startup.check_addresses(settings.metrics_bind, may_be_in_use=True, setting="PLANTS_METRICS_BIND")
-    startup.check_pid_file(cfg, may_be_in_use=True)
-    try:
-        with suppress(StoreMissing), startup.as_workers(cfg):  # A start creates what is missing.
-            settings.store.prepare(create=False)
-    except StoreUnusable as error:
-        stop(f"the store cannot be used: {error}")
-    except StoreUnavailable as error:
-        problem, *_ = str(error).splitlines()  # PostgreSQL's driver adds advice.
-        logging.getLogger("plants").warning("the store cannot be used now: %s", problem)
+    startup.check_user(cfg, settings)
+    if settings.tokens_check:
+        logging.getLogger("plants").warning("%s", startup.token_check_answer(settings.tokens_check))
+    startup.prepare_store(settings, create=False)

@@ -6,14 +6,12 @@ allocated before the first request. No two living workers have the same row. A w
 one that had its row, so the number of rows does not grow.
 """
 
-import atexit
 import mmap
 import os
 import socket
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from itertools import accumulate, product
 from typing import Any, Final
@@ -57,24 +55,16 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 _ROW_BYTES = ((_FIRST + len(_CELLS) * _WIDTH) * _CELL_BYTES // _PAGE + 1) * _PAGE
 
 
-def listen(address: tuple[str, int], *, takes_over: bool) -> None:
+def listen(address: tuple[str, int]) -> None:
     """Listen on the metrics' address. Gunicorn's master calls this once, before it starts workers.
 
-    :param takes_over: whether this master takes over from another one that is still listening (``USR2``).
     :raises OSError: it cannot listen on this address.
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    listener = socket.create_server(address, family=family, reuse_port=takes_over)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for a new master after USR2
+    listener = socket.create_server(address, family=family)
     listener.setblocking(False)
     listening_sockets.append(listener)
     _row_files.append(os.memfd_create("plants-metrics"))
-
-
-def at_exit_of_master(call: Callable[[], object]) -> None:
-    """Register ``call`` to run when this process exits, but not when one of its workers exits."""
-    atexit.register(call)
-    os.register_at_fork(after_in_child=partial(atexit.unregister, call))
 
 
 class Metrics:

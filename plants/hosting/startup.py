@@ -1,53 +1,36 @@
-"""Checks of a start and of a reload, for problems that Gunicorn would report late or with a traceback.
+"""Checks of the start and of a reload (``HUP``) in Gunicorn's master, and of ``plants serve --check-config``.
 
-The hooks of the packaged configuration call these in Gunicorn's master, and ``plants serve --check-config`` calls them
-without a start. Each stops with one line, which names the setting. A reload (``HUP``) logs that line, and goes on with
-the old configuration.
+Each check stops with one line, which names the setting. A reload logs this line, and keeps the old configuration.
 """
 
-import errno
-import io
 import logging
 import os
-import socket
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from gunicorn.pidfile import Pidfile
-
-from plants.hosting.settings import Settings, stop
+from plants.hosting import metrics
+from plants.hosting.settings import Settings, stop, without_passwords
 from plants.server.worker import tls_context
+from plants.stores import StoreMissing, StoreUnavailable, StoreUnusable
+from plants.tokens import TokenCheck
 
-_log = logging.getLogger("gunicorn.error")
+_log = logging.getLogger("plants")
 
 
 def check(cfg: Any, settings: Settings) -> None:
-    """Stop if a setting is not usable, or would have no effect."""
-    check_raw_env(cfg)
+    """Stop if the service cannot have this many workers, this certificate, or metrics with this class of workers."""
     if problem := problem_of_worker_count(cfg.workers, settings):
         stop(problem)
     if cfg.is_ssl:
-        with _or_stop(f"cannot use {_certificate(cfg)}", "--certfile and --keyfile"):
+        try:
             tls_context(cfg)
-    for name in () if cfg.is_ssl else ("ssl_context", *cfg.ssl_options):
-        if cfg.settings[name].get() != type(cfg.settings[name])().get():
-            stop(f"{name} has no effect without a certificate; set --certfile and --keyfile")
-    with _or_stop("cannot make a file for a worker", "--worker-tmp-dir"):
-        tempfile.TemporaryFile(dir=cfg.worker_tmp_dir).close()
+        except Exception as error:  # any error of the system, of OpenSSL, or of the user's hook
+            stop(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
     if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
         stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-    if settings.metrics_bind in cfg.address:
-        stop("PLANTS_METRICS_BIND is an address of the service itself; set another one")
-
-
-def check_raw_env(cfg: Any) -> None:
-    """Stop if ``raw_env`` sets a ``PLANTS_`` variable, because Gunicorn applies ``raw_env`` too late."""
-    for name in cfg.env:
-        if name.startswith("PLANTS_"):
-            stop(f"{name} has no effect in --env or raw_env; set it in the environment")
 
 
 def problem_of_worker_count(count: int, settings: Settings) -> str:
@@ -62,37 +45,74 @@ def problem_of_worker_count(count: int, settings: Settings) -> str:
     return ""
 
 
-def check_pid_file(cfg: Any, *, may_be_in_use: bool = False) -> None:
-    """Stop if the pid file cannot be made, or has the id of another process that is running."""
-    if not cfg.pidfile:
+def check_user(cfg: Any, settings: Settings) -> None:
+    """Stop if the workers run as another user (``--user``) for whom there is no SQLite file that they may write.
+
+    The master does not create it, because it would own the file.
+    """
+    if (cfg.uid, cfg.gid) == (os.geteuid(), os.getegid()) or not settings.store_url.startswith("sqlite:"):
         return
-    with _or_stop(f"cannot make {cfg.pidfile}", "--pid"):
-        tempfile.TemporaryFile(dir=Path(cfg.pidfile).parent).close()
-    if not may_be_in_use and (pid := Pidfile(cfg.pidfile).validate()) not in {None, os.getpid()}:
-        stop(f"{cfg.pidfile} has the id of another process, {pid}; set another one with --pid")
+    file = Path(unquote(settings.store_url.removeprefix("sqlite:///")))
+    if not (file.exists() and _may_write(file, cfg) and _may_write(file.parent, cfg)):
+        stop(f"no file {settings.store_url} exists that --user {cfg.uid} may write; start the service as this user")
+
+
+def _may_write(path: Path, cfg: Any) -> bool:
+    found = path.stat()
+    shift = 6 if found.st_uid == cfg.uid else 3 if found.st_gid == cfg.gid else 0
+    return bool(found.st_mode >> shift & 0o2)
+
+
+def listen_for_metrics(address: tuple[str, int]) -> None:
+    """Listen on the address of the metrics, or stop."""
+    try:
+        metrics.listen(address)
+    except OSError as error:
+        stop(f"PLANTS_METRICS_BIND={name_of(address)} is not usable: {error.strerror}")
+
+
+def prepare_store(settings: Settings, *, create: bool) -> None:
+    """Prepare the store before the workers start; if it cannot be used now, log a warning.
+
+    :param create: False for a check, which stops with one line if a start needs a repair.
+    """
+    store = settings.store
+    try:
+        store.prepare(create=create)
+    except StoreUnavailable as error:
+        problem = " ".join(str(error).split())
+        if create:
+            _log.warning("the store cannot be used yet: %s", problem)
+        elif not isinstance(error, StoreUnusable):
+            _log.warning("the store cannot be used now: %s", problem)
+        elif not isinstance(error, StoreMissing):  # A start creates what is missing.
+            stop(f"the store cannot be used: {problem}")
+    except Exception as error:  # A store of somebody else's may raise any error.
+        where = f"{type(store).__module__}:{type(store).__qualname__}"
+        problem = without_passwords(f"{type(error).__name__}: {error}")
+        stop(f"the store {settings.store_url.partition(':')[0]}: ({where}) failed in prepare with {problem}")
+
+
+def token_check_answer(check: TokenCheck) -> str:
+    """Return what a token check of the user's own answers to a made-up token."""
+    try:
+        answer = repr(check.accepts(secrets.token_urlsafe()))
+    except Exception as error:  # Its back end may be down for a moment, so the service starts all the same.
+        answer = type(error).__name__
+    expected = "" if answer == "False" else ", not False"
+    return f"PLANTS_TOKENS_CHECK answered {answer} to a made-up token{expected}"
 
 
 def reload_or_keep(app: Any, settings: Settings, load: Callable[[], None]) -> None:
-    """Reload the configuration of a Gunicorn application (``HUP``); if it is not usable, keep the old one."""
+    """Reload (``HUP``); if the configuration or its certificate does not load, log that and keep the old one."""
     before = vars(app).copy()
-    printed = io.StringIO()  # Gunicorn prints the problem, which belongs in the log.
     try:
-        with redirect_stderr(printed):
-            load()
-        cfg = app.cfg
-        _ = cfg.logger_class(cfg)
-        check(cfg, settings)
-        check_pid_file(cfg)
-        # If these change, Gunicorn or its workers bind all addresses again while the old workers still listen.
-        if (cfg.address, cfg.reuse_port) != (before["cfg"].address, before["cfg"].reuse_port):
-            check_addresses(*cfg.address, reuse_port=cfg.reuse_port)
+        load()
+        check(app.cfg, settings)
     except (Exception, SystemExit) as error:
         vars(app).update(before)
-        with suppress(Exception):  # A file of the old configuration may have become unusable, too.
-            app.cfg.logger_class(app.cfg)  # The new configuration may have changed the log's handlers.
-        lines = printed.getvalue().strip().splitlines() or [str(error).removeprefix("plants: ")]
-        problem = "; ".join(dict.fromkeys([lines[0], lines[-1]]))
-        _log.error("the new configuration cannot be used, so the old one stays: %s", problem)
+        reason = "Gunicorn has printed the reason" if str(error) == "1" else str(error).removeprefix("plants: ")
+        _log.error("the new configuration cannot be used, so the old one stays: %s", reason)
 
 
 def name_of(address: Any) -> str:
@@ -110,55 +130,3 @@ def url_of(address: Any, cfg: Any) -> str:
     host, port, *_ = address
     own_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # not bound here
     return f"{'https' if cfg.is_ssl else 'http'}://{name_of((own_host, port))}"
-
-
-def check_addresses(
-    *addresses: Any, may_be_in_use: bool = False, reuse_port: bool = False, setting: str = "--bind HOST:PORT"
-) -> None:
-    """Stop and name the setting if these addresses cannot all be bound at the same time; check only those of TCP."""
-    with ExitStack() as probes:
-        for host, port in [address for address in addresses if isinstance(address, tuple)]:
-            with _or_stop(f"cannot listen on {name_of((host, port))}", setting):
-                probe = probes.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
-                try:
-                    probe.bind((host, port))
-                    if not reuse_port:  # On a shared port, a listening probe would receive other processes' clients.
-                        probe.listen()  # Without this, the same address could be bound a second time.
-                except OSError as error:
-                    if not (may_be_in_use and error.errno == errno.EADDRINUSE):
-                        raise
-
-
-@contextmanager
-def as_workers(cfg: Any) -> Iterator[None]:
-    """Run the block as the workers' user and group, without further groups."""
-    user, group = os.geteuid(), os.getegid()
-    if (cfg.uid, cfg.gid) == (user, group):  # A sandbox may forbid even system calls that change nothing.
-        yield
-        return
-    try:
-        os.setegid(cfg.gid)
-        os.seteuid(cfg.uid)
-    except PermissionError:
-        stop("only root can start workers as another user or group (--user, --group)")
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        os.setegid(group)
-
-
-def _certificate(cfg: Any) -> str:
-    if not cfg.certfile:
-        return f"the key {cfg.keyfile} without --certfile"
-    return f"the certificate {cfg.certfile} {f'and the key {cfg.keyfile}' if cfg.keyfile else 'without --keyfile'}"
-
-
-@contextmanager
-def _or_stop(problem: str, setting: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # any error of the system, of a certificate or of a name look-up
-        stop(f"{problem} ({getattr(error, 'strerror', None) or error}); set another one with {setting}")

@@ -2,23 +2,62 @@
 
 import gc
 import itertools
-import re
-from typing import Any, ClassVar
+import signal
+import time
+from fnmatch import fnmatch
+from typing import Any, ClassVar, Final
 from weakref import WeakSet
+
+from gunicorn.workers.workertmp import WorkerTmp
 
 from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
+from plants.hosting.settings import GUNICORN_SETTINGS
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# Gunicorn's settings that have no effect here: the service writes its own access log, and has metrics of its own.
-_UNUSED_SETTINGS = re.compile(
-    "access_?log.*|(pre|post)_request|.*statsd_.*|.*protocols?|root_path|header_map|(casefold|http2|permit|strip)_.*"
+# Gunicorn's settings that have no effect, because the service has its own server, access log and metrics.
+UNUSED_SETTINGS: Final = (
+    *("accesslog", "access_log_format", "disable_redirect_access_to_syslog", "pre_request", "post_request", "*statsd*"),
+    *("protocol", "http_protocols", "http_parser", "http2_*", "asgi_*", "websocket_*", "proxy_*", "uwsgi_*"),
+    *("root_path", "header_map", "forward*", "secure_scheme_headers", "permit_*", "strip_*", "casefold_*"),
+    *("sendfile", "suppress_ragged_eofs", "do_handshake_on_connect", "ssl_version", "tmp_upload_dir"),
 )
+_WORKER_SIGNALS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+_PAUSE_SECONDS: Final = 5.0  # The master asks for the heartbeats every second, unless it is stopped.
+
+
+def block_signals() -> None:
+    """Let signals to a worker wait. A worker that is forked meanwhile inherits this."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WORKER_SIGNALS)
+
+
+def unblock_signals() -> None:
+    """Deliver the signals that wait."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WORKER_SIGNALS)
+
+
+class Heartbeat(WorkerTmp):
+    """A worker's heartbeat, for which the master allows another period after the master itself was stopped.
+
+    Whatever stops the master (``docker pause``) usually stops its workers, too, and they would seem to hang.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self._asked_at = self._resumed_at = time.monotonic()
+
+    def last_update(self) -> float:
+        """Return the time of the last heartbeat, or of the master's own continuation."""
+        now = time.monotonic()
+        if now - self._asked_at > _PAUSE_SECONDS:
+            self._resumed_at = now
+        self._asked_at = now
+        return max(float(super().last_update()), self._resumed_at)
 
 
 class Worker(ServerWorker):
@@ -43,12 +82,17 @@ class Worker(ServerWorker):
     def check_config(cfg: Any, log: Any) -> None:
         """Log which settings have no effect. Gunicorn's master calls this once, at the start."""
         for name, setting in cfg.settings.items():
-            if _UNUSED_SETTINGS.fullmatch(name) and setting.get() != type(setting)().get():
+            packaged = type(setting)()
+            if name in GUNICORN_SETTINGS:
+                packaged.set(GUNICORN_SETTINGS[name])
+            if setting.get() != packaged.get() and any(fnmatch(name, pattern) for pattern in UNUSED_SETTINGS):
                 log.warning("the setting %s has no effect", name)
 
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
         super().__init__(*args)
+        self.tmp.close()
+        self.tmp = Heartbeat(self.cfg)
         settings = self.hosted.settings
         self.may_block = not isinstance(settings.store, MemoryStore)  # Any other store may wait.
         self.max_batch = settings.store.max_batch
@@ -57,6 +101,12 @@ class Worker(ServerWorker):
         used = {other.metrics_slot for other in self._living}
         self.metrics_slot = next(slot for slot in itertools.count(1) if slot not in used)
         self._living.add(self)
+
+    def init_signals(self) -> None:
+        """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
+        super().init_signals()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        unblock_signals()
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""

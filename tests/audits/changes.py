@@ -1,7 +1,7 @@
 """Change a service on SQLite under load, as operators do, and check that no client notices.
 
     python -m tests.audits.changes
-    python -m tests.audits.changes --times 100 --only hup --only usr2
+    python -m tests.audits.changes --times 100 --only hup --only term
 
 A change passes if each request got a 200 in time, or its connection was closed at once and the plant was not stored,
 and if every acknowledged plant is stored.
@@ -86,28 +86,15 @@ def fault_of(response: Response, accepted: tuple[str, ...]) -> str:
 
 
 def hup(times: int) -> Verdict:
-    """Reload the configuration and replace the workers."""
+    """Send ``HUP`` to the master and to each worker, as to a process group; the master replaces the workers."""
 
     def change(_service: Deployment, pid_file: Path) -> None:
         master = process_id(pid_file)
         old = set(children(master))
-        os.kill(master, signal.SIGHUP)
+        for process in (*old, master):
+            os.kill(process, signal.SIGHUP)
         wait_until(lambda: old.isdisjoint(children(master)))
         wait_for_workers(master, WORKERS)
-
-    return repeat(change, times)
-
-
-def usr2(times: int) -> Verdict:
-    """Start a new master beside the old one, and stop the old one."""
-
-    def change(_service: Deployment, pid_file: Path) -> None:
-        old = process_id(pid_file)
-        os.kill(old, signal.SIGUSR2)
-        new = process_id(pid_file.with_name("pid.2"))
-        wait_for_workers(new, WORKERS)
-        os.kill(old, signal.SIGTERM)
-        wait_until(lambda: text_of(pid_file) == f"{new}\n")
 
     return repeat(change, times)
 
@@ -134,7 +121,7 @@ def term(times: int) -> Verdict:
     return repeat(change, times, CLOSED + REFUSED)
 
 
-CHANGES: tuple[Callable[[int], Verdict], ...] = (hup, usr2, workers_more_and_fewer, term)
+CHANGES: tuple[Callable[[int], Verdict], ...] = (hup, workers_more_and_fewer, term)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from plants.hosting.settings import Settings, SettingsError
 from plants.server.bounds import PLACES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import SERVE, Service, send_to, serving
-from tests.support.process import children, free_port, text_of, wait_for_workers, wait_until
+from tests.support.process import children, free_port, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
 APP = """
@@ -208,20 +208,3 @@ def test_a_503_of_a_full_worker_is_no_failure_of_the_store(port: int) -> None:
             client.send(head.encode() + b" " * 17000)
         wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
         assert value(port, "plants_store_failures_total") == 0
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_new_master_counts_from_zero_at_the_same_address(port: int, tmp_path: Path, store: str) -> None:
-    pid_file = tmp_path / "pid"
-    with serving(f"--pid={pid_file}", PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        create(service, 0, 5)
-        service.process.send_signal(signal.SIGUSR2)
-        new_file = Path(f"{pid_file}.2")
-        wait_until(lambda: text_of(new_file).strip())
-        new = int(new_file.read_text())
-        service.wait_for("Booting worker", times=2)
-        wait_for_workers(new, 1)
-        assert service.stop() == 0
-        create(service, 5, 2)
-        assert value(port, "plants_created_total") == 2
-        os.kill(new, signal.SIGTERM)

@@ -14,13 +14,9 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
-from plants import MemoryStore
-from plants.app import build_app
-from plants.auth import BearerAuth
 from plants.errors import ErrorCode
-from plants.hosting.application import PAGE, redirect_browsers
-from plants.public_paths import public_paths, public_resources
-from plants.tokens import Tokens
+from plants.hosting.application import create_service
+from plants.hosting.settings import Settings
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -32,10 +28,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 def hosted() -> WSGIApplication:
-    store = MemoryStore()
-    resources = public_resources(store) | PAGE
-    auth = BearerAuth(Tokens([TOKEN]), public_paths=public_paths(resources))
-    return redirect_browsers(build_app(store, auth, resources))
+    return create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

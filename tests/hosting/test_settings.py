@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting.settings import Settings, SettingsError, generate_token
+from plants.hosting.settings import Settings, SettingsError, generate_token, without_passwords
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
@@ -47,7 +47,21 @@ def test_a_token_is_generated_only_if_no_setting_has_any() -> None:
 
 BAD_SETTINGS = [
     ("PLANTS_TOKEN", "secret", r"PLANTS_TOKEN is not a setting; did you mean PLANTS_TOKENS\? "),
-    ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000", "PLANTS_PORT_8000_TCP is not a setting; unset it. "),
+    (
+        "PLANTS_NUMBER_OF_ALL_GARDENERS_WE_KNOW",
+        "secret",
+        "PLANTS_NUMBER_OF_ALL_GARDENERS_WE_KNOW is not a setting; unset it. ",
+    ),
+    ("PLANTS_PORT", "8000", r"PLANTS_PORT is not a setting; did you mean PLANTS_\w+\? "),
+    *(
+        (name, value, f"{name} is not a setting; Kubernetes sets it for a Service: set enableServiceLinks: false in ")
+        for name, value in [
+            ("PLANTS_PORT", "tcp://10.0.0.1:8000"),
+            ("PLANTS_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+            ("PLANTS_SERVICE_HOST", "10.0.0.1"),
+            ("PLANTS_STORE_SERVICE_PORT_HTTP", "8000"),
+        ]
+    ),
     ("PLANTS_TOKENS_CHECK", "", "set package.module:object$"),
     ("PLANTS_TOKENS_CHECK", "json:a:b", "invalid format: 'json:a:b'$"),
     ("PLANTS_TOKENS_CHECK", "no_such_module:x", "No module named 'no_such_module'$"),
@@ -87,3 +101,18 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
     assert str(caught.value).startswith(name)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:secret@a,b/db", "postgresql://me:***@a,b/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql://me:%40se:cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me@host/db?password=secret&port=1", "postgresql://me@host/db?password=***&port=1"),
+        ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db?port=1&pass%77ord=***"),
+    ],
+)
+def test_the_password_of_a_store_is_hidden(url: str, masked: str) -> None:
+    assert without_passwords(url) == masked

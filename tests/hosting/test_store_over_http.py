@@ -1,8 +1,6 @@
 """A store that waits, fails or is gone, as clients and operators see it."""
 
 import json
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from tests.audits.outages import Outage, Place, file_held, server_suspended, tab
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import Service, serving
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import resident_bytes, wait_until
+from tests.support.process import wait_until
 
 
 def create(service: Service, plant_id: int) -> Response:
@@ -37,27 +35,6 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
             assert probes_meanwhile
             assert {created.result().error for created in creates} == {50300}
         wait_until(lambda: create(service, 100).status == 200)
-
-
-def test_a_new_master_does_not_recreate_a_removed_file(tmp_path: Path) -> None:
-    file, pid_file = tmp_path / "plants.db", tmp_path / "pid"
-    with serving(f"--pid={pid_file}", PLANTS_STORE=f"sqlite:///{file}") as service:
-        assert create(service, 1).status == 200
-        for path in tmp_path.glob("plants.db*"):
-            path.unlink()
-        service.process.send_signal(signal.SIGUSR2)
-        new_pid_file = tmp_path / "pid.2"
-        wait_until(new_pid_file.exists)
-        new_master = int(new_pid_file.read_text())
-        try:
-            service.wait_for("the store cannot be used yet")
-            service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(60) == 0
-            assert create(service, 1).error == 50300
-            assert not file.exists()
-        finally:
-            os.kill(new_master, signal.SIGTERM)
-            wait_until(lambda: not resident_bytes(new_master))
 
 
 @pytest.mark.parametrize("name", ["missing/plants.db", "text.db"])

@@ -117,7 +117,7 @@ class FailingCheck:
 
 def service_with(check: TokenCheck) -> PlantService:
     log = AccessLog(logging.INFO, "json")
-    settings = Settings.from_environ({})._replace(token_checks=(check,))
+    settings = Settings.from_environ({})._replace(tokens_check=check)
     return PlantService(create_service(settings), logging.getLogger(), log, None)
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import signal
 import stat
 import subprocess
 import sys
@@ -17,12 +16,12 @@ import plants
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import END, PATIENCE_SECONDS, Process, free_port, text_of, wait_for_workers, wait_until
+from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
 from tests.support.proxies import NGINX
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-DIAGNOSE, SEARCH, _METRICS, INSTALL, ROTATE, RELOAD, UPGRADE, RESTART, DRAIN = re.findall(
+DIAGNOSE, SEARCH, _METRICS, INSTALL, ROTATE, RELOAD, RESTART, DRAIN = re.findall(
     r"```console\n(.*?)```", OPERATING, re.DOTALL
 )
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
@@ -64,12 +63,13 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(tmp_path: Path, env: dict[str, str]) -> Run:
-    def run(script: str, cwd: Path = tmp_path, **more: str) -> str:
+    def run(script: str, cwd: Path = tmp_path, stderr: int | None = None, **more: str) -> str:
         return subprocess.run(
             ["sh", "-e", "-c", with_root(tmp_path, script)],
             cwd=cwd,
             env=env | more,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             check=True,
             timeout=PATIENCE_SECONDS,
@@ -99,14 +99,12 @@ def create(service: Service, plant_id: int, token: str = TOKEN) -> int:
 
 
 def test_the_diagnostic_commands_work_as_documented(run: Run) -> None:
-    check, config, check_config, version = DIAGNOSE.splitlines()
+    check, check_config, print_config, version = DIAGNOSE.splitlines()
     with serving() as service:
         address = address_of(service)
         assert run(check, **address).endswith(": ready\n")
-        shown = run(config, **address)
-        assert f"127.0.0.1:{service.port}" in shown
-        assert TOKEN not in shown
         assert run(check_config, **address) == ""
+        assert re.search(rf"^bind += \['127.0.0.1:{service.port}'\]$", run(print_config, **address), re.MULTILINE)
     assert run(version).startswith(f"plants {plants.__version__}")
 
 
@@ -151,7 +149,7 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
     print_token, add, wait, remove = ROTATE.splitlines()
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command, PLANTS_TOKENS_FILE=str(tokens)) as service:
-        token, line = run(print_token).splitlines()[-2:]
+        token, line = run(print_token, stderr=subprocess.STDOUT).splitlines()[-2:]
         assert create(service, 1, "old-line") == 200
         run(add.replace("sha256:...", line))
         assert wait.startswith("sleep 3 ")
@@ -163,8 +161,7 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
     assert stat.S_IMODE(tokens.stat().st_mode) == 0o640
 
 
-def test_a_hup_loads_a_changed_configuration_and_usr2_replaces_the_master(run: Run, tmp_path: Path) -> None:
-    old, start, check, stop = UPGRADE.splitlines()
+def test_a_hup_loads_a_changed_configuration(run: Run, tmp_path: Path) -> None:
     configuration = tmp_path / "settings.py"
     configuration.touch()
     options = [f"--config={configuration}", f"--pid={tmp_path}/run/plants.pid"]
@@ -173,20 +170,6 @@ def test_a_hup_loads_a_changed_configuration_and_usr2_replaces_the_master(run: R
         run(RELOAD)
         wait_for_workers(service.process.pid, 2)
         assert create(service, 1) == 200
-        run(f"{old}\n{start}")
-        service.wait_for("Booting worker", times=4)
-        new_pid = Path(f"{tmp_path}/run/plants.pid.2")
-        wait_until(lambda: text_of(new_pid).strip())
-        new = int(new_pid.read_text())
-        try:
-            waited, _, check = check.partition("; ")
-            assert waited == "sleep 3"
-            run(f"{old}\n{check}\n{stop}", **address_of(service))
-            assert service.wait_for_exit() == 0
-            assert create(service, 1) == 400
-        finally:
-            os.kill(new, signal.SIGTERM)
-            service.wait_for(re.escape(END))
 
 
 @needs("nginx")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gunicorn.config import Keepalive, WorkerConnections
+from gunicorn.config import WorkerConnections
 
 from plants import MAX_BODY_BYTES, Plant, __version__
 from plants.errors import ErrorCode
 from plants.hosting import cli, metrics
-from plants.hosting.settings import GUNICORN_SETTINGS, SETTINGS, Settings
-from plants.hosting.worker import Worker
+from plants.hosting.settings import GUNICORN_SETTINGS, SETTINGS
+from plants.hosting.worker import UNUSED_SETTINGS, Worker
 from plants.server import bounds, tls
 from plants.stores.group_commit import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
@@ -91,13 +91,17 @@ def test_the_table_of_errors_agrees_with_the_code() -> None:
 
 
 def test_the_table_of_settings_agrees_with_the_code() -> None:
-    rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \|", page("hosting"), re.MULTILINE)
-    assert [name for name, _ in rows] == list(SETTINGS)
-    defaults = dict(rows)
-    default_settings = Settings.from_environ({"PLANTS_TOKENS": "secret"})
-    assert defaults["PLANTS_STORE"] == f"`{default_settings.store_url}`"
-    assert defaults["PLANTS_MAX_BODY_BYTES"] == str(default_settings.max_body_bytes)
-    assert defaults["PLANTS_REQUEST_TIMEOUT"] == f"{default_settings.request_timeout:.0f}"
+    rows = re.findall(r"^\| `(PLANTS_\w+)` \| (.*?) \| (.*) \|$", page("hosting"), re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SETTINGS)
+    for name, default, meaning in rows:
+        row = SETTINGS[name]
+        assert name == "PLANTS_LOG_FORMAT" or default.strip("`") == (row.default or "none")
+        assert meaning.replace("`", "").startswith(row.meaning), name
+
+
+def test_the_settings_without_effect_are_those_of_the_worker() -> None:
+    (sentence,) = re.findall(r"ignores these settings[^:]*: ([^.]*)\.", " ".join(page("hosting").split()))
+    assert tuple(re.findall("`(.*?)`", sentence)) == UNUSED_SETTINGS
 
 
 def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
@@ -114,7 +118,7 @@ def test_the_table_of_metrics_agrees_with_the_code() -> None:
 def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("### ")[0]
     assert f"| {Worker.response_timeout} s, then 503 |" in table
-    assert f"| `keepalive` ({Keepalive.default} s) |" in table
+    assert f"| `keepalive` ({GUNICORN_SETTINGS['keepalive']} s) |" in table
     assert f"| `worker_connections` ({WorkerConnections.default}), or" in table
     extra = bounds.TLS_CONNECTION_BYTES - bounds.CONNECTION_BYTES
     assert f"| {bounds.CONNECTION_BYTES >> 10} KiB in every state, {extra >> 10} KiB more with TLS |" in table

@@ -113,8 +113,8 @@ def resident_bytes(process: int) -> int:
 def wait_for_workers(master: int, number: int) -> None:
     """Wait until Gunicorn has ``number`` workers that have installed their signal handlers.
 
-    Before that, a signal to stop ends a worker of the packaged service at once, without a graceful stop. If Gunicorn
-    runs without the packaged configuration, its workers miss the signal, and it kills them after the graceful timeout.
+    Without the packaged configuration, Gunicorn's workers miss an earlier signal, and it kills them after the graceful
+    timeout.
     """
     sigabrt_bit = 1 << signal.SIGABRT - 1  # Workers catch SIGABRT, the master does not.
 
