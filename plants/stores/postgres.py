@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from queue import Empty, SimpleQueue
@@ -164,7 +164,12 @@ class PostgresStore(BatchStore):
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         held: set[int] = set()
-        stored = self._run(partial(self._insert_batch, collect, held), deadline)
+        try:
+            stored = self._run(partial(self._insert_batch, collect, held), deadline)
+        except StoreUnavailable as error:
+            if isinstance(error.__context__, errors.SerializationFailure | errors.DeadlockDetected):
+                raise PlantRejected(error) from None  # It is not an outage.
+            raise
         plants = collect()
         in_use: set[int] = set()
         if not_stored := {plant.id for plant in plants} - stored:
@@ -361,12 +366,14 @@ class PostgresStore(BatchStore):
         [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
         if connection.process != connection.info.backend_pid:
             self._check_pooler(connection)
+        if connection.is_citus:
+            connection.process = 0  # as the statements return
         self._find_faults(connection)
 
     def _check_pooler(self, connection: "_Connection") -> None:
         """Raise StoreUnusable if a second connection gets the server's process of the first one."""
         # In session mode, a pool may have no process for a second connection.
-        with suppress(psycopg.OperationalError), _Connection.open(self._conninfo, _PROBE_SECONDS) as second:
+        with suppress(psycopg.OperationalError), closing(_Connection.open(self._conninfo, _PROBE_SECONDS)) as second:
             if second.query(b"SELECT pg_backend_pid()") == [(connection.process,)]:
                 raise StoreUnusable(_POOLER)
 

@@ -24,10 +24,10 @@ pytest.importorskip("psycopg")
 
 import psycopg
 
-from plants.stores import Plant, PlantIdInUse, PlantRefused, StoreUnavailable
+from plants.stores import Plant, PlantIdInUse, PlantRefused, StoreMissing, StoreUnavailable, StoreUnusable
 from plants.stores.postgres import PostgresStore
 from tests.audits import citus as citus_audit
-from tests.stores.test_every_store import add_together, is_available, reason
+from tests.stores.test_every_store import add_together, is_available, outcome, reason
 from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import free_port, wait_until
@@ -240,7 +240,10 @@ def test_an_insert_that_fails_is_reported_without_the_plant(
 @pytest.mark.parametrize(
     ("statement", "remedy"),
     [
-        ("ALTER TABLE plants ADD since date NOT NULL", "ALTER TABLE plants DROP since"),
+        (
+            "ALTER TABLE plants ADD since date NOT NULL DEFAULT now(); ALTER TABLE plants ALTER since DROP DEFAULT",
+            "ALTER TABLE plants DROP since",
+        ),
         ("ALTER TABLE plants ENABLE ROW LEVEL SECURITY", "ALTER TABLE plants DISABLE ROW LEVEL SECURITY"),
         ("REVOKE SELECT ON plants FROM gardener", "GRANT SELECT ON plants TO gardener"),
     ],
@@ -376,44 +379,144 @@ def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, defi
         assert store.get(1) == Plant(1, "oak")
 
 
+CITUS = """
+    DROP TABLE IF EXISTS pg_dist_local_group, pg_dist_partition, pg_dist_shard, pg_dist_placement, nodes CASCADE;
+    CREATE TABLE pg_dist_local_group AS SELECT 0 AS groupid;
+    CREATE TABLE pg_dist_partition (logicalrelid oid, partmethod text);
+    CREATE TABLE pg_dist_shard (logicalrelid oid, shardid int);
+    CREATE TABLE pg_dist_placement AS SELECT 1 AS shardid;
+    CREATE TABLE nodes AS SELECT * FROM (VALUES (1, true, 'on'), (2, false, 'dead'), (3, true, 'on'))
+        AS nodes (nodeid, success, result);
+    CREATE OR REPLACE FUNCTION run_command_on_all_nodes(text) RETURNS SETOF nodes LANGUAGE sql SECURITY DEFINER
+        AS $$ SELECT * FROM nodes WHERE $1 = 'SHOW synchronous_commit' $$;
+    GRANT SELECT ON ALL TABLES IN SCHEMA public TO PUBLIC;
+    INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL);
+"""
+DISTRIBUTED = """
+    CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text);
+    INSERT INTO pg_dist_partition VALUES ('plants'::regclass, 'h');
+    INSERT INTO pg_dist_shard VALUES ('plants'::regclass, 1);
+    GRANT SELECT, INSERT ON plants TO plants;
+"""
+CITUS_FAULTS = {
+    "a worker": ("UPDATE pg_dist_local_group SET groupid = 2", "is on a worker of Citus; name the coordinator"),
+    "a local table": ("DELETE FROM pg_dist_partition", "is local to one node; on the coordinator, its operator must"),
+    "a reference table": ("UPDATE pg_dist_partition SET partmethod = 'n'", "is not distributed by a hash of id"),
+    "two placements": ("INSERT INTO pg_dist_placement VALUES (1)", "has a replication factor above 1"),
+    "a node with off": (
+        "UPDATE nodes SET result = 'off' WHERE nodeid = 3",
+        "must send: ALTER ROLE plants SET synchronous_commit = on, on node 3$",
+    ),
+    "a missing column": ("ALTER TABLE plants DROP tag", "must send: ALTER TABLE public.plants ADD COLUMN IF NOT EX"),
+}
+
+
 @pytest.fixture
-def citus(server: PostgresServer) -> Iterator[None]:
-    """Make a plain server's catalog look like that of Citus. ``tests.audits.citus`` runs against a real cluster."""
-    server.execute("INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL)")
-    server.execute("""
-        CREATE OR REPLACE FUNCTION citus_truncate_trigger() RETURNS trigger LANGUAGE plpgsql AS
-        'BEGIN RETURN NULL; END'
-    """)
-    yield
+def citus(server: PostgresServer, admin: psycopg.Connection) -> Iterator[PostgresStore]:
+    """A store on a plain server whose catalog looks like that of Citus. ``tests.audits.citus`` uses a real cluster."""
+    server.execute(CITUS)
+    url = server.url.replace("//postgres@", "//plants@")
+    with role(admin, "plants"), closing(PostgresStore(url, timeout=20)) as store:
+        yield store
     server.execute("DELETE FROM pg_extension WHERE extname = 'citus'")
 
 
-@pytest.mark.usefixtures("citus")
-def test_with_citus_the_operator_creates_the_table(
-    server: PostgresServer, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    document = (CHECKOUT / "docs/scaling.md").read_text()
+def test_with_citus_the_operator_creates_the_table(citus: PostgresStore, admin: psycopg.Connection) -> None:
+    document = (CHECKOUT / "docs/stores.md").read_text()
     documented = "".join(re.findall(r"```sql\n(.*?)```", document, re.DOTALL))
-    warning = "a node may lose plants in a crash; send: ALTER ROLE plants SET synchronous_commit = on"
-    url = server.url.replace("//postgres@", "//plants@")
-    with role(admin, "plants"), closing(PostgresStore(url, timeout=20)) as store:
-        for use in (store.prepare, store.check, partial(store.add, Plant(1, "oak"))):
-            with pytest.raises(StoreUnavailable, match="is missing; on the coordinator, its operator must") as caught:
-                use()
-        for statement in str(caught.value).partition("must send: ")[2].split("; "):
-            assert f"{statement};" in documented
-        assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
-        admin.execute(f"CREATE {PLANTS}")
-        admin.execute("GRANT SELECT, INSERT ON plants TO plants")
-        with pytest.raises(StoreUnavailable, match="is local to one node"):
-            store.prepare()
-        admin.execute("CREATE TRIGGER t AFTER TRUNCATE ON plants EXECUTE FUNCTION citus_truncate_trigger()")
-        wait_until(lambda: is_available(store))
+    with pytest.raises(StoreUnusable) as unusable:
+        citus.prepare(create=False)
+    assert not isinstance(unusable.value, StoreMissing)  # A start would not create it.
+    for use in (citus.prepare, citus.check, partial(citus.add, Plant(1, "oak"))):
+        with pytest.raises(StoreUnavailable, match="on the coordinator, its operator must") as caught:
+            use()
+    for statement in str(caught.value).partition("must send: ")[2].split("; "):
+        assert f"{statement};" in documented
+    assert rows(admin, "SELECT to_regclass('plants')") == [(None,)]
+    admin.execute(DISTRIBUTED)
+    wait_until(lambda: is_available(citus))
+    assert add_together(citus, [Plant(1, "oak"), Plant(1, "fern")]) == ["added", "in use"]
+
+
+@pytest.mark.parametrize(("statement", "reason"), CITUS_FAULTS.values(), ids=CITUS_FAULTS)
+def test_with_citus_a_cluster_that_could_lose_a_plant_is_refused(
+    citus: PostgresStore, server: PostgresServer, statement: str, reason: str
+) -> None:
+    server.execute(DISTRIBUTED)
+    server.execute(statement)
+    for use in (citus.prepare, citus.check, partial(citus.add, Plant(1, "oak"))):
+        with pytest.raises(StoreUnavailable, match=reason):
+            use()
+
+
+def test_with_citus_any_warning_leaves_the_outcome_unknown(citus: PostgresStore, server: PostgresServer) -> None:
+    """Citus relays the warning of a node under a function name of its own."""
+    server.execute(DISTRIBUTED)
+    citus.check()
+    server.execute(WARN)
+    server.execute("ALTER TABLE plants ADD note text DEFAULT warn()")
+    with pytest.raises(StoreUnavailable, match="a warning from exec_stmt_raise leaves the outcome unknown"):
+        citus.add(Plant(1, "oak"))
+
+
+def test_the_start_adds_a_nullable_column_once(server: PostgresServer, admin: psycopg.Connection) -> None:
+    server.execute("CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL)")
+    with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
+        stores = [stack.enter_context(closing(PostgresStore(server.url, timeout=20))) for _ in range(4)]
+        list(threads.map(PostgresStore.prepare, stores))
+        stores[0].add(Plant(1, "oak", "tree"))
+        admin.execute("ALTER TABLE plants DROP tag")
+        wait_until(lambda: all("its owner must send: ALTER TABLE public.plants ADD" in reason(each) for each in stores))
+
+
+def test_a_role_that_may_not_alter_the_table_logs_the_statement(
+    server: PostgresServer, admin: psycopg.Connection
+) -> None:
+    server.execute("CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL)")
+    url = server.url.replace("//postgres@", "//gardener@")
+    with role(admin, "gardener"), closing(PostgresStore(url, timeout=20)) as store:
+        assert reason(store) == (
+            "InsufficientPrivilege, SQLSTATE 42501: must be owner of table plants; "
+            "its owner must send: ALTER TABLE public.plants ADD COLUMN IF NOT EXISTS tag text"
+        )
+
+
+OTHER_TABLES = {
+    "another table under the name": f"ALTER TABLE plants RENAME TO old; CREATE {PLANTS}",
+    "another schema in the search path": "CREATE SCHEMA gardener; CREATE TABLE gardener.plants (LIKE plants)",
+}
+
+
+@pytest.mark.parametrize("statement", OTHER_TABLES.values(), ids=OTHER_TABLES)
+def test_no_id_of_the_first_table_becomes_available(
+    server: PostgresServer, admin: psycopg.Connection, statement: LiteralString
+) -> None:
+    url = server.url.replace("//postgres@", "//gardener@")
+    server.execute("DROP SCHEMA IF EXISTS gardener CASCADE; DROP TABLE IF EXISTS old")
+    server.execute(f"CREATE {PLANTS}")
+    with role(admin, "gardener"), closing(PostgresStore(url, timeout=20)) as store:
+        admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
         store.add(Plant(1, "oak"))
-        assert caplog.messages.count(warning) == 1
-        admin.execute("ALTER ROLE plants SET synchronous_commit = on")
-        PostgresStore(url, timeout=20).prepare()
-        assert caplog.messages.count(warning) == 1
+        admin.execute(statement)
+        admin.execute(
+            "GRANT SELECT, INSERT ON plants TO gardener; ALTER ROLE gardener SET search_path = gardener, public"
+        )
+        assert add_together(store, [Plant(1, "fern"), Plant(2, "fern")])[0] != "added"
+        rows(admin, f"SELECT pg_terminate_backend(pid, 5000) {OURS}")
+        if "RENAME" not in statement:
+            wait_until(lambda: outcome(partial(store.add, Plant(1, "fern"))) == "in use")
+        else:
+            wait_until(lambda: "is another one than the service has used" in reason(store))
+            admin.execute("DROP TABLE plants; ALTER TABLE old RENAME TO plants")
+            wait_until(lambda: outcome(partial(store.add, Plant(1, "fern"))) == "in use")
+
+
+def test_a_new_partition_is_used_at_once(store: PostgresStore, server: PostgresServer) -> None:
+    server.execute(f"CREATE {PLANTS} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF plants DEFAULT")
+    store.add(Plant(1, "oak"))
+    server.execute("CREATE TABLE high PARTITION OF plants FOR VALUES FROM (1000) TO (2000)")
+    store.add(Plant(1500, "oak"))
+    assert store.get(1500) == Plant(1500, "oak")
 
 
 def test_a_dropped_table_is_not_recreated(store: PostgresStore, admin: psycopg.Connection) -> None:
@@ -461,8 +564,9 @@ def test_a_batch_waits_for_a_short_lock_on_the_table(
     store.check()
     with table_locked(server):
         batch = thread.submit(add_together, store, [Plant(1, "oak"), Plant(2, "oak")])
-        # After the lock timeout, the batch waits for the table with a statement that inserts nothing.
-        wait_until(lambda: rows(admin, f"SELECT 1 {OURS} AND wait_event_type = 'Lock' AND query LIKE '%WHERE false%'"))
+        waiting = f"SELECT query_start {OURS} AND wait_event_type = 'Lock'"
+        first = wait_until(lambda: rows(admin, waiting))
+        wait_until(lambda: rows(admin, waiting) not in ([], first))  # The first attempt has timed out.
     assert batch.result() == ["added"] * 2
 
 
@@ -548,9 +652,19 @@ def test_a_batch_sends_the_longest_plant_once(store: PostgresStore, server: Post
         assert rows(connection, "SELECT last_value FROM sent") == [(1,)]
 
 
-@pytest.mark.parametrize(("code", "in_use"), [("08006", "unavailable"), ("23514", "in use")], ids=["node", "check"])
+@pytest.mark.parametrize(
+    ("code", "guilty", "in_use"),
+    [
+        ("08006", "unavailable", "unavailable"),
+        ("23514", "rejected", "in use"),
+        ("42501", "rejected", "in use"),
+        ("40001", "unavailable", "in use"),
+        ("XX000", "unavailable", "in use"),
+    ],
+    ids=["node", "check", "policy", "conflict", "internal error"],
+)
 def test_a_plant_that_its_node_or_a_constraint_rejects_fails_alone(
-    store: PostgresStore, server: PostgresServer, code: str, in_use: str
+    store: PostgresStore, server: PostgresServer, code: str, guilty: str, in_use: str
 ) -> None:
     """If Citus loses its connection to the node that has the plant, it reports SQLSTATE 08006."""
     store.check()
@@ -558,7 +672,7 @@ def test_a_plant_that_its_node_or_a_constraint_rejects_fails_alone(
     server.execute(f"ALTER TABLE plants ADD CHECK (fail('{code}', name))")
     store.add(Plant(0, "oak"))
     outcomes = add_together(store, [Plant(plant_id, "" if plant_id % 20 == 7 else "oak") for plant_id in range(60)])
-    assert [outcomes.pop(plant_id) for plant_id in (47, 27, 7)] == ["unavailable"] * 3
+    assert [outcomes.pop(plant_id) for plant_id in (47, 27, 7)] == [guilty] * 3
     # A lost node may have stored a plant of this batch, so an id in use may be that of this very plant.
     assert outcomes == [in_use, *["added"] * 56]
 
