@@ -4,11 +4,13 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -29,7 +31,7 @@ from plants.stores.postgres import PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available, outcome, reason
 from tests.support.hosted import CHECKOUT
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import USER, PostgresServer
 from tests.support.process import free_port, wait_until
 
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
@@ -763,3 +765,72 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(
     # If the checkpointer is killed, the server ends its other processes, too, and recovers.
     kill = f"sh -c 'kill -9 {checkpointer}'"
     assert citus_audit.run([server.url, server.url], [(kill, "true")], seconds=0.4, ids=20, pause=0.05) == 0
+
+
+@contextmanager
+def pgbouncer(server: PostgresServer, directory: Path, mode: str) -> Iterator[str]:
+    """Run PgBouncer with two connections to the server, and return its URL."""
+    program = shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin")
+    if not program:
+        pytest.skip("not installed: pgbouncer")
+    port = free_port()
+    configuration = directory / f"{mode}.ini"
+    configuration.write_text(
+        f"[databases]\npostgres = host=127.0.0.1 port={server.port} user=postgres\n[pgbouncer]\nauth_type = any\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = {mode}\ndefault_pool_size = 2\n"
+    )
+    with subprocess.Popen([program, "--quiet", configuration], user=USER, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+            with closing(PostgresStore(url)) as store:
+                wait_until(lambda: "refused" not in reason(store))
+            yield url
+        finally:
+            process.kill()
+
+
+def test_a_pooler_in_transaction_mode_is_refused(server: PostgresServer, server_directory: Path) -> None:
+    with pgbouncer(server, server_directory, "transaction") as url, closing(PostgresStore(url)) as store:
+        assert "PgBouncer needs pool_mode = session" in reason(store)
+        with pytest.raises(StoreUnavailable, match="pool_mode = session"):
+            store.add(Plant(1, "oak"))
+
+
+def test_threads_share_the_connections_that_a_pooler_has(server: PostgresServer, server_directory: Path) -> None:
+    with pgbouncer(server, server_directory, "session") as url, closing(PostgresStore(url, timeout=5)) as store:
+        wait_until(lambda: is_available(store))
+        with ThreadPoolExecutor(8) as threads:
+            assert not any(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(500))))
+
+
+def test_threads_share_the_connections_that_a_role_may_have(server: PostgresServer, admin: psycopg.Connection) -> None:
+    url = server.url.replace("//postgres@", "//gardener@")
+    server.execute(f"CREATE {PLANTS}")
+    with role(admin, "gardener", "CONNECTION LIMIT 2"), closing(PostgresStore(url, timeout=5)) as store:
+        admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
+        with ThreadPoolExecutor(8) as threads:
+            assert not any(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(500))))
+
+
+def test_a_statement_in_another_process_of_the_server_is_no_success(store: PostgresStore) -> None:
+    """A pooler may change the process after the connection was checked."""
+    store.check()
+    connection = store._pool.acquire(time.monotonic() + 1)
+    connection.process += 1
+    store._pool.release(connection)
+    with pytest.raises(StoreUnavailable, match="a pooler changes the server's process"):
+        store.add(Plant(1, "oak"))
+
+
+def test_a_slow_connection_is_opened_in_the_background(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(store: PostgresStore) -> object:
+        time.sleep(0.5)
+        return slow(store)
+
+    slow = PostgresStore._connect
+    monkeypatch.setattr(PostgresStore, "_connect", connect)
+    with closing(PostgresStore(server.url, timeout=0.2)) as store:
+        with pytest.raises(StoreUnavailable, match="no connection in time"):
+            store.add(Plant(1, "oak"))
+        wait_until(lambda: is_available(store))
+        store.add(Plant(2, "oak"))
