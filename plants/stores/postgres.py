@@ -253,10 +253,7 @@ class PostgresStore(BatchStore):
         shortest = min(plants, key=lambda plant: sum(len(value) for value in plant if isinstance(value, str)))
         padded = plants + [shortest] * (rows - len(plants))
         values = [value for plant in padded for value in _parameters(plant)]
-        stored = self._run_durably(connection, self._table.inserts[rows], values)
-        for plant_id in stored & self._held.keys():
-            del self._held[plant_id]
-        return stored
+        return self._run_durably(connection, self._table.inserts[rows], values)
 
     def _find_in_use(self, plant_ids: set[int], connection: "_Connection") -> set[int]:
         """Return those of the ids that are in use, once their rows are as durable as those of an insert."""

@@ -547,7 +547,11 @@ def test_synchronous_commit_is_at_least_on(
     assert rows(admin, "SELECT used FROM plants") == [(used,)]
 
 
-def test_an_id_locked_by_another_transaction_fails_alone(store: PostgresStore, server: PostgresServer) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 2.0], ids=["tried again", "left out"])
+def test_an_id_locked_by_another_transaction_fails_alone(
+    store: PostgresStore, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("plants.stores.postgres._HELD_SECONDS", seconds)
     plants = [Plant(plant_id, "oak") for plant_id in range(20)]
     store.check()
     with psycopg.connect(server.url) as other:
