@@ -1,9 +1,13 @@
 """Copy the SQLite file of a running service: python3 backup.py FILE FOLDER
 
-Each copy is complete and checked, and has the time in its name. The newest 14 copies stay in the folder.
+Each copy is complete and checked. Its name begins with a number, because a clock may be set back, and has the time. The
+newest 14 copies stay in the folder. If a run fails, it leaves the earlier copies; if it is killed, the next run removes
+what it has written.
 """
 
+import fcntl
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -14,22 +18,30 @@ COPIES = 14
 
 file, folder = map(Path, sys.argv[1:])
 folder.mkdir(parents=True, exist_ok=True)
-for unfinished in folder.glob("plants-*.part"):
-    unfinished.unlink()
-copy = folder / time.strftime("plants-%Y-%m-%dT%H-%M-%SZ.db", time.gmtime())
-part = copy.with_suffix(".part")
-# With mode=rw, SQLite does not create a missing file.
-with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as source:
-    source.execute("VACUUM INTO ?", [str(part)])
-with closing(sqlite3.connect(part)) as target:
-    verdict, plants = target.execute(
-        "SELECT integrity_check, (SELECT count(*) FROM plants) FROM pragma_integrity_check"
-    ).fetchone()
-if verdict != "ok":
-    sys.exit(f"{part}: {verdict}")
-with part.open("rb") as written:
-    os.fsync(written.fileno())
-part.rename(copy)
-for old in sorted(folder.glob("plants-*.db"))[:-COPIES]:
-    old.unlink()
-print(f"{copy}: {plants} plants")
+lock = os.open(folder, os.O_RDONLY)
+fcntl.flock(lock, fcntl.LOCK_EX)  # Another run waits.
+unfinished = folder / "unfinished"
+shutil.rmtree(unfinished, ignore_errors=True)
+unfinished.mkdir()
+try:
+    part = unfinished / "plants.db"
+    # With mode=rw, SQLite does not create a missing file.
+    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as source:
+        source.execute("VACUUM INTO ?", [str(part)])
+    with closing(sqlite3.connect(part)) as target:
+        verdict, plants = target.execute(
+            "SELECT integrity_check, (SELECT count(*) FROM plants) FROM pragma_integrity_check"
+        ).fetchone()
+    if verdict != "ok":
+        sys.exit(f"{part}: {verdict}")
+    with part.open("rb") as written:
+        os.fsync(written.fileno())
+    copies = sorted(folder.glob(f"plants-{'[0-9]' * 6}-*.db"))
+    number = int(copies[-1].name[7:13]) + 1 if copies else 1
+    copy = part.rename(folder / time.strftime(f"plants-{number:06}-%Y-%m-%dT%H-%M-%SZ.db", time.gmtime()))
+    os.fsync(lock)
+    for old in copies[: 1 - COPIES]:
+        old.unlink()
+    print(f"{copy}: {plants} plants")
+finally:
+    shutil.rmtree(unfinished)

@@ -32,9 +32,10 @@ class Column(NamedTuple):
     nullable: bool
 
 
-def _columns() -> tuple[Column, ...]:
+def columns_of(declaration: type) -> tuple[Column, ...]:
+    """Return a column for each member of a declaration such as ``Plant``."""
     columns = []
-    for name, hint in get_type_hints(Plant).items():
+    for name, hint in get_type_hints(declaration).items():
         types = get_args(hint) or (hint,)
         (kind,) = (each for each in types if each is not NoneType)
         columns.append(Column(name, kind, NoneType in types))
@@ -42,7 +43,7 @@ def _columns() -> tuple[Column, ...]:
 
 
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
-COLUMNS: Final = _columns()
+COLUMNS: Final = columns_of(Plant)
 
 
 class PlantStoreError(Exception):

@@ -49,41 +49,11 @@ class PlantRejected(Exception):
 class _Batch:
     """Plants of one commit."""
 
-    def __init__(self, breaker: CircuitBreaker, commit: Callable[["_Batch", float], Outcomes]) -> None:
-        self._breaker = breaker
+    def __init__(self) -> None:
         self.plants: list[Plant] = []
         self.characters = 0
         self.outcomes: Outcomes = []  # empty until the commit
-        self._commit = commit
-        self._leader_lock = threading.Lock()
-
-    def result(self, index: int, deadline: float) -> None:
-        """Return once this plant of the batch is stored, or raise its error."""
-        try:
-            error = (self.outcomes or self.commit(deadline))[index]
-        except StoreUnavailable as unavailable:
-            error = unavailable
-        if error:
-            if isinstance(error, StoreUnavailable):
-                self._breaker.record_failure(error)
-            try:
-                raise error
-            finally:
-                del error, self  # Otherwise, the exception and this frame would refer to each other.
-
-    def commit(self, deadline: float) -> Outcomes:
-        """Return the outcomes once this thread or another one has committed the batch.
-
-        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
-        """
-        if not self._leader_lock.acquire(blocking=False):
-            self._breaker.raise_if_open()
-            if not self._leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
-                raise StoreUnavailable("no response in time")
-        try:
-            return self.outcomes or self._commit(self, deadline)
-        finally:
-            self._leader_lock.release()
+        self.leader_lock = threading.Lock()
 
 
 class BatchStore(GroupCommitStore):
@@ -105,7 +75,7 @@ class BatchStore(GroupCommitStore):
         self._breaker = CircuitBreaker(self._check)
         self._refusal: PlantRefused | None = None  # of the last plant that was refused, until one is stored
         self._lock = threading.Lock()  # guards the batches
-        self._uncollected_batches = [self._new_batch()]  # Only the last one takes plants.
+        self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
 
     @abc.abstractmethod
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
@@ -143,12 +113,12 @@ class BatchStore(GroupCommitStore):
         with self._lock:
             batch = self._uncollected_batches[-1]
             if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
-                batch = self._new_batch()
+                batch = _Batch()
                 self._uncollected_batches.append(batch)
             index = len(batch.plants)
             batch.plants.append(plant)
             batch.characters += characters
-        return partial(batch.result, index, deadline)
+        return partial(self._result, batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
         self._check_process()
@@ -186,7 +156,7 @@ class BatchStore(GroupCommitStore):
         for batch in batches:
             if batch.plants:
                 with suppress(StoreUnavailable):
-                    batch.commit(deadline)
+                    self._await_commit(batch, deadline)
         self._closed = True
         self._disconnect(deadline)
 
@@ -198,8 +168,33 @@ class BatchStore(GroupCommitStore):
         if self._closed:
             raise StoreUnavailable("the store is closed")
 
-    def _new_batch(self) -> _Batch:
-        return _Batch(self._breaker, self._commit)
+    def _result(self, batch: _Batch, index: int, deadline: float) -> None:
+        """Return once this plant of the batch is stored, or raise its error."""
+        try:
+            error = (batch.outcomes or self._await_commit(batch, deadline))[index]
+        except StoreUnavailable as unavailable:
+            error = unavailable
+        if error:
+            if isinstance(error, StoreUnavailable):
+                self._breaker.record_failure(error)
+            try:
+                raise error
+            finally:
+                del error, batch  # Otherwise, the exception and this frame would refer to each other.
+
+    def _await_commit(self, batch: _Batch, deadline: float) -> Outcomes:
+        """Return the outcomes once this thread, the leader, or another one has committed the batch.
+
+        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
+        """
+        if not batch.leader_lock.acquire(blocking=False):
+            self._breaker.raise_if_open()
+            if not batch.leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
+                raise StoreUnavailable("no response in time")
+        try:
+            return batch.outcomes or self._commit(batch, deadline)
+        finally:
+            batch.leader_lock.release()
 
     def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
         def collect() -> list[Plant]:
@@ -207,7 +202,7 @@ class BatchStore(GroupCommitStore):
                 if batch in self._uncollected_batches:
                     self._uncollected_batches.remove(batch)
                     if not self._uncollected_batches:
-                        self._uncollected_batches.append(self._new_batch())
+                        self._uncollected_batches.append(_Batch())
             return batch.plants
 
         self._check_process()  # The plant may have been submitted before a fork.

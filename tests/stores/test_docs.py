@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import count, takewhile
@@ -71,10 +70,9 @@ def test_the_second_backup_under_load_is_restored(file: Path) -> None:
             load.callback(stopping.set)
             adding = thread.submit(list, map(store.add, plants))
             wait_until(lambda: store.get(1))
-            first = run(BACK_UP, file)
+            run(BACK_UP, file)
         adding.result()
         store.add(Plant(-1, "after the first backup"))
-        wait_until(lambda: time.strftime("T%H-%M-%SZ", time.gmtime()) not in first)
         run(BACK_UP, file)
     run(RESTORE_FILE, file)
     assert sorted(path.name for path in (file.parent / "lost").iterdir()) == ["plants.db"]
@@ -85,16 +83,43 @@ def test_the_second_backup_under_load_is_restored(file: Path) -> None:
         restored.add(Plant(-2, "after the restore"))
 
 
-def test_a_backup_removes_only_old_and_unfinished_copies(file: Path) -> None:
+def copies(file: Path) -> list[int]:
+    """Return the numbers of the copies, and check that nothing else is in the folder but files of others."""
+    names = sorted(path.name for path in (file.parent / "backups").iterdir() if path.name != "plants.txt")
+    assert all(re.fullmatch(r"plants-\d{6}-[-0-9TZ]+\.db", name) for name in names)
+    return [int(name[7:13]) for name in names]
+
+
+def test_a_backup_removes_only_old_copies_even_if_the_clock_is_set_back(file: Path) -> None:
     backups = file.parent / "backups"
     backups.mkdir()
-    old = [f"plants-2001-01-{day:02}T00-00-00Z.db" for day in range(1, 21)]
-    for name in [*old, "plants-2001.part", "plants.txt"]:
+    for name in [*(f"plants-{number:06}-2101-01-01T00-00-00Z.db" for number in range(1, 21)), "plants.txt"]:
         (backups / name).touch()
-    copy, number, _ = run(BACK_UP, file).split()
-    assert int(number) == len(PLANTS)
-    kept = {*old[-13:], Path(copy.rstrip(":")).name}
-    assert {path.name for path in backups.iterdir()} == {*kept, "plants.txt"}
+    assert int(run(BACK_UP, file).split()[1]) == len(PLANTS)
+    assert copies(file) == list(range(8, 22))
+    assert (backups / "plants.txt").exists()
+
+
+def test_two_backups_at_once_make_two_copies(file: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: run(BACK_UP, file), range(2)))
+    assert copies(file) == [1, 2]
+
+
+def test_a_backup_that_fails_or_is_killed_leaves_the_earlier_copies_alone(file: Path) -> None:
+    with closing(open_store(f"sqlite:///{file}")) as store:
+        store.add(Plant(1, "x" * 1_000_000))
+    run(BACK_UP, file)
+    with pytest.raises(subprocess.CalledProcessError):
+        run(f"ulimit -f 100; {BACK_UP}", file)  # SQLite reports a limit of the file size as it reports a full disk.
+    assert copies(file) == [1]
+    # These are the files of a run that was killed while SQLite was writing.
+    unfinished = file.parent / "backups" / "unfinished"
+    unfinished.mkdir()
+    for name in ("plants.db", "plants.db-journal"):
+        (unfinished / name).touch()
+    run(BACK_UP, file)
+    assert copies(file) == [1, 2]
 
 
 def test_plants_move_to_postgresql_and_a_second_move_fails(file: Path, server: PostgresServer) -> None:

@@ -1,26 +1,25 @@
 """The SQLite store when its file, its disk or another process fails."""
 
 import os
+import re
 import resource
-import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from plants.stores import Plant, StoreUnavailable, open_store
+from plants.stores import Plant, PlantRefused, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
-from tests.stores.test_every_store import add_together, is_available, reason, run_forking
+from tests.stores.test_every_store import add_together, is_available, outcome, reason
 from tests.support.needs import needs
 from tests.support.process import wait_until
 
@@ -58,6 +57,14 @@ def moved_away(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def a_link_to_itself(path: Path) -> Iterator[None]:
+    with moved_away(path):
+        path.symlink_to(path)
+        yield
+        path.unlink()
+
+
+@contextmanager
 def directory_moved_away(path: Path) -> Iterator[None]:
     with moved_away(path.parent):
         yield
@@ -68,10 +75,17 @@ def replaced(path: Path) -> Iterator[None]:
     backup = path.with_name("backup")
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
         source.backup(target)
-    path.with_name("original").hardlink_to(path)
-    backup.replace(path)
+    path.rename(path.with_name("original"))
+    backup.rename(path)
     yield
     path.with_name("original").replace(path)
+
+
+@contextmanager
+def a_second_name(path: Path) -> Iterator[None]:
+    path.with_name("second").hardlink_to(path)
+    yield
+    path.with_name("second").unlink()
 
 
 @contextmanager
@@ -115,8 +129,8 @@ def not_a_database(path: Path) -> Iterator[None]:
     path.write_bytes(content)
 
 
-WHILE_OPEN = [moved_away, directory_moved_away, replaced, disk_full]
-WHILE_CLOSED = [directory_moved_away, disk_full, read_only, not_a_database]
+WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_second_name, disk_full]
+WHILE_CLOSED = [directory_moved_away, a_link_to_itself, disk_full, read_only, not_a_database]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
 
@@ -145,15 +159,6 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
             store.check()
         wait_until(lambda: is_available(store))
         assert store.get(1) == Plant(1, "oak")
-
-
-def test_a_file_that_disappeared_is_not_recreated(store: SQLiteStore, path: Path) -> None:
-    store.add(Plant(1, "oak"))
-    path.unlink()
-    with pytest.raises(StoreUnavailable, match=r"removed or replaced; move it back, .* and do not restart before"):
-        store.add(Plant(1, "fern"))
-    wait_until(lambda: "gone; it is not recreated, because ids already in use" in reason(store))
-    assert not path.exists()
 
 
 def test_a_store_that_could_not_be_prepared_is_not_created_later(path: Path) -> None:
@@ -263,28 +268,8 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
 
 def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+    with pytest.raises(StoreUnavailable, match="the file is gone"):
         store.add(Plant(1, name_that_calls(path.unlink)))
-
-
-def test_a_log_that_is_truncated_during_a_commit_is_never_copied_into_the_file(path: Path) -> None:
-    """SQLite writes at an offset in the empty log. When it copies the log, the file would get zeros."""
-    with closing(SQLiteStore(str(path))) as earlier:
-        for plant_id in range(300):
-            earlier.add(Plant(plant_id, "oak" * 100))
-    before = path.read_bytes()
-    with closing(SQLiteStore(str(path))) as store:
-        store.add(Plant(1000, "oak" * 100))
-        truncating = name_that_calls(partial(os.truncate, f"{path}-wal", 0))
-        for plant in (Plant(1001, truncating), Plant(1002, "fern")):
-            with pytest.raises(StoreUnavailable, match="was truncated, so plants may be lost; before you restart"):
-                store.add(plant)
-    assert path.read_bytes() == before
-    # This process never closes its connection, so start again with a copy.
-    copy = shutil.copytree(path.parent, path.parent.with_name("copy"), ignore=shutil.ignore_patterns("*-shm"))
-    with closing(SQLiteStore(str(copy / path.name))) as restarted:
-        restarted.add(Plant(2000, "fern"))
-        assert all(restarted.get(plant_id) for plant_id in range(300))
 
 
 ADD_AGAIN = """
@@ -358,20 +343,6 @@ def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplo
     assert caplog.messages == []
 
 
-FORK_WHILE_OPEN = """
-use_anew = lambda: open_store(sys.argv[1]).add(Plant(2, "child"))
-store.add(Plant(1, "parent"))
-in_a_child(unavailable(use_anew))
-in_a_child(lambda: in_a_child(unavailable(use_anew)))
-store.close()
-in_a_child(use_anew)
-"""
-
-
-def test_a_forked_child_cannot_use_a_file_its_parent_has_open(path: Path) -> None:
-    run_forking(FORK_WHILE_OPEN, f"sqlite:///{path}")
-
-
 def test_a_file_that_is_not_in_utf_8_is_rejected(store: SQLiteStore, path: Path) -> None:
     """In UTF-16, SQLite replaces U+FFFE and U+FFFF by U+FFFD."""
     with closing(sqlite3.connect(path)) as other:
@@ -396,68 +367,218 @@ def test_a_table_that_is_gone_is_not_recreated(store: SQLiteStore, path: Path, r
         assert other.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def test_the_file_may_be_behind_a_symbolic_link_and_get_a_hard_link(path: Path) -> None:
+def test_the_file_may_be_behind_a_symbolic_link(path: Path) -> None:
     link = path.with_name("link.db")
     path.with_name("real").mkdir()
     link.symlink_to(path.with_name("real") / "plants.db")
-    with closing(SQLiteStore(str(link))) as store:
+    with closing(SQLiteStore(str(link))) as store, closing(SQLiteStore(str(link.resolve()))) as same:
         store.add(Plant(1, "oak"))
-        path.with_name("hard").hardlink_to(link)
-        store.add(Plant(2, "oak"))
-        assert store.get(1) == Plant(1, "oak")
-        with closing(SQLiteStore(str(path.with_name("real") / "plants.db"))) as same:
-            assert same.get(2) == Plant(2, "oak")
+        assert same.get(1) == Plant(1, "oak")
 
 
-LOST_LOGS: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "no log": ("-wal", Path.unlink, "was removed or replaced; stop all processes"),
-    "no index of the log": ("-shm", Path.unlink, "was removed or replaced; stop all processes"),
-    "an empty log": ("-wal", lambda log: os.truncate(log, 0), "was truncated, so plants may be lost"),
-    "half a log": ("-wal", lambda log: os.truncate(log, log.stat().st_size // 2), "was truncated"),
+def test_a_file_with_two_names_is_rejected_by_a_new_store_too(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    with a_second_name(path), closing(SQLiteStore(str(path.with_name("second")))) as second:
+        with pytest.raises(StoreUnavailable, match=r"has a second name \(a hard link\).* remove the name that has no"):
+            second.add(Plant(1, "fern"))
+        assert not path.with_name("second-wal").exists()
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "only prepared, as before a fork"])
+def test_a_copy_that_may_have_the_same_inode_number_is_another_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, connected: bool
+) -> None:
+    """ext4 gives the number of a removed file to the next one, unless a descriptor refers to the file."""
+    monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.outage.RETRY_SECONDS", 0.0)
+    with closing(SQLiteStore(str(path))) as store:
+        (store.check if connected else store.prepare)()
+        copy = path.read_bytes()
+        for _ in range(5):
+            path.unlink()
+            assert "the file is gone; it is not recreated" in reason(store)
+            assert not path.exists()
+            path.write_bytes(copy)
+            assert re.search("the file was replaced; move it back, .* and do not restart before", reason(store))
+
+
+def test_on_other_systems_than_linux_a_replaced_file_is_detected(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.stores.sqlite.MOUNTS", path.with_name("missing"))
+    monkeypatch.setattr("plants.stores.sqlite.O_PATH", None)
+    with closing(SQLiteStore(str(path))) as store:
+        store.add(Plant(1, "oak"))
+        with replaced(path), pytest.raises(StoreUnavailable, match="the file was replaced"):
+            store.add(Plant(2, "oak"))
+
+
+LOCK_THE_FILE = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], timeout=0).executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
+"""
+
+
+def test_a_closed_store_leaves_the_locks_of_another_one_on_its_file(path: Path) -> None:
+    """Closing an ordinary descriptor of a file releases all locks that the process holds on it."""
+    with closing(SQLiteStore(str(path))) as store:
+        store.add(Plant(1, "oak"))
+        with closing(SQLiteStore(str(path))) as other:
+            other.add(Plant(2, "oak"))
+        command = [sys.executable, "-c", LOCK_THE_FILE, str(path)]
+        result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert "database is locked" in result.stderr
+
+
+MOUNTED = """
+import sys
+from pathlib import Path
+from plants.stores import Plant, open_store
+
+try:
+    open_store(f"sqlite:///{sys.argv[1]}").add(Plant(1, "oak"))
+except Exception as error:
+    print(error)
+else:
+    print("added")
+"""
+
+
+@needs("unshare", "mount")
+def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> None:
+    """A new container would have another folder, and so lose the log."""
+    with closing(SQLiteStore(str(path))) as store:
+        store.check()
+    folder = path.with_name("a mount\\point")
+    folder.mkdir()
+    target = folder / "plants.db"
+    target.touch()
+    results = []
+    for mount in ([path, target], [path.parent, folder]):
+        script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
+        names = [str(name) for name in (*mount, sys.executable, MOUNTED, target)]
+        command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *names]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "unshare" in result.stderr or "mount:" in result.stderr:
+            pytest.skip(f"this machine allows no mount: {result.stderr}")
+        results.append(result.stdout)
+    assert "mounted without its folder" in results[0]
+    assert results[1] == "added\n"
+    assert not target.with_name("plants.db-wal").exists()
+
+
+CREATED_BY_HAND = {
+    "in lower case": "create table plants (id integer primary key, name text not null, tag text)",
+    "with an index": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT); CREATE INDEX i ON plants (id)",
+    "with further columns": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT, place TEXT, "
+    "height INTEGER NOT NULL DEFAULT 0, upper TEXT NOT NULL AS (upper(name)))",
+    "with ON CONFLICT": "CREATE TABLE plants (id INTEGER PRIMARY KEY ON CONFLICT REPLACE, "
+    "name TEXT NOT NULL UNIQUE ON CONFLICT IGNORE, tag TEXT)",
+    "without a nullable column": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)",
 }
 
 
-@pytest.mark.parametrize(("suffix", "lose", "reason"), LOST_LOGS.values(), ids=LOST_LOGS)
-def test_after_the_log_was_lost_nothing_is_written_until_a_restart(
-    store: SQLiteStore, path: Path, suffix: str, lose: Callable[[Path], object], reason: str
-) -> None:
-    with closing(sqlite3.connect(path)) as neighbor:  # The last process to close the file copies the log into it.
-        store.add(Plant(0, "oak"))
-        neighbor.execute("SELECT count(*) FROM plants").fetchall()
-        lose(path.with_name(path.name + suffix))
-        log = path.with_name("plants.db-wal")
-        before = path.read_bytes(), log.exists() and log.read_bytes()
-        for use in (partial(store.add, Plant(1, "oak")), partial(store.get, 0), store.check):
-            with pytest.raises(StoreUnavailable, match=reason):
-                use()
-        store.close()
-        assert (path.read_bytes(), log.exists() and log.read_bytes()) == before
-    if "removed" in reason:
-        with closing(SQLiteStore(str(path))) as restarted:
-            assert restarted.get(0) == Plant(0, "oak")
-
-
-def test_a_table_that_was_made_by_hand_is_used(path: Path) -> None:
+@pytest.mark.parametrize("definition", CREATED_BY_HAND.values(), ids=CREATED_BY_HAND)
+def test_a_table_that_was_created_by_hand_is_used(path: Path, definition: str) -> None:
     with closing(sqlite3.connect(path)) as other:
-        other.executescript('create table "plants" (id integer primary key, name text not null,\n tag text)')
-        other.executescript("CREATE INDEX names ON plants (name)")
+        other.executescript(definition)
     with closing(SQLiteStore(str(path))) as store:
-        store.add(Plant(1, "oak"))
+        plants = [Plant(1, "oak", "tree"), Plant(1, "fern"), Plant(2, "moss")]
+        assert add_together(store, plants) == ["added", "in use", "added"]
+        assert [store.get(plant_id) for plant_id in (1, 2)] == [plants[0], plants[2]]
+
+
+LATER_VERSION = """
+import sys
+from typing import NamedTuple
+import plants.stores
+
+class Plant(NamedTuple):
+    id: int
+    name: str
+    tag: str | None = None
+    light: MEMBER
+
+plants.stores.Plant = Plant
+plants.stores.COLUMNS = plants.stores.columns_of(Plant)
+store = plants.stores.open_store(sys.argv[1])
+try:
+    store.prepare(create=sys.argv[2] == "create")
+    store.add(Plant(-1, "fern", light="shade"))
+    print(*store.get(-1), *store.get(0))
+except plants.stores.StoreUnavailable as error:
+    print(error)
+"""
+
+
+def run_later_version(path: Path, member: str = "str | None = None", create: str = "create") -> str:
+    program = LATER_VERSION.replace("MEMBER", member)
+    command = [sys.executable, "-c", program, f"sqlite:///{path}", create]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_a_new_nullable_member_gets_a_column_while_the_version_before_is_running(
+    store: SQLiteStore, path: Path
+) -> None:
+    store.add(Plant(0, "oak"))
+    stopping = threading.Event()
+    plants = takewhile(lambda _: not stopping.is_set(), (Plant(plant_id, "moss") for plant_id in count(1)))
+    with ThreadPoolExecutor(1) as thread:
+        adding = thread.submit(lambda: [outcome(partial(store.add, plant)) for plant in plants])
+        try:
+            assert run_later_version(path) == "-1 fern None shade 0 oak None None"
+        finally:
+            stopping.set()
+    assert set(adding.result()) == {"added"}
+    assert store.get(-1) == Plant(-1, "fern")
+    with closing(sqlite3.connect(path)) as other:
+        numbers = other.execute("SELECT count(*), count(light) FROM plants").fetchone()
+    assert numbers == (len(adding.result()) + 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("member", "create"), [("str | None = None", "never"), ("str = ''", "create")], ids=["create=False", "required"]
+)
+def test_a_new_member_gets_no_column_if_it_is_required_or_others_already_serve(
+    store: SQLiteStore, path: Path, member: str, create: str
+) -> None:
+    store.add(Plant(0, "oak"))
+    assert 'the table plants has no column "light" TEXT' in run_later_version(path, member, create)
+    store.add(Plant(1, "oak"))
 
 
 CHANGES = {
-    "no key": "DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)",
-    "no tag": "ALTER TABLE plants DROP COLUMN tag",
-    "a view": "DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
-    "a unique index": "CREATE UNIQUE INDEX names ON plants (name)",
-    "a trigger": "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
-    "another column": "ALTER TABLE plants ADD COLUMN place TEXT",
+    "no key": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
+    "two keys": (
+        "DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))",
+        "column at",
+    ),
+    "no name": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", 'no column "name" TEXT'),
+    "a number as the name": (
+        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
+        'no column "name" TEXT NOT NULL',
+    ),
+    "a generated tag": (
+        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
+        'no column "tag" TEXT',
+    ),
+    "a required column": (
+        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
+        "column place of the table plants is unknown, and has no default",
+    ),
+    "a view": (
+        "DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
+        "the view plants of the table plants could lose",
+    ),
+    "a virtual table": ("DROP TABLE plants; CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
+    "a trigger": (
+        "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
+        "the trigger never of the table plants could lose",
+    ),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
 def test_a_table_that_could_lose_plants_is_rejected_by_the_next_add_and_at_the_start(
-    store: SQLiteStore, path: Path, change: str, caplog: pytest.LogCaptureFixture
+    store: SQLiteStore, path: Path, change: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(Plant(0, "oak"))
     caplog.clear()
@@ -465,38 +586,64 @@ def test_a_table_that_could_lose_plants_is_rejected_by_the_next_add_and_at_the_s
         other.executescript(change)
     assert add_together(store, [Plant(1, "fern"), Plant(2, "oak"), Plant(3, "moss")]) == ["unavailable"] * 3
     for use in (store.check, SQLiteStore(str(path)).prepare):
-        with pytest.raises(StoreUnavailable, match="not the store's own"):
+        with pytest.raises(StoreUnavailable, match=message):
             use()
-    [message] = caplog.messages
-    assert message.startswith(f"the store is unavailable: {path}: ")
+    [line] = caplog.messages
+    assert line.startswith(f"the store is unavailable: {path}: ")
 
 
-def test_a_plant_rejected_by_an_index_expression_fails_alone(store: SQLiteStore, path: Path) -> None:
-    store.add(Plant(0, "{}"))
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE INDEX colors ON plants (json_extract(name, '$.color'))")
-    plants = [Plant(1, "{}"), Plant(2, "oak"), Plant(3, "{}")]
-    assert add_together(store, plants) == ["added", "unavailable", "added"]
+REFUSALS = {
+    "a CHECK": ("CHECK (name <> 'oak')", "", "CHECK constraint failed: name <> 'oak'"),
+    "a named CHECK": ("CONSTRAINT no_oaks CHECK (name <> 'oak')", "", "CHECK constraint failed: no_oaks"),
+    "a unique index": ("", "CREATE UNIQUE INDEX names ON plants (name)", "UNIQUE constraint failed: plants.name"),
+    "an index expression": (
+        "",
+        "CREATE INDEX sizes ON plants (abs(iif(name = 'oak', -1 << 63, 1)))",
+        "an expression of",
+    ),
+}
 
 
-def test_an_add_that_waited_for_the_lock_pauses_after_its_commit(
-    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("constraint", "change", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_plant_fails_alone(
+    store: SQLiteStore, path: Path, constraint: str, change: str, message: str
 ) -> None:
-    """During the pause, another process that also waits can acquire the lock."""
+    with closing(sqlite3.connect(path)) as other:
+        other.executescript(f"CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT {constraint}); {change}")
+        if "unique" in change.lower():
+            other.execute("INSERT INTO plants (name) VALUES ('oak')")
+            other.commit()
+    plants = [store.submit(Plant(plant_id, name)) for plant_id, name in ((11, "fern"), (12, "oak"), (13, "moss"))]
+    plants[0]()
+    with pytest.raises(PlantRefused) as caught:
+        plants[1]()
+    assert str(caught.value).startswith(message)
+    plants[2]()
+    with pytest.raises(PlantRefused):
+        store.add(Plant(14, "oak"))
+    store.check()  # It is no outage.
 
-    def release_the_lock_and_sleep(seconds: float) -> None:
-        found.append(store.get(1))
-        other.rollback()
-        time.sleep(seconds)
 
-    found: list[Plant | None] = []
-    store.add(Plant(0, "oak"))
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        clock = SimpleNamespace(monotonic=time.monotonic, sleep=release_the_lock_and_sleep)
-        monkeypatch.setattr("plants.stores.sqlite.time", clock)
-        store.add(Plant(1, "oak"))
-    assert (found[0], found[-1]) == (None, Plant(1, "oak"))
+def test_while_every_plant_is_refused_a_check_fails_with_the_last_reason(store: SQLiteStore, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(
+            "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT CONSTRAINT closed CHECK (id < 1))"
+        )
+        store.check()
+        for _ in range(2):
+            with pytest.raises(PlantRefused):
+                store.add(Plant(1, "oak"))
+            with pytest.raises(StoreUnavailable, match="no plant is accepted: CHECK constraint failed: closed"):
+                store.check()
+        store.add(Plant(0, "oak"))
+        store.check()
+
+
+def test_the_reason_names_owner_and_mode_of_a_file_that_cannot_be_opened(path: Path) -> None:
+    with closing(SQLiteStore(str(path))) as store:
+        store.check()
+    with closing(SQLiteStore(str(path))) as store, read_only(path):
+        assert f"it belongs to user {path.stat().st_uid} with mode -r--r--r--, but the service" in reason(store)
 
 
 @pytest.mark.parametrize(
