@@ -12,9 +12,13 @@ from pathlib import Path
 import psycopg
 
 from plants import open_store
+from plants.stores import COLUMNS
 
 COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
     coalesce(sum(length(name)), 0), coalesce(sum(length(tag)), 0) FROM plants"""
+
+NAMES = ", ".join(column.name for column in COLUMNS)
+SELECT = f"SELECT {NAMES}"
 
 file, url = sys.argv[1:]
 open_store(url).prepare()
@@ -25,8 +29,8 @@ with (
     target.execute("LOCK TABLE plants")
     if target.execute("SELECT FROM plants LIMIT 1").fetchone():
         sys.exit("there are plants already: nothing was moved")
-    with target.cursor().copy("COPY plants (id, name, tag) FROM STDIN") as copy:
-        for plant in source.execute("SELECT id, name, tag FROM plants"):
+    with target.cursor().copy(f"COPY plants ({NAMES}) FROM STDIN") as copy:
+        for plant in source.execute(f"{SELECT} FROM plants"):
             copy.write_row(plant)
     here, there = source.execute(COUNT).fetchone(), target.execute(COUNT).fetchone()
     if here != there:

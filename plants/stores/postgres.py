@@ -1,13 +1,19 @@
-"""PostgreSQL, or an engine that speaks its protocol: shared by any number of machines."""
+"""PostgreSQL, or Citus through its coordinator: shared by any number of machines.
+
+Statements name the table that the store found first, with its schema, and return where they ran: the table's oid and
+the server's process. So a plant is acknowledged only if it is in that table, and only if the connection's own settings
+were in force. A thread of the pool opens connections; a caller waits only for an idle one.
+"""
 
 import logging
 import math
-import os
+import random
 import re
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from queue import Empty, SimpleQueue
@@ -17,9 +23,19 @@ import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 
-from plants.stores import INT64_MAX, INT64_MIN, Plant, PlantIdInUse, StoreMissing, StoreUnavailable, StoreUnusable
+from plants.stores import (
+    COLUMNS,
+    INT64_MAX,
+    INT64_MIN,
+    Plant,
+    PlantIdInUse,
+    PlantRefused,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from plants.stores.group_commit import BatchStore, Outcomes, PlantRejected
 
 _DEFAULTS = (
@@ -27,46 +43,61 @@ _DEFAULTS = (
     "keepalives_idle=10 keepalives_interval=2 keepalives_count=3"
 )
 
-_TABLE = b"CREATE TABLE IF NOT EXISTS plants (id bigint PRIMARY KEY, name text NOT NULL, tag text)"
-_INSERT = "INSERT INTO plants (id, name, tag) {} ON CONFLICT (id) DO NOTHING RETURNING id"
-# Use VALUES: a distributed engine sends each row of VALUES directly to its node, but all rows of a SELECT through one
-# node. Use only these sizes, so that there are few different statements for psycopg to prepare.
-_INSERTS = {
-    rows: _INSERT.format("VALUES " + ", ".join(f"(${n}, ${n + 1}, ${n + 2})" for n in range(1, 3 * rows, 3))).encode()
-    for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-}
-_INSERT_NOTHING = _INSERT.format("SELECT 0, '', '' WHERE false").encode()
-_SELECT = b"SELECT name, tag FROM plants WHERE id = $1"
-# A transaction that inserts nothing waits for no standby. Yet the one that inserted these rows may not have waited for
-# its standby either, because the server crashed. The message makes the commit wait, on each node that has a row.
-_SELECT_IN_USE = b"SELECT id, pg_logical_emit_message(true, 'plants', '') FROM plants WHERE id = ANY ($1::bigint[])"
+_TYPES = {int: "bigint", str: "text"}
+_NAMES = ", ".join(column.name for column in COLUMNS)
+_DEFINITION = ", ".join(
+    f"{column.name} {_TYPES[column.type]}"
+    + (" PRIMARY KEY" if column.name == "id" else "" if column.nullable else " NOT NULL")
+    for column in COLUMNS
+)
+_CREATE = f"CREATE TABLE plants ({_DEFINITION})"
+_DISTRIBUTE = "SELECT create_distributed_table('plants', 'id', shard_count => 64)"
+# A statement inserts one of these numbers of rows, so that there are few different statements for psycopg to prepare.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SET_UP = b"""
-    SELECT set_config('statement_timeout', $1, false), set_config('client_min_messages', 'warning', false),
-        CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
-        THEN set_config('synchronous_commit', 'on', false) END
+    SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_extension WHERE extname = 'citus'),
+        set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
+        set_config('client_min_messages', 'warning', false), set_config('synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
 """
-_SET_LOCK_TIMEOUT = b"SELECT set_config('lock_timeout', $1, false)"
-# Each row is a reason why the table could lose a plant.
-_FAULTS = files(__package__).joinpath("postgres.sql").read_bytes()
+# One row: why the table could lose a plant, or NULL, and what the store needs to know of the table.
+_INSPECT = files(__package__).joinpath("postgres.sql").read_bytes()
+_EXPECTED = [
+    f"{{{','.join(values)}}}"
+    for values in zip(*((column.name, _TYPES[column.type], str(column.nullable)) for column in COLUMNS), strict=True)
+]
+_INSPECT_CITUS = b"""
+    SELECT CASE
+    WHEN (SELECT groupid FROM pg_dist_local_group) <> 0 THEN 'is on a worker of Citus; name the coordinator in the URL'
+    WHEN NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1::oid) THEN
+        'is local to one node; on the coordinator, its operator must send: ' || $2
+    WHEN NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1::oid AND partmethod = 'h')
+        THEN 'is not distributed by a hash of id'
+    WHEN EXISTS (SELECT FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) WHERE logicalrelid = $1::oid
+        GROUP BY shardid HAVING count(*) > 1) THEN 'has a replication factor above 1' END
+"""
+# A node's own settings count for its commits, so ask each by its effect. A node that is down does not respond.
+_ASK_NODES = b"""
+    SELECT 'is on a node without synchronous_commit; its operator must send: ALTER ROLE ' || quote_ident(current_user)
+        || ' SET synchronous_commit = on, on node ' || string_agg(nodeid::text, ', ')
+    FROM run_command_on_all_nodes('SHOW synchronous_commit')
+    WHERE success AND result IN ('off', 'local') HAVING count(*) > 0
+"""
 
 _GONE = (
     "the table plants is gone; it is not recreated, because ids already in use would become available; "
     "restore it, and do not restart before that"
 )
+_POOLER = "a pooler changes the server's process between transactions; PgBouncer needs pool_mode = session"
+_HELD = "another transaction holds the id"
+_URL = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
 
-_NO_SYNCHRONOUS_COMMIT = b"""
-    SELECT current_user FROM pg_extension WHERE extname = 'citus' AND NOT EXISTS (
-        SELECT FROM pg_db_role_setting, pg_roles, unnest(setconfig) AS setting WHERE setrole = pg_roles.oid
-        AND rolname = current_user AND setting IN ('synchronous_commit=on', 'synchronous_commit=remote_apply'))
-"""
-_NO_SERVICE = (
-    "a PostgreSQL store takes no service= and no PGSERVICE, because libpq would look up the service's host "
-    "while the whole process waits; name the host in the URL"
-)
-
-_LOCK_TIMEOUT_MS = 200  # A batch waits this long for another transaction that has inserted one of the batch's ids.
-_SHORT_LOCK_TIMEOUT_MS = 10  # If such a wait times out, the batch tries once more, and waits only this long.
-_CONTENTION_SECONDS = 1.0  # If the second try also times out, all batches use the short timeout for this long.
+_LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
+_LAST_PAUSE = 0.1  # A statement that the server reports as not done is sent again, after longer and longer pauses.
+_HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
+_RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
+_PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
+_POLL_SECONDS = 0.05  # A caller that waits for a connection looks this often whether one could be opened.
 RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
 
 _log = logging.getLogger(__name__)
@@ -75,9 +106,20 @@ _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
 # The server reports that nothing was stored and that a retry may succeed.
-_RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.ReadOnlySqlTransaction)
-# The server rejects a statement because of one row, and might accept the others.
-_REJECTIONS = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded, errors.RaiseException)
+_RETRYABLE_ERRORS = (
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.ReadOnlySqlTransaction,
+    errors.LockNotAvailable,
+)
+# The table does not accept this plant, whenever it is sent.
+_REFUSALS = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    errors.InsufficientPrivilege,  # of a policy for rows
+    errors.ProgramLimitExceeded,
+    errors.RaiseException,
+)
 
 
 class PostgresStore(BatchStore):
@@ -99,46 +141,40 @@ class PostgresStore(BatchStore):
         # If an @ in the password is not encoded, libpq's errors would show the rest of the password as the host's name.
         if re.search("[^,]@", str(parameters.get("host", ""))):
             raise ValueError("the host has an @")
-        # One per host; the host that last accepted writes comes first.
-        self._conninfos = _split_hosts(make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"}))
+        self._conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
         # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
         self._statement_timeout_ms = int(timeout * 750)
-        # Whoever has a slot may use a connection. SimpleQueue.put never blocks, so a caller that is interrupted, for
-        # example by gevent's Timeout, always puts its slot back.
-        self._slots: SimpleQueue[None] = SimpleQueue()
-        for _ in range(max_connections):
-            self._slots.put(None)
-        self._idle: list[_Connection] = []  # the one that was used last at the end
-        self._failure_count = 0  # of connections; one that was opened before the last failure is not used again
-        self._contended_until = 0.0
+        self._max_connections = max_connections
+        self._pool = _Pool(self._connect, max_connections)
+        self._table = _NO_TABLE  # until the first one is found
         self._checked_at = 0.0  # when the table was last checked
-        self._role_checked = False
+        self._held: dict[int, float] = {}  # ids that another transaction holds, until when they are left out
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Return the store for a libpq connection URL, which may name several hosts.
 
-        :raises ValueError: libpq cannot parse the URL, or would block the process to connect.
+        :raises ValueError: libpq cannot parse the URL.
         """
         try:
-            has_service = "service" in conninfo_to_dict(url) or os.environ.get("PGSERVICE")
-            store = cls(url)
+            return cls(url)
         except (psycopg.ProgrammingError, ValueError):
             # libpq's message may quote the password.
-            raise ValueError(
-                "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
-            ) from None
-        if has_service:
-            raise ValueError(_NO_SERVICE)
-        return store
+            raise ValueError(f"libpq has no parameter {name}" if (name := _unknown_parameter(url)) else _URL) from None
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        stored = self._run(partial(self._insert_batch, collect), deadline)
+        held: set[int] = set()
+        try:
+            stored = self._run(partial(self._insert_batch, collect, held), deadline)
+        except StoreUnavailable as error:
+            if isinstance(error.__context__, errors.SerializationFailure | errors.DeadlockDetected):
+                raise PlantRejected(error) from None  # It is not an outage.
+            raise
         plants = collect()
         in_use: set[int] = set()
         if not_stored := {plant.id for plant in plants} - stored:
-            in_use = self._run(lambda connection: connection.find_in_use(not_stored), deadline)
-            if in_use != not_stored:
+            in_use = self._run(partial(self._find_in_use, not_stored), deadline)
+            if not_stored - in_use - held:
                 # A new trigger may have suppressed the insert; then this raises StoreUnusable.
                 self._check(deadline)
         outcomes: Outcomes = []
@@ -147,193 +183,324 @@ class PostgresStore(BatchStore):
                 outcomes.append(None)
                 stored.remove(plant.id)
                 in_use.add(plant.id)  # A second plant of the batch with this id is not stored.
+            elif plant.id in in_use:
+                outcomes.append(PlantIdInUse(plant.id))
             else:
-                unknown = StoreUnavailable("a plant was not stored, but its id is not in use either")
-                outcomes.append(PlantIdInUse(plant.id) if plant.id in in_use else unknown)
+                unknown = "a plant was not stored, but its id is not in use either"
+                outcomes.append(StoreUnavailable(_HELD if plant.id in held else unknown))
         return outcomes
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:
-        rows = self._run(lambda connection: connection.run(_SELECT, [str(plant_id)]), deadline)
-        return Plant(plant_id, *rows[0]) if rows else None
+        rows = self._run(lambda connection: connection.run(self._table.select, [str(plant_id)]), deadline)
+        return Plant(*rows[0]) if rows else None
 
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
 
     def _try_insert(self, deadline: float) -> None:
-        self._check(deadline)
+        self._run(self._insert_and_roll_back, deadline)
 
-    def _disconnect(self, deadline: float) -> None:  # noqa: ARG002  # Closing a connection does not wait.
-        while idle := self._take_idle():
-            idle.close()
+    def _disconnect(self, deadline: float) -> None:
+        pool, self._pool = self._pool, _Pool(self._connect, self._max_connections)
+        pool.close(deadline)
 
     def _run(self, work: Callable[["_Connection"], _T], deadline: float) -> _T:
-        """Return what the work returns; retry while the server reports that nothing was stored."""
+        """Return what the work returns; retry for some 0.2 s while the server reports that nothing was stored."""
         pause = 0.005
         while True:
             try:
                 with self._connection(deadline) as connection:
                     return work(connection)
             except psycopg.Error as error:
-                if not isinstance(error, _RETRYABLE_ERRORS) or time.monotonic() + pause > deadline:
+                if (
+                    not isinstance(error, _RETRYABLE_ERRORS)
+                    or pause > _LAST_PAUSE
+                    or time.monotonic() + pause > deadline
+                ):
                     raise _unavailable(error) from None
             time.sleep(pause)
             pause *= 2  # exponential backoff
 
     @contextmanager
     def _connection(self, deadline: float) -> Iterator["_Connection"]:
+        self._check_open()
+        pool = self._pool
+        connection = pool.acquire(deadline)
         try:
-            self._slots.get(timeout=max(0, deadline - time.monotonic()))
-        except Empty:
-            raise StoreUnavailable("no connection in time") from None
-        connection = None
-        try:
-            self._check_open()
-            connection = self._take_idle() or self._connect()
             connection.deadline = deadline
             yield connection
         finally:
-            if connection:
-                self._put_back(connection)
-            self._slots.put(None)
+            pool.release(connection)
 
-    def _take_idle(self) -> "_Connection | None":
-        with suppress(IndexError):  # Another thread may take the last one.
-            while connection := self._idle.pop():
-                if connection.failure_count == self._failure_count and not connection.has_unread_input():
-                    return connection
-                connection.close()
-        return None
-
-    def _put_back(self, connection: "_Connection") -> None:
-        is_idle = connection.is_idle()
-        self._failure_count += not is_idle  # What silenced this connection may have silenced the others, too.
-        if is_idle and not self._closed:
-            self._idle.append(connection)
-        else:
-            connection.close()
-
-    def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> set[int]:
+    def _insert_batch(self, collect: Callable[[], list[Plant]], held: set[int], connection: "_Connection") -> set[int]:
         if time.monotonic() - self._checked_at > RECHECK_SECONDS:
-            self._check_for_faults(connection)
+            self._find_faults(connection)
         first_by_id = {plant.id: plant for plant in reversed(collect())}
-        plants = sorted(first_by_id.values())  # Sort them, so that two batches with common ids cannot deadlock.
-        contended = time.monotonic() < self._contended_until
+        held.update(filter(self._is_held, first_by_id))
+        # Sort them, so that two batches with common ids cannot deadlock.
+        plants = sorted(plant for plant in first_by_id.values() if plant.id not in held)
         try:
-            for lock_timeout in [_SHORT_LOCK_TIMEOUT_MS] if contended else [_LOCK_TIMEOUT_MS, _SHORT_LOCK_TIMEOUT_MS]:
-                with suppress(errors.LockNotAvailable):
-                    return connection.insert(plants, lock_timeout)
-                # The whole table may be locked. Wait for its lock; if this wait also times out, the whole batch fails.
-                self._insert_nothing(connection)
-        except _REJECTIONS as error:
-            raise PlantRejected(_unavailable(error) if error.sqlstate else error) from None
-        except psycopg.OperationalError as error:
-            if not (error.sqlstate or "").startswith("08"):
-                raise
-            # The server has lost its connection to another node of a cluster, which may have committed its part.
-            raise PlantRejected(_unavailable(error), may_be_stored=True) from None
+            return self._insert_plants(connection, plants) if plants else set()
         except UnicodeEncodeError as error:
             raise PlantRejected(error) from None
-        self._contended_until = time.monotonic() + _CONTENTION_SECONDS
-        raise PlantRejected(StoreUnavailable("another transaction holds the id"))
+        except psycopg.Error as error:
+            self._reject(error, plants, connection)
+            raise
+
+    def _insert_plants(self, connection: "_Connection", plants: list[Plant]) -> set[int]:
+        rows = next(size for size in _SIZES if size >= len(plants))
+        # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
+        shortest = min(plants, key=lambda plant: sum(len(value) for value in plant if isinstance(value, str)))
+        padded = plants + [shortest] * (rows - len(plants))
+        values = [value for plant in padded for value in _parameters(plant)]
+        return self._run_durably(connection, self._table.inserts[rows], values)
+
+    def _find_in_use(self, plant_ids: set[int], connection: "_Connection") -> set[int]:
+        """Return those of the ids that are in use, once their rows are as durable as those of an insert."""
+        return self._run_durably(connection, self._table.select_in_use, [f"{{{','.join(map(str, plant_ids))}}}"])
+
+    def _run_durably(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None]) -> set[int]:
+        """Return the ids that a statement returns, once it is known that it ran where it should."""
+        rows = connection.run_durably(query, parameters)
+        for table, process in {row[1:3] for row in rows}:
+            if process != connection.process:
+                connection.close()
+                raise StoreUnusable(_POOLER)
+            if table not in self._table.leaves:
+                self._find_faults(connection)  # It may be a new partition; else this raises StoreUnusable.
+        return {row[0] for row in rows}
+
+    def _is_held(self, plant_id: int) -> bool:
+        """Return whether another transaction held the id lately; at intervals, let one batch try it."""
+        now = time.monotonic()
+        held_until = self._held.get(plant_id, math.inf)
+        if held_until <= now:
+            self._held[plant_id] = now + _HELD_SECONDS
+        return now < held_until < math.inf
+
+    def _reject(self, error: psycopg.Error, plants: list[Plant], connection: "_Connection") -> None:
+        """Raise PlantRejected if one of the plants may be the cause of the error."""
+        if not connection.is_idle():
+            return
+        if isinstance(error, psycopg.ProgrammingError):
+            self._check_table(connection)  # If the table is the cause, this raises, too.
+        is_held = isinstance(error, errors.LockNotAvailable) and error.diag.context  # else the table is locked
+        if isinstance(error, _RETRYABLE_ERRORS) and not is_held and (len(plants) == 1 or error.sqlstate == "55P03"):
+            return
+        if is_held and len(plants) == 1:
+            self._hold(plants[0].id)
+        # With 08, a cluster has lost its connection to another node, which may have committed its part.
+        may_be_stored = (error.sqlstate or "").startswith("08")
+        raise PlantRejected(_rejection(error), may_be_stored=may_be_stored) from None
+
+    def _hold(self, plant_id: int) -> None:
+        now = time.monotonic()
+        held = {each: held_until for each, held_until in list(self._held.items()) if held_until > now}
+        self._held = held | {plant_id: now + _HELD_SECONDS}
 
     def _check_table(self, connection: "_Connection") -> None:
-        self._check_for_faults(connection)
-        self._insert_nothing(connection)
+        self._find_faults(connection)
+        connection.query(self._table.insert_nothing)
 
-    def _check_for_faults(self, connection: "_Connection") -> None:
-        """Raise StoreUnusable if the table could lose a plant."""
+    def _insert_and_roll_back(self, connection: "_Connection") -> None:
+        self._check_table(connection)
+        values = [None if column.nullable else "probe" for column in COLUMNS]
+        values[0] = str(random.getrandbits(62))
+        try:
+            with connection.transaction(force_rollback=True):
+                connection.run(self._table.inserts[1], values)
+        except _REFUSALS as error:
+            raise PlantRefused(_reason(error)) from None
+
+    def _find_faults(self, connection: "_Connection") -> None:
+        """Raise StoreUnusable if the table could lose a plant; create what is missing; remember the table."""
         self._checked_at = time.monotonic()
-        faults = connection.run(_FAULTS, [str(not self._may_create)])
-        if not faults:
-            self._may_create = False
-            return
-        [reason], *_ = faults
-        if reason == "is gone":
-            raise StoreMissing(_GONE)
-        raise (StoreMissing if reason.startswith("is missing") else StoreUnusable)(f"the table plants {reason}")
+        known = self._table
+        [(fault, lacking, oid, schema, leaves)] = connection.query(_INSPECT, [str(known.oid), known.name, *_EXPECTED])
+        if fault:
+            raise StoreUnusable(f"the table plants {fault}")
+        if oid is None or lacking:
+            self._complete(connection, _alter(schema, lacking) if oid else _CREATE)
+            return self._find_faults(connection)
+        if connection.is_citus:
+            _find_citus_faults(connection, oid)
+        self._may_create = False
+        self._table = known if known.oid else _Table(oid, f"{schema}.plants", is_citus=connection.is_citus)
+        self._table.leaves.update(leaves)
+        return None
 
-    def _insert_nothing(self, connection: "_Connection") -> None:
-        """Raise a psycopg.Error if the role may not insert plants or the table is locked."""
-        connection.set_lock_timeout(max(_SHORT_LOCK_TIMEOUT_MS, self._statement_timeout_ms - _LOCK_TIMEOUT_MS))
-        connection.run(_INSERT_NOTHING)
+    def _complete(self, connection: "_Connection", statement: str) -> None:
+        """Create the table, or add its columns."""
+        if statement == _CREATE and (self._table.oid or not (self._may_create or connection.is_citus)):
+            raise StoreMissing(_GONE)
+        if connection.is_citus:
+            role = connection.info.user
+            grant = f"GRANT SELECT, INSERT ON plants TO {role}; ALTER ROLE {role} SET synchronous_commit = on"
+            new = f"{statement}; {_DISTRIBUTE}; {grant}" if statement == _CREATE else statement
+            raise StoreUnusable(f"the table plants is incomplete; on the coordinator, its operator must send: {new}")
+        if not self._may_create:
+            raise StoreMissing(f"the table plants lacks a column; its owner must send: {statement}")
+        # Processes that create the table at the same time may collide in the catalog.
+        with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+            try:
+                connection.execute(statement.encode())
+            except errors.InsufficientPrivilege as error:
+                raise StoreUnavailable(f"{_reason(error, with_text=True)}; its owner must send: {statement}") from None
+            self.is_new = statement == _CREATE
+            _log.warning("the table plants lacked something; the service sent: %s", statement)
 
     def _connect(self) -> "_Connection":
-        """Connect to the first host that accepts writes and has the table, beginning with the one that did so last."""
-        failure_count, may_create = self._failure_count, self._may_create  # Another thread may change them meanwhile.
+        connection = _Connection.open(self._conninfo, self._timeout)
         try:
-            connection = self._connect_to_first_host()
-        except StoreMissing:
-            if not may_create:
-                raise
-            connection = self._connect_to_first_host(create=True)
-        connection.failure_count = failure_count
+            self._set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
-    def _connect_to_first_host(self, *, create: bool = False) -> "_Connection":
-        failures: list[str] = []
-        missing: StoreMissing | None = None
-        for conninfo in self._conninfos.copy():
-            try:
-                connection = _Connection.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
-                try:
-                    self._set_up(connection, create=create)
-                except BaseException:
-                    connection.close()
-                    raise
-            except (psycopg.OperationalError, UnicodeError) as error:  # A host's name may have no encoding.
-                failures.append(_reason(error))
-                continue
-            except StoreMissing as error:
-                missing = error
-                continue
-            self._conninfos.remove(conninfo)
-            self._conninfos.insert(0, conninfo)
-            return connection
-        raise missing or StoreUnavailable("; ".join(failures))
+    def _set_up(self, connection: "_Connection") -> None:
+        settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
+        [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
+        if connection.process != connection.info.backend_pid:
+            self._check_pooler(connection)
+        if connection.is_citus:
+            connection.process = 0  # as the statements return
+        self._find_faults(connection)
 
-    def _set_up(self, connection: "_Connection", *, create: bool) -> None:
-        connection.deadline = time.monotonic() + self._timeout
-        connection.add_notice_handler(connection.note_warning)
-        connection.run(_SET_UP, [str(self._statement_timeout_ms)])
+    def _check_pooler(self, connection: "_Connection") -> None:
+        """Raise StoreUnusable if a second connection gets the server's process of the first one."""
+        # In session mode, a pool may have no process for a second connection.
+        with suppress(psycopg.OperationalError), closing(_Connection.open(self._conninfo, _PROBE_SECONDS)) as second:
+            if second.query(b"SELECT pg_backend_pid()") == [(connection.process,)]:
+                raise StoreUnusable(_POOLER)
+
+
+class _Table:
+    """The table that the store found first, and the statements that name it."""
+
+    def __init__(self, oid: int, name: str, *, is_citus: bool) -> None:
+        self.oid = oid
+        self.name = name
+        self.leaves = {0}  #: the tables that have its rows
+        # On Citus, a statement runs on other nodes, each with tables and processes of its own.
+        place = "0, 0" if is_citus else "tableoid, pg_backend_pid()"
+        insert = f"INSERT INTO {name} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id, {place}"
+        # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
+        numbers = iter(range(1, len(COLUMNS) * _SIZES[-1] + 1))
+        values = [f"({', '.join(f'${next(numbers)}' for _ in COLUMNS)})" for _ in range(_SIZES[-1])]
+        self.inserts = {rows: insert.format(f"VALUES {', '.join(values[:rows])}").encode() for rows in _SIZES}
+        nothing = ", ".join(f"NULL::{_TYPES[column.type]}" for column in COLUMNS)
+        self.insert_nothing = insert.format(f"SELECT {nothing} WHERE false").encode()
+        from_table = f"FROM {name} WHERE id"
+        self.select = f"SELECT {_NAMES} {from_table} = $1".encode()
+        # A transaction that inserts nothing waits for no standby. Yet the one that inserted these rows may not have
+        # waited for its standby either, because the server crashed. The message makes the commit wait, on each node
+        # that has a row.
+        message = "pg_logical_emit_message(true, 'plants', '')"
+        self.select_in_use = f"SELECT id, {place}, {message} {from_table} = ANY ($1::bigint[])".encode()
+
+
+_NO_TABLE = _Table(0, "plants", is_citus=False)
+
+
+class _Pool:
+    """Connections that threads share.
+
+    If none is idle, a thread opens one more, because that may take longer than a caller may wait. Meanwhile, and if the
+    server refuses it, callers share those that are open.
+    """
+
+    def __init__(self, connect: Callable[[], "_Connection"], max_connections: int) -> None:
+        self._connect = connect
+        self._max_connections = max_connections
+        # SimpleQueue.put never blocks, so a caller that is interrupted, for example by gevent's Timeout, always puts
+        # its connection back.
+        self._idle: SimpleQueue[_Connection] = SimpleQueue()
+        self._open: set[_Connection] = set()
+        self._lock = threading.Lock()  # guards the opener
+        self._opener: threading.Thread | None = None
+        self._failure: StoreUnavailable | None = None  # of the opener, unless it has succeeded since
+        self._failed_at = 0.0
+        self._closed = False
+
+    def acquire(self, deadline: float) -> "_Connection":
+        """Return an idle connection.
+
+        :raises StoreUnavailable: none is idle in time, or none could be opened.
+        """
+        began = now = time.monotonic()
+        wait = 0.0
+        while now <= deadline and (self._open or self._failed_at < began):
+            with suppress(Empty):
+                connection = self._idle.get(timeout=wait)
+                # The outcome of a statement is unknown if the server has closed the connection before.
+                if not connection.has_unread_input():
+                    return connection
+                self._discard(connection)
+            self._open_another()
+            now = time.monotonic()
+            wait = max(0.0, min(_POLL_SECONDS, deadline - now))
+        failure = self._failure or StoreUnavailable("no connection in time")
+        raise type(failure)(*failure.args)
+
+    def release(self, connection: "_Connection") -> None:
+        if connection.is_idle():
+            self._idle.put(connection)
+        else:
+            self._discard(connection)
+        if self._closed or not connection.is_idle():
+            self._discard_idle()  # What silenced this connection may have silenced the others, too.
+
+    def close(self, deadline: float) -> None:
+        self._closed = True
+        if self._opener:
+            self._opener.join(max(0, deadline - time.monotonic()))
+        self._discard_idle()
+
+    def _open_another(self) -> None:
+        with self._lock:
+            is_refused = self._open and time.monotonic() < self._failed_at + _RETRY_SECONDS
+            is_opening = self._opener and self._opener.is_alive()
+            if not is_refused and not is_opening and len(self._open) < self._max_connections:
+                opener = threading.Thread(target=self._open_one, name="plants-connect", daemon=True)
+                opener.start()
+                self._opener = opener
+
+    def _open_one(self) -> None:
         try:
-            self._check_table(connection)
-        except StoreMissing as missing:
-            if not create or missing.args != (_GONE,):
-                raise
-            # Processes that create the table at the same time may collide in the catalog despite IF NOT EXISTS.
-            with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
-                connection.execute(_TABLE)
-                self.is_new = True
-                _log.warning("the table plants did not exist; a new one was created, without plants")
-            self._check_table(connection)
-        if not self._role_checked:
-            self._role_checked = True
-            for (role,) in connection.run(_NO_SYNCHRONOUS_COMMIT):
-                _log.warning("a node may lose plants in a crash; send: ALTER ROLE %s SET synchronous_commit = on", role)
+            connection = self._connect()
+        except (psycopg.Error, UnicodeError, StoreUnavailable) as error:  # A host's name may have no encoding.
+            self._failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable(_reason(error))
+            self._failed_at = time.monotonic()
+        else:
+            self._failure = None
+            self._open.add(connection)
+            self.release(connection)
+
+    def _discard(self, connection: "_Connection") -> None:
+        self._open.discard(connection)
+        connection.close()
+
+    def _discard_idle(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._discard(self._idle.get_nowait())
 
 
 class _Connection(psycopg.Connection[_Row]):
     """A connection whose waits end at a deadline, even if the server's machine is gone."""
 
     deadline = math.inf
-    failure_count = 0  # how many connections of the store had failed when this one was opened
-    _lock_timeout: int | None = None
+    process = 0  #: of the server
+    is_citus = False
     _warning: str | None = None
 
-    def insert(self, plants: list[Plant], lock_timeout: int) -> set[int]:
-        """Insert plants and return the ids that were not in use."""
-        self.set_lock_timeout(lock_timeout)
-        rows = next(rows for rows in _INSERTS if rows >= len(plants))
-        # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
-        shortest = min(plants, key=lambda plant: len(plant.name) + len(plant.tag or ""))
-        padded = plants + [shortest] * (rows - len(plants))
-        inserted = self.run_durably(_INSERTS[rows], [value for plant in padded for value in _parameters(plant)])
-        return {plant_id for (plant_id,) in inserted}
-
-    def find_in_use(self, plant_ids: set[int]) -> set[int]:
-        """Return those of the ids that are in use, once their rows are as durable as those of an insert."""
-        rows = self.run_durably(_SELECT_IN_USE, [f"{{{','.join(map(str, plant_ids))}}}"])
-        return {plant_id for plant_id, _ in rows}
+    @classmethod
+    def open(cls, conninfo: str, timeout: float) -> Self:
+        connection = cls.connect(conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
+        connection.deadline = time.monotonic() + timeout
+        connection.add_notice_handler(connection.note_warning)
+        return connection
 
     def run_durably(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
         """Run a statement that commits; raise an OperationalError if the server does not promise durability."""
@@ -351,16 +518,19 @@ class _Connection(psycopg.Connection[_Row]):
             self.close()
             raise
 
-    def set_lock_timeout(self, milliseconds: int) -> None:
-        if milliseconds != self._lock_timeout:
-            self.run(_SET_LOCK_TIMEOUT, [str(milliseconds)])
-            self._lock_timeout = milliseconds
+    def query(self, query: bytes, parameters: Sequence[str] = ()) -> list[_Row]:
+        """Run a statement without plants; the error has the server's own message."""
+        try:
+            return self.run(query, parameters)
+        except psycopg.Error as error:
+            if isinstance(error, _RETRYABLE_ERRORS) or not error.sqlstate:
+                raise
+            raise StoreUnavailable(_reason(error, with_text=True)) from None
 
     def is_idle(self) -> bool:
         return self.pgconn.transaction_status == TransactionStatus.IDLE
 
     def has_unread_input(self) -> bool:
-        # Check before each use, because the outcome of a statement is unknown if the server has closed the connection.
         poll = select.poll()  # select() accepts no descriptor above 1023.
         poll.register(self, select.POLLIN)
         return bool(poll.poll(0))
@@ -370,35 +540,57 @@ class _Connection(psycopg.Connection[_Row]):
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
         # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus relays a
-        # node's warning under another function name, so any warning may be this one.
-        if notice.severity_nonlocalized == "WARNING":
+        # node's warning under another function name, so with Citus any warning may be this one.
+        is_canceled_wait = self.is_citus or notice.source_function == "SyncRepWaitForLSN"
+        if is_canceled_wait and notice.severity_nonlocalized == "WARNING":
             self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
 
-def _split_hosts(conninfo: str) -> list[str]:
-    """Return a connection string for each host."""
-    parameters = conninfo_to_dict(conninfo)
-    lists = {
-        name: str(parameters[name]).split(",")
-        for name in ("host", "hostaddr", "port")
-        if "," in str(parameters.get(name))
-    }
-    hosts = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    return [make_conninfo(conninfo, **host) for host in hosts] or [conninfo]
+def _alter(schema: str, lacking: list[str]) -> str:
+    return f"ALTER TABLE {schema}.plants " + ", ".join(f"ADD COLUMN IF NOT EXISTS {column}" for column in lacking)
 
 
-def _parameters(plant: Plant) -> tuple[str, str, str | None]:
+def _find_citus_faults(connection: _Connection, oid: int) -> None:
+    [(fault,)] = connection.query(_INSPECT_CITUS, [str(oid), _DISTRIBUTE])
+    for reason in [fault] if fault else [row[0] for row in connection.query(_ASK_NODES)]:
+        raise StoreUnusable(f"the table plants {reason}")
+
+
+def _unknown_parameter(url: str) -> str | None:
+    """Return the name of a parameter that libpq does not have; None if it could be a part of a password."""
+    query = url.rpartition("@")[2].partition("?")[2]
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    names = [name for name in re.findall(r"(?:^|&)(\w+)=", query) if name not in known]
+    return names[0] if names and "password" not in query else None
+
+
+def _parameters(plant: Plant) -> list[str | None]:
     if not INT64_MIN <= plant.id <= INT64_MAX:
         raise psycopg.DataError("an id is a 64-bit integer")
-    # Send the id as text, because psycopg chooses an int's type by its value, and each type needs another statement.
-    return str(plant.id), plant.name, plant.tag
+    # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
+    return [str(value) if isinstance(value, int) else value for value in plant]
+
+
+def _rejection(error: psycopg.Error) -> Exception:
+    if not error.sqlstate:
+        return error  # The plant is not as Plant describes.
+    if isinstance(error, errors.LockNotAvailable):
+        return StoreUnavailable(_HELD)
+    return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
 
 
 def _unavailable(error: Exception) -> StoreUnavailable:
     return StoreMissing(_GONE) if isinstance(error, errors.UndefinedTable) else StoreUnavailable(_reason(error))
 
 
-def _reason(error: Exception) -> str:
-    # Omit the server's message about a statement, because it may quote a plant.
+def _reason(error: Exception, *, with_text: bool = False) -> str:
+    # Omit the server's message about a statement with plants, because it may quote them.
     sqlstate = getattr(error, "sqlstate", None)
-    return f"{type(error).__name__}, SQLSTATE {sqlstate}" if sqlstate else str(error)
+    if not (isinstance(error, psycopg.Error) and sqlstate):
+        return str(error)
+    details = [f"{type(error).__name__}, SQLSTATE {sqlstate}"]
+    if with_text:
+        details.append(error.diag.message_primary or "")
+    if error.diag.constraint_name:
+        details.append(f"constraint {error.diag.constraint_name}")
+    return ": ".join(details)

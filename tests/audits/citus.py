@@ -1,10 +1,10 @@
 """Audit the service on a distributed engine such as Citus, while nodes of the cluster are killed and stopped.
 
-    python -m tests.audits.citus --url postgresql://node1/plants --url postgresql://node2/plants \\
+    python -m tests.audits.citus --url postgresql://coordinator/plants --url postgresql://coordinator/plants \\
         --fault "ssh node3 pkill -9 postgres" "ssh node3 pg_ctl start" \\
         --fault "ssh node3 pkill -STOP postgres" "ssh node3 pkill -CONT postgres"
 
-The cluster must run, and it must already have the table ``plants``; docs/scaling.md has the statements that create this
+The cluster must run, and it must already have the table ``plants``; docs/stores.md has the statements that create this
 table. Citus is at https://github.com/citusdata/citus. The audit starts a service for each URL. ``--fault`` takes two
 commands: one that causes the fault, and one that ends it. A plain PostgreSQL server can be audited in the same way. The
 exit status is 0 if every acknowledged plant is stored, no id is used by two plants, and every other plant is stored
@@ -88,7 +88,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument(
-        "--url", action="append", required=True, help="the URL of a node; clients use all nodes at once"
+        "--url", action="append", required=True, help="the URL of the coordinator; clients use all services at once"
     )
     parser.add_argument("--fault", action="append", nargs=2, default=[], metavar=("COMMAND", "END"))
     parser.add_argument(

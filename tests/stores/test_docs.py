@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.stores import Plant, open_store
+from plants.stores import Plant, StoreUnavailable, open_store
 from tests.support.hosted import CHECKOUT
 from tests.support.postgres_server import PostgresServer, find_binaries
 from tests.support.process import PATIENCE_SECONDS, wait_until
@@ -132,12 +132,15 @@ def test_plants_move_to_postgresql_and_a_second_move_fails(file: Path, server: P
     assert "(3 rows)" in run(READ_TABLE, file, server)
 
 
-def test_a_dump_restores_a_dropped_table_for_a_running_service(file: Path, server: PostgresServer) -> None:
+def test_a_dump_restores_a_dropped_table_at_a_restart(file: Path, server: PostgresServer) -> None:
     with closing(open_store(server.url)) as store:
         for plant in PLANTS:
             store.add(plant)
         run(DUMP, file, server)
         server.execute("DROP TABLE plants")
         run(RESTORE, file, server)
+        with pytest.raises(StoreUnavailable, match="is another one than the service has used"):
+            store.add(PLANTS[0])
+    with closing(open_store(server.url)) as store:
         assert [store.get(plant.id) for plant in PLANTS] == PLANTS
         store.check()

@@ -260,12 +260,16 @@ BAD_URLS = {
     "SQLite with a fragment": ("sqlite:///plants#1.db", SQLITE),
     "SQLite with a decoded U+0000": ("sqlite:///plants\0.db", SQLITE),
     "SQLite with a directory": ("sqlite:///plants/", SQLITE),
-    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
-    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", POSTGRES),
+    "PostgreSQL with an unknown option": (
+        "postgresql://user:secret@host/plants?sslmod=require",
+        "no parameter sslmod$",
+    ),
+    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", "no parameter sslmod$"),
     "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
     "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
     "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
-    "PostgreSQL with more addresses than hosts": ("postgresql://a,b/plants?hostaddr=127.0.0.1,::1,::2", POSTGRES),
+    "PostgreSQL for Prisma": ("postgresql://user:secret@host/plants?schema=public", "no parameter schema$"),
+    "PostgreSQL with a password in its options": ("postgresql://host/plants?password=a&secret=b", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }
 
