@@ -59,8 +59,8 @@ QUIET = {
 
 def install(directory: Path) -> Path:
     """Install the service and the agents into a new environment, and return the folder of its commands."""
-    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    pip = [str(directory / "bin/pip"), "install", "--quiet"]
     subprocess.run([*pip, f"{CHECKOUT}[postgres]", *PACKAGES], check=True)
     return directory / "bin"
 
@@ -75,8 +75,8 @@ def serving(bin_: Path, agent: str, url: str, log: Path) -> Iterator[int]:
         if agent == "sentry":
             (Path(site) / "sitecustomize.py").write_text(SENTRY)
             env["PYTHONPATH"] = site
-        first, *others = [*AGENTS[agent], "plants", "serve", "--bind", f"127.0.0.1:{port}"]
-        process = start([str(bin_ / first), *others], env=env, cwd=site, stdout=subprocess.DEVNULL, stderr=output)
+        command = [*AGENTS[agent], "plants", "serve", "--bind", f"127.0.0.1:{port}"]
+        process = start([bin_ / command[0], *command[1:]], env=env, cwd=site, stdout=subprocess.DEVNULL, stderr=output)
         try:
             wait_until(lambda: is_ready(port) or process.poll() is not None)
             yield port
