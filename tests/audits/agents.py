@@ -79,6 +79,7 @@ def serving(bin_: Path, agent: str, url: str, log: Path) -> Iterator[int]:
         process = start([bin_ / command[0], *command[1:]], env=env, cwd=site, stdout=subprocess.DEVNULL, stderr=output)
         try:
             wait_until(lambda: is_ready(port) or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
             yield port
         finally:
             process.terminate()
