@@ -109,12 +109,17 @@ def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, capl
     app = plants.create_app(FailingStore(error, submits=submits), tokens=[TOKEN])
     found = []
     for is_batch in (True, False):
-        (call,) = calls_of(app, new_plant(), is_batch=is_batch)
-        request = call._request
+        environs: list[dict[str, Any]] = []
+
+        def recording(environ: Any, start_response: Any, environs: Any = environs) -> Iterable[bytes]:
+            environs.append(environ)
+            return app(environ, start_response)
+
+        (call,) = calls_of(recording, new_plant(), is_batch=is_batch)
         response = call.response()
         assert response
         log = [(record.name, record.levelno, record.message, bool(record.exc_info)) for record in caplog.records]
-        found.append((response.status, response.head, response.body, request.environ["plants.error"], log))
+        found.append((response.status, response.head, response.body, environs[0]["plants.error"], log))
         caplog.clear()
     assert found[0] == found[1]
     assert len(log) == isinstance(error, ZeroDivisionError)
@@ -183,7 +188,7 @@ def test_a_wrapper_of_falcon_changes_no_result(
 
 
 def test_a_wrapper_of_falcon_that_raises_stores_nothing(
-    app: App, store: PlantStore, monkeypatch: pytest.MonkeyPatch
+    app: App, store: PlantStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = falcon.App.__call__
 
@@ -194,7 +199,7 @@ def test_a_wrapper_of_falcon_that_raises_stores_nothing(
     monkeypatch.setattr(falcon.App, "__call__", raising)
     assert results(calls_of(app, *PLANTS)) == [(500, b"")] * 3
     store.close()
-    with closing(SQLiteStore(str(store._path))) as reopened:  # type: ignore[attr-defined]
+    with closing(SQLiteStore(f"{tmp_path}/plants.db")) as reopened:
         assert [reopened.get(plant_id) for plant_id in (1, 2)] == [None, None]
 
 
