@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
 
 from plants import __version__
-from plants.app import build_app
+from plants.app import PLANTS_PATH, build_app
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, ErrorCode, error_body
 from plants.falcon_defaults import Router
@@ -49,7 +50,7 @@ def create_service(settings: Settings) -> HostedService:
     auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
     app = build_app(store, auth, resources, limits=limits)
-    return HostedService(settings, auth, _hosted(app, settings), app.router, resources)
+    return HostedService(settings, auth, _hosted(app, settings, auth), app.router, resources)
 
 
 def _file(name: str, content_type: str) -> Constant:
@@ -65,18 +66,19 @@ PAGE: Final[dict[str, object]] = {
 }
 
 
-def _hosted(app: WSGIApplication, settings: Settings) -> WSGIApplication:
+def _hosted(app: WSGIApplication, settings: Settings, auth: BearerAuth) -> WSGIApplication:
     """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``.
 
-    If one of several processes has a store that it cannot share, each of its responses is a 500.
+    If the server has several processes, but the store cannot be shared, it rejects creates and is not ready.
     """
     is_shared = settings.store.multiprocess
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if not is_shared and environ["wsgi.multiprocess"]:
-            _log.error("PLANTS_STORE=%s cannot be shared by processes; start one process", settings.shown_store)
-            start_response("500 Internal Server Error", list(HEADERS.items()))
-            return [error_body(ErrorCode.INTERNAL)]
+        if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, auth):
+            _log_processes(settings.shown_store)
+            body = error_body(ErrorCode.INTERNAL)
+            start_response("500 Internal Server Error", [*HEADERS.items(), ("Content-Length", str(len(body)))])
+            return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
         is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
         # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
@@ -86,3 +88,13 @@ def _hosted(app: WSGIApplication, settings: Settings) -> WSGIApplication:
         return [body] if environ["REQUEST_METHOD"] == "GET" else []
 
     return hosted
+
+
+def _reaches_store(environ: dict[str, Any], auth: BearerAuth) -> bool:
+    path = environ.get("PATH_INFO", "")
+    return path in (PLANTS_PATH, "/readyz") and not auth.refusal(path, environ.get("HTTP_AUTHORIZATION", ""))
+
+
+@cache
+def _log_processes(shown_store: str) -> None:
+    _log.error("PLANTS_STORE=%s cannot be shared by several processes: set another store, or run one", shown_store)

@@ -57,16 +57,17 @@ class PlantService(Service):
             if not request.body.complete:
                 request.drop_body()
             return None
-        current_request.set(request)  # so that a line in the log has its id
         try:
             error: Exception | None = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
         except Exception as failure:
             error = failure
-        response = _error_response(error, request) if error else None
-        current_request.set(None)
-        if response is None:
+        if error is None:
             request.trusted = True
             request.environ["plants.auth"] = self._auth  # The application does not check the token again.
+            return None
+        current_request.set(request)  # so that a line in the log has its id
+        response = _error_response(error, request)
+        current_request.set(None)
         return response
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
