@@ -1,18 +1,22 @@
 """The application of a hosted service: the API, its probes, and ``/docs``, the interface description as a page."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
 
 from plants import __version__
-from plants.app import build_app
+from plants.app import PLANTS_PATH, build_app
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, error_body
+from plants.errors import HEADERS, ErrorCode, error_body
 from plants.falcon_defaults import Router
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths, public_resources
 from plants.schemas import Limits
+from plants.stores.memory import MemoryStore
+
+_log = logging.getLogger(__name__)
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
 _POLICY = (
@@ -39,8 +43,9 @@ def create_service(settings: Settings) -> HostedService:
     resources = public_resources(settings.store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
-    app = build_app(settings.store, auth, resources, limits=limits)
-    return HostedService(settings, auth, redirect_browsers(app), app.router, resources)
+    api = build_app(settings.store, auth, resources, limits=limits)
+    app = require_one_process(api, auth) if isinstance(settings.store, MemoryStore) else api
+    return HostedService(settings, auth, redirect_browsers(app), api.router, resources)
 
 
 def _file(name: str, content_type: str) -> Constant:
@@ -54,6 +59,29 @@ PAGE: Final[dict[str, object]] = {
     "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),
     "/docs/page.js": _file("page.js", "text/javascript; charset=utf-8"),
 }
+
+
+def require_one_process(app: WSGIApplication, auth: BearerAuth) -> WSGIApplication:
+    """Return an application that rejects creates, and is not ready, if the server has several processes."""
+    has_logged = False
+
+    def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        nonlocal has_logged
+        path = environ.get("PATH_INFO", "")
+        may_pass = not environ.get("wsgi.multiprocess") or path not in (PLANTS_PATH, "/readyz")
+        if may_pass or auth.refusal(path, environ.get("HTTP_AUTHORIZATION", "")):
+            return app(environ, start_response)
+        if not has_logged:
+            has_logged = True
+            _log.error(
+                "memory: cannot be shared by several processes, so plants are rejected; "
+                "set PLANTS_STORE to sqlite:///FILE or postgresql://..., or run one process"
+            )
+        body = error_body(ErrorCode.INTERNAL)
+        start_response("500 Internal Server Error", [*HEADERS.items(), ("Content-Length", str(len(body)))])
+        return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
+
+    return hosted
 
 
 def redirect_browsers(app: WSGIApplication) -> WSGIApplication:

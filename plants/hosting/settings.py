@@ -52,6 +52,7 @@ GUNICORN_SETTINGS: Final[dict[str, Any]] = {
     "worker_class": "plants.hosting.gunicorn_conf.Worker",
     "logger_class": "plants.hosting.gunicorn_conf.Logger",
     "control_socket_disable": True,
+    "keepalive": 75,  # clients and load balancers keep idle connections for up to 60 s
     # The root of a container may be read-only and without /tmp.
     "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108  # Gunicorn makes a new file
     # The service needs no information from a proxy.

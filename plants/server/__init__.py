@@ -9,15 +9,18 @@ while it runs, every other client waits. With more, that many threads call it. I
 for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment, so it must be thread-safe.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
-has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413, unless
-``Service.checks_body_size`` is set: then the application gets its ``CONTENT_LENGTH``, and an empty ``wsgi.input``.
+has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.
 
 The response. It is held in memory and sent whole, with a ``Content-Length``. So an application must not stream, and its
 responses should be small: what a client has not read above 64 KiB needs one of 64 places, and without one the
 connection is closed. ``start_response`` may be called until the first block of the body is requested, or by the
-iteration of the body. With several threads ``server.deferred_response`` is true: a thread calls the application for up
-to ``Worker.max_batch`` requests before it iterates over the first response, so an application may do shared work, such
-as a commit, during the iteration. Other keys: ``server.stopping`` is true while the worker stops.
+iteration of the body. ``server.stopping`` is true while the worker stops.
+
+Shared work. A thread calls the application for up to ``Worker.max_batch`` requests. An application that finds the list
+``server.pending`` may append to it a function that waits for work that its request shares with others, such as a
+commit; then the thread calls the application for the rest of the batch before it calls this function and reads the
+response. The function returns None, or if the work failed, the status, the headers and the body of a response, which
+the server sends instead of any response with another status. It must not raise an exception.
 
 Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
 does; if it had, it continues, and its response is dropped.

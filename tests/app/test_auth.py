@@ -7,8 +7,24 @@ import pytest
 
 import plants
 from plants import MemoryStore
-from tests.contract import AUTH, JSON_TYPE, new_plant
+from plants.app import build_app
+from plants.auth import BearerAuth
+from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import Stream, call, sender
+
+
+def test_a_token_that_the_server_has_checked_is_not_checked_again() -> None:
+    check, other = Check(lambda _: True), Check(lambda _: True)
+    auth = BearerAuth(check)
+    own, others = (build_app(MemoryStore(), each) for each in (auth, BearerAuth(other)))
+    for app in (own, others):
+        assert call(app, Stream(), **{"plants.auth": auth}).error == 40001
+    assert (check.checked, other.checked) == ([], [TOKEN])
+
+
+def test_create_app_rejects_a_class_as_token_check() -> None:
+    with pytest.raises(TypeError, match="not a class"):
+        plants.create_app(tokens=Check)  # type: ignore[arg-type]  # the mistake that is tested
 
 
 class Check:

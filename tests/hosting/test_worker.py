@@ -1,10 +1,12 @@
 """The headers of responses. Each response has a request id, which is also in the log line of its request."""
 
+import io
 import json
 import logging
 import re
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,8 @@ from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Listener, Request, SizedBody
 from plants.server.threads import current_request
 from plants.tokens import TokenCheck
-from tests.contract import Headers
+from tests.contract import TOKEN, Headers, new_plant
+from tests.support.calls import call
 from tests.support.hosted import Service, serving
 from tests.support.process import wait_until
 from tests.support.worker_server import Client
@@ -153,3 +156,19 @@ def test_the_body_of_a_request_for_a_public_path_is_not_received() -> None:
 def test_a_503_of_the_server_says_when_to_retry() -> None:
     response = service_with(FailingCheck()).error_response(HTTPError(503), request_for("/plants"))
     assert b"\r\nRetry-After: 1\r\n" in response.head
+
+
+def test_several_processes_never_store_plants_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
+
+    def send(method: str, path: str, **environ: Any) -> Any:
+        environ |= {"REQUEST_METHOD": method, "PATH_INFO": path, "wsgi_input_terminated": True}
+        return call(app, io.BytesIO(new_plant()), wsgi_multiprocess=True, **environ)
+
+    assert [send("POST", "/plants").error for _ in range(2)] == [50000, 50000]
+    assert send("GET", "/readyz").error == 50000
+    assert send("HEAD", "/readyz").body == b""
+    assert send("POST", "/plants", HTTP_AUTHORIZATION="").error == 40100
+    assert send("GET", "/livez").status == 200
+    (line,) = caplog.messages
+    assert "set PLANTS_STORE to sqlite:///FILE" in line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gunicorn.config import Keepalive, WorkerConnections
+from gunicorn.config import WorkerConnections
 
 from plants import MAX_BODY_BYTES, Plant, __version__
 from plants.errors import ErrorCode
@@ -114,7 +114,7 @@ def test_the_table_of_metrics_agrees_with_the_code() -> None:
 def test_the_table_of_limits_agrees_with_the_code() -> None:
     table = page("hosting").partition("### Limits")[2].partition("### ")[0]
     assert f"| {Worker.response_timeout} s, then 503 |" in table
-    assert f"| `keepalive` ({Keepalive.default} s) |" in table
+    assert f"| `keepalive` ({GUNICORN_SETTINGS['keepalive']} s) |" in table
     assert f"| `worker_connections` ({WorkerConnections.default}), or" in table
     extra = bounds.TLS_CONNECTION_BYTES - bounds.CONNECTION_BYTES
     assert f"| {bounds.CONNECTION_BYTES >> 10} KiB in every state, {extra >> 10} KiB more with TLS |" in table
