@@ -1,21 +1,23 @@
 """The log: one line per request on standard output, everything else on standard error.
 
 Each line is made as a JSON object. In the format ``text``, a line has the values of this object, separated by spaces;
-control characters are escaped, so neither a client nor a traceback can begin a new line.
+control characters are escaped, so no client can begin a new line. The lines of a traceback follow. A traceback has the
+message of the exception only at the level ``debug``, because a store or a token check may put a plant or a token there.
 """
 
-import errno
+import atexit
 import json
 import logging
 import os
 import re
-import stat
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
+from queue import SimpleQueue
 from select import PIPE_BUF, POLLOUT, poll
+from threading import Thread
 from typing import Any
 
 from gunicorn import glogging
@@ -30,10 +32,10 @@ _STDOUT = 1
 _PATH_CHARACTERS = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
-# How long a process waits for a stalled reader of its log.
-MAX_WAIT_SECONDS = 1.0
-_SHORTEST_WAIT_SECONDS = 0.001
-_MAX_WAIT_SHARE = 0.05  # of the time, if the reader is slow for long
+MAX_QUEUED_BYTES = 1_048_576  # of lines that wait for a stalled reader
+STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
+_GATHER_SECONDS = 0.02
+_MAX_EXCEPTIONS = 10
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -56,9 +58,13 @@ class Formatter(logging.Formatter):
         request = getattr(record, "request", None) or current_request.get()
         if request:
             line["request_id"] = request.environ.get("plants.request_id", "")
-        if record.exc_info:
-            line["stacktrace"] = self.formatException(record.exc_info)
-        return self.finish(json.dumps(line, separators=(",", ":")))
+        error = record.exc_info[1] if record.exc_info else None
+        stack = _stack_of(error, with_messages=logging.getLogger(record.name).isEnabledFor(logging.DEBUG))
+        if not self._is_json:
+            return "\n".join([self.finish(json.dumps(line)), *map(_escape, stack)])
+        if stack:
+            line["stacktrace"] = "\n".join(stack)
+        return json.dumps(line, separators=(",", ":"))
 
     def finish(self, line: str) -> str:
         """Return a JSON line in the service's format."""
@@ -66,14 +72,34 @@ class Formatter(logging.Formatter):
             return line
         members = json.loads(line)
         members.pop("route", None)  # A person sees it in the path.
-        text = " ".join(map(str, members.values()))
-        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+        return _escape(" ".join(map(str, members.values())))
 
     def report_dropped(self, count: int) -> str:
         """Return the line that reports dropped lines."""
         warning = {"levelname": "WARNING", "name": "plants.log", "process": os.getpid()}
         warning["msg"] = f"log lines that were dropped because they could not be written: {count}"
         return self.format(logging.makeLogRecord(warning)) + "\n"
+
+
+def _escape(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _stack_of(error: BaseException | None, *, with_messages: bool) -> list[str]:
+    """Return the lines of a traceback: the frames and the class of the exceptions that led to this one, and its own."""
+    parts: list[list[str]] = []
+    found = [error] if error else []
+    while found and len(parts) < _MAX_EXCEPTIONS:
+        error = found.pop()
+        frames = "".join(traceback.format_tb(error.__traceback__)).splitlines()
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        separator = ["", "which led to:", ""] if parts else []
+        if with_messages:
+            name = _escape("".join(traceback.format_exception_only(error)).rstrip("\n"))
+        parts.append(["Traceback (most recent call last):", *frames, name, *separator])
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        found += [*getattr(error, "exceptions", ()), *([before] if before else [])]
+    return [line for part in reversed(parts) for line in part]
 
 
 class Logger(glogging.Logger):
@@ -91,14 +117,11 @@ class Logger(glogging.Logger):
                 if handler in self.error_log.handlers:
                     handler.setFormatter(formatter)
                 if not isinstance(handler, logging.FileHandler) and handler.stream:
-                    handler.stream = Output(handler.stream.fileno(), formatter.report_dropped)
+                    handler.stream = Output(handler.stream.fileno(), formatter.report_dropped, has_thread=False)
 
 
 class AccessLog:
-    """The log lines of requests, on standard output; ``level`` is the lowest level (of ``logging``) that is written.
-
-    A write has one or more whole lines and at most PIPE_BUF bytes, so that processes do not mix their lines.
-    """
+    """The log lines of requests, on standard output; ``level`` is the lowest level (of ``logging``) that is written."""
 
     def __init__(self, level: int, log_format: str) -> None:
         # If standard output was closed at the start, its descriptor may be another file's.
@@ -113,13 +136,10 @@ class AccessLog:
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
             line = self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
-            data = line.encode(errors="backslashreplace")
-            if len(self._lines) + len(data) > PIPE_BUF:
-                self.flush()
-            self._lines += data
+            self._lines += line.encode(errors="backslashreplace")
 
     def flush(self) -> None:
-        """Write the buffered lines."""
+        """Queue the buffered lines for standard output."""
         if self._lines:
             self._output.write_bytes(self._lines)
             self._lines = b""
@@ -157,75 +177,99 @@ def _quoted(text: str) -> str:
 class Output:
     """A file descriptor for whole log lines; other processes may share it.
 
-    Writes wait for a stalled reader for up to a second, and then for at most 5 % of the time. If that is not enough,
-    lines are dropped, and the next successful write begins with ``report(count)``, a line with their number.
+    A thread writes the lines, so a stalled reader delays nobody. If more than MAX_QUEUED_BYTES wait for it, lines are
+    dropped. Once lines can be written again, ``report(count)`` follows, a line with the number of dropped ones.
     """
 
-    def __init__(self, descriptor: int, report: Callable[[int], str]) -> None:
+    def __init__(self, descriptor: int, report: Callable[[int], str], *, has_thread: bool = True) -> None:
+        """Start nothing: the thread starts with the first line of each process.
+
+        :param has_thread: False in Gunicorn's master, which should not fork with threads. It drops each line that
+            cannot be written at once. Its workers have threads.
+        """
         self._descriptor = descriptor
         self._report = report
-        # RWF_NOWAIT affects one write; O_NONBLOCK would affect every process that shares the descriptor.
-        self._flags = getattr(os, "RWF_NOWAIT", 0) if _has_reader(descriptor) else 0
         self._poll = poll()
         self._poll.register(descriptor, POLLOUT)
-        self._wait_budget = MAX_WAIT_SECONDS
-        self._waited_at = time.monotonic()
-        self._dropped_lines = 0
+        self._pid = 0 if has_thread else os.getpid()
+        self._thread: Thread | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._queue: SimpleQueue[bytes] = SimpleQueue()
+        # Only the threads that log change the first of each pair, one at a time; only the one that writes the second.
+        self._queued_bytes = self._written_bytes = 0
+        self._dropped_lines = self._failed_lines = 0
+        self._reported_lines = 0
         self._missing_end = b""  # b"\n" if the last line was written only in part
 
     def write(self, lines: str) -> None:
-        """Write the lines, or drop them if that fails, for example because the disk is full. Never raise an OSError."""
+        """Queue the lines, or drop them. Never raise an OSError."""
         self.write_bytes(lines.encode(errors="backslashreplace"))
 
     def write_bytes(self, lines: bytes) -> None:
-        """Write the lines or drop them."""
-        if self._dropped_lines and self._try_to_write(self._missing_end + self._report(self._dropped_lines).encode()):
-            self._dropped_lines = 0
-            self._missing_end = b""
-        if self._dropped_lines or not self._try_to_write(lines):
+        """Queue the lines, or drop them."""
+        if self._pid != os.getpid():
+            self._start()
+        if not self._thread:
+            self._write_out(lines, timeout=0)
+        elif self._queued_bytes - self._written_bytes < MAX_QUEUED_BYTES:
+            self._queued_bytes += len(lines)
+            self._queue.put(lines)
+        else:
             self._dropped_lines += lines.count(b"\n")
 
-    def _try_to_write(self, data: bytes) -> bool:
-        while data:
+    def _start(self) -> None:
+        """Start the thread of this process. A forked process writes no lines that its parent has queued."""
+        self._reset()
+        self._pid = os.getpid()
+        self._thread = Thread(target=self._run, name=__name__, daemon=True)
+        self._thread.start()
+        atexit.unregister(self._stop)  # A forked process inherits it.
+        atexit.register(self._stop, self._thread)
+
+    def _stop(self, thread: Thread) -> None:
+        """Wait until the queued lines are written, but no longer than ``STOP_SECONDS``."""
+        self._thread = None
+        self._queue.put(b"")
+        thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        lines = b"\n"
+        while lines:
+            lines = self._queue.get()
+            time.sleep(_GATHER_SECONDS)  # If each line woke this thread, it would delay the event loop.
+            batch = [lines]
+            while lines and not self._queue.empty():
+                lines = self._queue.get()
+                batch.append(lines)
+            self._write_out(b"".join(batch), timeout=None)
+            self._written_bytes += sum(map(len, batch))
+
+    def _write_out(self, lines: bytes, timeout: int | None) -> None:
+        rest = self._write_pieces(self._missing_end + lines, timeout)
+        self._failed_lines += rest.removeprefix(b"\n").count(b"\n")  # A missing end is no line.
+        dropped = self._dropped_lines + self._failed_lines - self._reported_lines
+        if dropped and not rest and not self._write_pieces(self._report(dropped).encode(), timeout):
+            self._reported_lines += dropped
+
+    def _write_pieces(self, lines: bytes, timeout: int | None) -> bytes:
+        """Write the lines, and return those that could not be written.
+
+        :param timeout: zero to write only what can be written at once, None to wait for the reader.
+        """
+        start = 0
+        while start < len(lines):
+            # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines.
+            end = lines.rfind(b"\n", start, start + PIPE_BUF) + 1 or start + PIPE_BUF
             try:
-                written = self._write(data[:PIPE_BUF])
-            except BlockingIOError:
-                if not self._wait():
-                    return False
-                continue
+                if not self._poll.poll(timeout):
+                    break
+                start += os.write(self._descriptor, lines[start:end])
+                self._missing_end = b"" if lines.endswith(b"\n", 0, start) else b"\n"
+            except BlockingIOError:  # Another process has set O_NONBLOCK, and wrote after the call of poll().
+                if timeout == 0:
+                    break
             except OSError:
-                return False
-            data = data[written:]
-            self._missing_end = b"\n" if data else b""
-        return True
-
-    def _write(self, piece: bytes) -> int:
-        if self._flags:
-            try:
-                return os.pwritev(self._descriptor, [piece], -1, self._flags)
-            except OSError as error:
-                if error.errno != errno.EOPNOTSUPP:
-                    raise
-                self._flags = 0  # a pipe before Linux 6.4
-        if not self._poll.poll(0):
-            raise BlockingIOError
-        return os.write(self._descriptor, piece)
-
-    def _wait(self) -> bool:
-        if self._dropped_lines:
-            return False
-        now = time.monotonic()
-        self._wait_budget = min(MAX_WAIT_SECONDS, self._wait_budget + (now - self._waited_at) * _MAX_WAIT_SHARE)
-        is_writable = self._wait_budget >= _SHORTEST_WAIT_SECONDS and bool(self._poll.poll(self._wait_budget * 1000))
-        self._waited_at = time.monotonic()
-        # If the descriptor is always ready and every write fails all the same, the budget must end, too.
-        self._wait_budget = max(0.0, self._wait_budget - max(_SHORTEST_WAIT_SECONDS, self._waited_at - now))
-        return is_writable
-
-
-def _has_reader(descriptor: int) -> bool:
-    """Return whether this is a pipe or a socket. Some file systems (XFS, btrfs) reject RWF_NOWAIT for every file."""
-    with suppress(OSError):  # Standard output may be closed.
-        mode = os.fstat(descriptor).st_mode
-        return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-    return False
+                break
+        return lines[start:]

@@ -1,14 +1,19 @@
-"""Log output to a pipe whose reader stalls, to a full disk, and to a file."""
+"""Log output to a pipe whose reader stalls, to a full disk, and to a closed descriptor."""
 
 import os
-import threading
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from select import PIPE_BUF
 
 import pytest
 
 from plants.hosting import logs
-from plants.hosting.logs import Output
+from plants.hosting.logs import STOP_SECONDS, Output
+from tests.support.process import PATIENCE_SECONDS, wait_until
 
 PIPE_BYTES = 65536
 LINE = "x" * 1023 + "\n"
@@ -19,90 +24,119 @@ def report(count: int) -> str:
 
 
 class Pipe:
-    def __init__(self) -> None:
+    def __init__(self, *, has_thread: bool) -> None:
         self.read_end, self.write_end = os.pipe()
-        self.output = Output(self.write_end, report)
+        self.output = Output(self.write_end, report, has_thread=has_thread)
+        self.has_thread = has_thread
 
-    def read(self) -> str:
-        return os.read(self.read_end, 2 * PIPE_BYTES).decode()
+    def read_until(self, end: str) -> str:
+        """Read what ends with this text."""
+        received = ""
+        while not received.endswith(end):
+            received += os.read(self.read_end, 2 * PIPE_BYTES).decode()
+        return received
 
 
-@pytest.fixture(params=["RWF_NOWAIT", "poll"])
-def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    monkeypatch.setattr(logs, "MAX_WAIT_SECONDS", 0.01)
-    if request.param == "poll":  # Before Linux 6.4, RWF_NOWAIT does not work with pipes.
-        monkeypatch.setattr(os, "RWF_NOWAIT", 0)
-    pipe = Pipe()
+@pytest.fixture(params=[True, False], ids=["worker", "master"])
+def pipe(request: pytest.FixtureRequest) -> Iterator[Pipe]:
+    pipe = Pipe(has_thread=request.param)
     yield pipe
     os.close(pipe.read_end)
     os.close(pipe.write_end)
 
 
-def test_lines_are_dropped_and_counted_while_a_pipe_is_full(pipe: Pipe) -> None:
-    for _ in range(100):
+def test_lines_are_dropped_and_counted_while_a_pipe_is_full(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_QUEUED_BYTES", 10 * len(LINE))
+    for _ in range(200):
         pipe.output.write(LINE)
-    written = pipe.read().count(LINE)
-    assert 0 < written <= PIPE_BYTES // len(LINE)
-    pipe.output.write("last\n")
-    pipe.output.write("one more\n")
-    assert pipe.read() == f"{100 - written} dropped\nlast\none more\n"
+    received = pipe.read_until("\n")
+    while "dropped" not in received:
+        pipe.output.write("next\n")
+        received += pipe.read_until("\n")
+    written = received.count(LINE)
+    assert 0 < written < 200
+    assert f"{200 - written} dropped\n" in received
 
 
-def test_a_partly_written_line_is_ended_before_the_next(pipe: Pipe) -> None:
+def test_queued_lines_reach_a_slow_reader_in_order() -> None:
+    pipe = Pipe(has_thread=True)
+    lines = [f"{number} {LINE}" for number in range(500)]
+    for line in lines:
+        pipe.output.write(line)
+    pipe.output.write("end\n")
+    assert pipe.read_until("end\n") == "".join(lines) + "end\n"
+
+
+def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # It keeps the bounds of each write.
+    with ours, theirs:
+        lines = [f"{number}\n" * (number % 7 + 1) for number in range(500)]
+        Output(ours.fileno(), report, has_thread=False).write("".join(lines))
+        received: list[str] = []
+        while sum(map(len, received)) < sum(map(len, lines)):
+            received.append(theirs.recv(2 * PIPE_BUF).decode())
+    assert "".join(received) == "".join(lines)
+    assert all(text.endswith("\n") for text in received)
+    assert max(map(len, received)) <= PIPE_BUF
+
+
+def test_a_partly_written_line_is_ended_before_the_next() -> None:
+    pipe = Pipe(has_thread=False)
     pipe.output.write("x" * PIPE_BYTES + "y\n")
-    assert pipe.read() == "x" * PIPE_BYTES
+    assert pipe.read_until("x") == "x" * PIPE_BYTES
     pipe.output.write("next\n")
-    assert pipe.read() == "\n1 dropped\nnext\n"
+    assert pipe.read_until("dropped\n") == "\nnext\n1 dropped\n"
 
 
-def test_a_write_waits_for_a_reader_that_is_slow(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_WAIT_SECONDS", 30)
-    slow = Output(pipe.write_end, report)
-
-    def write() -> None:
-        slow.write(LINE * 1000)  # This is more than the pipe holds.
-        os.write(pipe.write_end, b"end")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    received = ""
-    while not received.endswith("end"):
-        received += pipe.read()
-    writer.join()
-    assert received == LINE * 1000 + "end"
-
-
-def test_a_write_to_a_full_disk_does_not_raise(pipe: Pipe) -> None:
+def test_lines_for_a_full_disk_are_dropped_and_counted(pipe: Pipe) -> None:
+    end = os.dup(pipe.write_end)
     with Path("/dev/full").open("w") as full:
         os.dup2(full.fileno(), pipe.write_end)
     for _ in range(2):
         pipe.output.write(LINE)
-
-
-def reject(*_: object) -> int:
-    raise BlockingIOError
-
-
-def test_a_descriptor_that_is_ready_but_rejects_every_write_ends_the_wait(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So do some file systems (XFS, btrfs) with RWF_NOWAIT.
-    with monkeypatch.context() as rejecting:
-        rejecting.setattr(os, "pwritev", reject)
-        rejecting.setattr(os, "write", reject)
-        pipe.output.write(LINE)
+    time.sleep(0.5)
+    os.dup2(end, pipe.write_end)
+    os.close(end)
     pipe.output.write("next\n")
-    assert pipe.read() == "1 dropped\nnext\n"
+    assert pipe.read_until("dropped\n") == "next\n2 dropped\n"
 
 
-def test_a_write_to_a_file_uses_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwritev", reject)
-    with (tmp_path / "log").open("w") as file:
-        Output(file.fileno(), report).write(LINE)
-    assert (tmp_path / "log").read_text() == LINE
+def test_a_write_that_would_block_is_repeated_by_the_thread(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    errors = [BlockingIOError]
+
+    def rejecting_once(descriptor: int, data: bytes) -> int:
+        if descriptor == pipe.write_end and errors:
+            raise errors.pop()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", rejecting_once)
+    pipe.output.write("first\n")
+    wait_until(lambda: not errors)
+    pipe.output.write("next\n")
+    expected = "first\nnext\n" if pipe.has_thread else "next\n1 dropped\n"
+    assert pipe.read_until(expected) == expected
 
 
-def test_a_closed_descriptor_drops_its_lines(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as file:
-        descriptor = file.fileno()
-    Output(descriptor, report).write(LINE)
+SCRIPT = """
+import os
+from plants.hosting.logs import Output
+
+output = Output(1, str)
+output.write("parent\\n")
+if not os.fork():
+    output.write("child\\n")
+"""
+
+
+def test_a_process_that_ends_or_forks_writes_its_lines_once() -> None:
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
+    assert sorted(result.stdout.splitlines()) == ["child", "parent"]
+
+
+def test_a_stalled_reader_delays_the_end_of_a_process_briefly() -> None:
+    script = f"from plants.hosting.logs import Output; Output(1, str).write({LINE!r} * 200)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        start = time.monotonic()
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert time.monotonic() < start + STOP_SECONDS + 10
