@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
 
 from plants import __version__
-from plants.app import PLANTS_PATH, build_app
+from plants.app import OPERATIONS, build_app
 from plants.auth import BearerAuth
 from plants.errors import HEADERS, ErrorCode, error_body
-from plants.falcon_defaults import Router
+from plants.falcon_defaults import App, Router
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths, public_resources
 from plants.schemas import Limits
@@ -66,7 +66,7 @@ PAGE: Final[dict[str, object]] = {
 }
 
 
-def _hosted(app: WSGIApplication, settings: Settings, auth: BearerAuth) -> WSGIApplication:
+def _hosted(app: App, settings: Settings, auth: BearerAuth) -> WSGIApplication:
     """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``app``.
 
     If the server has several processes, but the store cannot be shared, it rejects creates and is not ready.
@@ -74,7 +74,7 @@ def _hosted(app: WSGIApplication, settings: Settings, auth: BearerAuth) -> WSGIA
     is_shared = settings.store.multiprocess
 
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, auth):
+        if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, app.router, auth):
             _log_processes(settings.shown_store)
             body = error_body(ErrorCode.INTERNAL)
             start_response("500 Internal Server Error", [*HEADERS.items(), ("Content-Length", str(len(body)))])
@@ -90,9 +90,10 @@ def _hosted(app: WSGIApplication, settings: Settings, auth: BearerAuth) -> WSGIA
     return hosted
 
 
-def _reaches_store(environ: dict[str, Any], auth: BearerAuth) -> bool:
+def _reaches_store(environ: dict[str, Any], router: Router, auth: BearerAuth) -> bool:
     path = environ.get("PATH_INFO", "")
-    return path in (PLANTS_PATH, "/readyz") and not auth.refusal(path, environ.get("HTTP_AUTHORIZATION", ""))
+    has_store = path == "/readyz" or router.template_of(path) in OPERATIONS
+    return has_store and not auth.refusal(path, environ.get("HTTP_AUTHORIZATION", ""))
 
 
 @cache

@@ -16,17 +16,21 @@ const row = (header, ...cells) => {
 };
 
 const api = await (await fetch("openapi.json")).json();
-const [path, methods] = Object.entries(api.paths)[0];
-const [method, operation] = Object.entries(methods)[0];
-const url = new URL(api.servers[0].url + path, document.baseURI);
+const operations = Object.entries(api.paths).flatMap(([path, methods]) =>
+  Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })),
+);
+const chosen = operations.find(({ operation }) => location.hash === `#${operation.operationId}`) ?? operations[0];
+const { path, method, operation } = chosen;
+const url = () => new URL(api.servers[0].url + at("path").value, document.baseURI);
 const resolve = ({ $ref, ...node }) => ($ref ? $ref.split("/").slice(1).reduce((found, key) => found[key], api) : node);
 const json = (message) => message.content["application/json"];
 
 function members(reference) {
-  const { properties, required } = resolve(reference);
-  return Object.entries(properties).map(([name, { type, format, description }]) =>
+  const { allOf = [], properties = {}, required = [] } = resolve(reference);
+  const own = Object.entries(properties).map(([name, { type, format, description }]) =>
     row(name, `${format ?? type}${required.includes(name) ? "" : ", optional"}`, description),
   );
+  return [...allOf.flatMap(members), ...own];
 }
 
 function headers() {
@@ -45,12 +49,10 @@ function showDescription() {
   at("title").replaceChildren(api.info.title);
   const versions = `Interface ${api.info.version}, package ${document.documentElement.dataset.version}.`;
   at("summary").replaceChildren(`${api.info.summary} ${versions}`);
-  at("request").append(`${method.toUpperCase()} ${path}`);
+  at("request").append(`${method} ${path}`);
   at("name").append(operation.summary);
   at("about").append(...prose(operation.description));
   at("token-hint").append(...prose(Object.values(api.components.securitySchemes)[0].description));
-  at("accepted").append(...prose(sent.description));
-  at("sent").append(...members(json(sent).schema));
   at("success").append(status);
   at("received").append(...members(json(success).schema));
   at("headers").append(...headers());
@@ -59,19 +61,44 @@ function showDescription() {
   at("problem").append(...members(failure.schema));
   const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);
   at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
+  const others = operations.filter((other) => other !== chosen);
+  at("operations").append(...others.map(link));
+  at("path").value = path;
+  if (!path.includes("{")) hide("path");
+  if (sent) showBody(sent);
+  else hide("body", "accepted", "sent");
+}
+
+function link(other) {
+  const created = element("a", `${other.method} ${other.path}`);
+  created.href = `#${other.operation.operationId}`;
+  return element("li", created);
+}
+
+function showBody(sent) {
+  at("accepted").append(...prose(sent.description));
+  at("sent").append(...members(json(sent).schema));
   // The id of the example is soon in use, and each reload would try it again.
   const example = { ...resolve(json(sent).schema).examples[0], id: Math.ceil(Math.random() * 2 ** 48) };
   at("body").value = JSON.stringify(example, null, 2);
+}
+
+function hide(...ids) {
+  for (const id of ids) {
+    const label = at(id).labels?.[0];
+    for (const part of [at(id).closest("table") ?? at(id), label]) if (part) part.hidden = true;
+  }
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 const curl = (authorization) =>
   [
-    `curl ${quoted(url.href)}`,
+    `curl ${quoted(url().href)}`,
     `-H ${authorization}`,
-    "-H 'Content-Type: application/json'",
-    `--data-raw ${quoted(at("body").value)}`,
+    ...(operation.requestBody
+      ? ["-H 'Content-Type: application/json'", `--data-raw ${quoted(at("body").value)}`]
+      : [`-X ${method}`]),
   ].join(" \\\n  ");
 
 const anyToken = '"Authorization: Bearer $TOKEN"';
@@ -122,7 +149,8 @@ async function send() {
   const fields = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
   const began = performance.now();
   try {
-    const response = await fetch(url, { method: method.toUpperCase(), headers: fields, body: at("body").value });
+    const body = operation.requestBody && at("body").value;
+    const response = await fetch(url(), { method, headers: fields, body });
     const text = await response.text();
     const duration = Math.ceil(performance.now() - began);
     const variable = Object.entries(api.components.headers).filter(([, { schema }]) => !("const" in schema));
@@ -132,7 +160,7 @@ async function send() {
       ...received.map(([name]) => `${name}: ${response.headers.get(name)}`),
     ];
     showAnswer(response.ok ? "succeeded" : "failed", `${head.join("\n")}\n\n${inLines(text)}`);
-    if (response.ok) useNextId();
+    if (response.ok && body) useNextId();
   } catch (error) {
     showAnswer("failed", `No response: ${error.message}`);
   }
@@ -140,6 +168,7 @@ async function send() {
 
 showDescription();
 showCurl();
+addEventListener("hashchange", () => location.reload());
 const [form] = document.forms;
 form.addEventListener("input", showCurl);
 form.addEventListener("keydown", (event) => {

@@ -104,9 +104,16 @@ def test_every_code_and_status_of_the_error_table_is_described() -> None:
     assert statuses == {"200", *(str(code // 100) for code in ErrorCode)}
 
 
-@pytest.mark.parametrize("status", OPERATION["responses"])
-def test_every_described_response_has_headers_and_json(status: str) -> None:
-    response = resolved(OPERATION["responses"][status])
+OPERATIONS = [operation for methods in DESCRIPTION["paths"].values() for operation in methods.values()]
+
+
+@pytest.mark.parametrize(
+    ("operation", "status"),
+    [(operation, status) for operation in OPERATIONS for status in operation["responses"]],
+    ids=lambda value: value if isinstance(value, str) else value["operationId"],
+)
+def test_every_described_response_has_headers_and_json(operation: dict[str, Any], status: str) -> None:
+    response = resolved(operation["responses"][status])
     fixed = {key: resolved(value)["schema"].get("const") for key, value in response["headers"].items()}
     assert HEADERS.items() <= {"Content-Type": "application/json", **fixed}.items()
     assert "X-Request-ID" in fixed

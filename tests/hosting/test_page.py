@@ -4,8 +4,11 @@ import json
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
 from socketserver import ThreadingMixIn
+from types import MappingProxyType
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 from wsgiref.types import WSGIApplication
@@ -14,9 +17,13 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
+from plants import MemoryStore
+from plants.app import build_app
+from plants.auth import BearerAuth
 from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
+from plants.public_paths import Constant, public_paths
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -26,9 +33,16 @@ from tests.support.process import NO_SUBPROCESS_COVERAGE
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
+LABELS_OF_FIELDS = """
+    const fields = [...document.querySelectorAll('input, textarea')].filter((field) => field.offsetParent);
+    return fields.map((field) => field.labels[0].innerText);
+"""
 
-def hosted() -> WSGIApplication:
-    return create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
+
+def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
+    service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
+    other = build_app(MemoryStore(), BearerAuth(public_paths=public_paths(others)), others)
+    return lambda environ, start: (other if environ["PATH_INFO"] in others else service)(environ, start)
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
@@ -233,8 +247,7 @@ def test_the_page_shows_the_operation_its_headers_and_every_error_code(browser: 
 
 @needs_chromium
 def test_the_labelled_form_works_with_the_keyboard_alone(browser: Browser) -> None:
-    fields = "return [...document.querySelectorAll('input, textarea')].map((field) => field.labels[0].innerText)"
-    assert browser.run(fields) == ["Token", "Body"]
+    assert browser.run(LABELS_OF_FIELDS) == ["Token", "Body"]
     browser.press(TAB + TOKEN + TAB + TAB + ENTER)
     assert response(browser).startswith("200 ")
     for focused in ("curl", "copy"):
@@ -249,6 +262,41 @@ class ThreadedServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
+@contextmanager
+def in_thread(app: WSGIApplication) -> Iterator[str]:
+    """Serve an application in this process, and yield its address."""
+    with make_server("127.0.0.1", 0, app, server_class=ThreadedServer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+class PlantItem:
+    def on_get(self, _req: Any, resp: Any, plant_id: int) -> None:
+        resp.media = {"name": f"Fern {plant_id}"}
+
+
+@needs_chromium
+def test_the_page_works_for_another_operation(browser: Browser) -> None:
+    described = json.loads(files("plants").joinpath("openapi.json").read_bytes())
+    operation = described["paths"]["/plants"]["post"] | {"operationId": "getPlant", "summary": "Get plant"}
+    del operation["requestBody"]
+    described["paths"]["/plants/{plant_id}"] = {"get": operation}
+    description = Constant(json.dumps(described).encode())
+    with in_thread(hosted({"/openapi.json": description, "/plants/{plant_id}": PlantItem()})) as url:
+        browser.open(f"{url}/docs")
+        browser.run("document.querySelector('#operations a').click()")
+        browser.wait_for("document.getElementById('operation')?.innerText.startsWith('GET ')")
+        assert text_of(browser, "operation").startswith("GET /plants/{plant_id} Get plant")
+        assert text_of(browser, "operations") == "POST /plants"
+        assert browser.run(LABELS_OF_FIELDS) == ["Token", "Path"]
+        browser.run("document.getElementById('path').value = '/plants/7'")
+        browser.run("document.getElementById('token').value = arguments[0]", TOKEN)
+        assert body_of(send(browser)) == {"name": "Fern 7"}
+
+
 @needs_chromium
 def test_the_page_works_below_a_prefix(browser: Browser) -> None:
     app = hosted()
@@ -258,13 +306,9 @@ def test_the_page_works_below_a_prefix(browser: Browser) -> None:
         assert path != environ["PATH_INFO"]
         return app(environ | {"PATH_INFO": path}, start_response)
 
-    with make_server("127.0.0.1", 0, proxied, server_class=ThreadedServer) as server:
-        threading.Thread(target=server.serve_forever).start()
-        url = f"http://127.0.0.1:{server.server_port}/garden/v1"
-        try:
-            browser.open(f"{url}/docs")
-            assert f"curl '{url}/plants'" in text_of(browser, "curl")
-            fill(browser, TOKEN, '{"id": 40, "name": "Fern"}')
-            assert body_of(send(browser)) == {"name": "Fern"}
-        finally:
-            server.shutdown()
+    with in_thread(proxied) as origin:
+        url = f"{origin}/garden/v1"
+        browser.open(f"{url}/docs")
+        assert f"curl '{url}/plants'" in text_of(browser, "curl")
+        fill(browser, TOKEN, '{"id": 40, "name": "Fern"}')
+        assert body_of(send(browser)) == {"name": "Fern"}
