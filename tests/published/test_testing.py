@@ -229,7 +229,7 @@ test_z = test_y  # The id is free again, because each test has a new store.
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_fixtures_and_the_documented_test_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_and_the_documented_test_warn_of_nothing(pytester: pytest.Pytester) -> None:
     (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
     files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
     # Disable these plugins, because they take longer to load than the tests take to run.
@@ -250,7 +250,7 @@ def send_command(process: "subprocess.Popen[str]", line: str) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def test_the_documented_command_fails_and_resets_a_service_for_a_test_in_any_language() -> None:
+def test_the_documented_command_fails_and_resets_a_service() -> None:
     (options,) = re.findall(r"^python -m plants\.testing (--.* secret)$", TESTING, re.MULTILINE)
     with start_command(*options.split()) as process:
         assert process.stdout
