@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
 from tests.support.hosted import CHECKOUT, send_to
 from tests.support.needs import needs
-from tests.support.process import free_port, wait_until
+from tests.support.process import accepts_connections, free_port, wait_until
 
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
 
@@ -284,12 +283,7 @@ def test_the_documented_shell_script_works(tmp_path: Path) -> None:
     result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["error"] == 50300
     assert list(tmp_path.iterdir()) == []
-    wait_until(lambda: is_free(port))
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) != 0
+    wait_until(lambda: not accepts_connections(port))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

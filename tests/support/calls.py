@@ -1,6 +1,9 @@
 """Call an application in this process."""
 
+import gc
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
@@ -67,3 +70,15 @@ def call(app: Any, stream: Any, **environ: Any) -> Response:
     body = b"".join(app(environ, lambda *head: started.append(head)))
     [(status, headers)] = started
     return _response(int(status[:3]), headers, body)
+
+
+@contextmanager
+def no_reference_cycle() -> Iterator[None]:
+    """Check that the block leaves no reference cycle, which would hold its memory until the garbage collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
