@@ -134,15 +134,6 @@ def small_disk(directory: Path) -> Iterator[None]:
         subprocess.run(["umount", directory], check=True)
 
 
-@contextmanager
-def running(service: Deployment) -> Iterator[Deployment]:
-    try:
-        service.start()
-        yield service
-    finally:
-        service.kill()
-
-
 def prepare(name: str, place: Place) -> str:
     """Start what the outage of this name needs, and return the URL of the store."""
     if name.startswith("file"):
@@ -160,8 +151,8 @@ def prepare(name: str, place: Place) -> str:
 def run(name: str, place: Place, seconds: float) -> Verdict:
     url = prepare(name, place)
     with (
-        running(Deployment(url, "--workers 2")) as service,
-        running(Deployment("memory:")) as idle_service,
+        Deployment(url, "--workers 2") as service,
+        Deployment("memory:") as idle_service,
         Bystander(service, probe=True, pause=PAUSE_SECONDS) as probes,
         Bystander(idle_service, probe=True, pause=PAUSE_SECONDS) as idle_probes,
         JournaledLoad(service, CLIENTS, PAUSE_SECONDS) as load,
@@ -172,7 +163,7 @@ def run(name: str, place: Place, seconds: float) -> Verdict:
             time.sleep(seconds)
         ended = time.monotonic()
         time.sleep(RESPONSE_SECONDS)
-    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
+    responses = load.responses()
     unexpected = Counter(
         response.error or response.status
         for response in responses
@@ -206,7 +197,7 @@ def race(place: Place) -> Verdict:
     place.server.start()
     holds = []
     for url in (f"sqlite:///{place.file}", place.server.url):
-        with running(Deployment(url, "--workers 2")) as service, closing(open_store(url)) as store:
+        with Deployment(url, "--workers 2") as service, closing(open_store(url)) as store:
             holds.append(report_findings(audit_race(store, compete([service], clients=64, ids=1000))))
     return Verdict(all(holds), "1,000 ids on each store")
 
