@@ -12,11 +12,8 @@ from plants.server.connection import RESPONDING
 from plants.server.loop import _allow_descriptors
 from plants.server.request import HTTPError
 from plants.server.threads import current_request
-from tests.support.loop_driver import Driver, GatedApp
+from tests.support.loop_driver import GET, Driver, GatedApp, get, post
 from tests.support.process import wait_until
-
-GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
-POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ class DeferredApp:
             self.events.append(f"close {path}")
 
 
-def events_of_a_batch(requests: list[bytes], *, one_per_iteration: bool = False, **options: Any) -> Any:
+def events_of_a_batch(requests: Iterable[bytes], *, one_per_iteration: bool = False, **options: Any) -> Any:
     """Return the events of requests that one thread handles, and the start of each response.
 
     With ``one_per_iteration``, each request arrives in an iteration of its own; otherwise, all arrive in one iteration.
@@ -97,21 +94,17 @@ def events_of_a_batch(requests: list[bytes], *, one_per_iteration: bool = False,
     return deferred.events, responses
 
 
-def gets(*paths: str) -> list[bytes]:
-    return [GET.replace(b"/late", path.encode()) for path in paths]
-
-
 def test_requests_of_consecutive_iterations_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may take long between two iterations.
     monkeypatch.setattr("plants.server.threads._GATHER_SECONDS", 60)
-    events, responses = events_of_a_batch(gets("/1", "/now", "/3"), one_per_iteration=True)
+    events, responses = events_of_a_batch(map(get, ("/1", "/now", "/3")), one_per_iteration=True)
     assert events[:5] == ["call /1", "call /now", "read /now", "close /now", "call /3"]
     assert events[5:] == ["wait /1", "read /1", "close /1", "wait /3", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 200"] * 3
 
 
 def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCaptureFixture) -> None:
-    events, responses = events_of_a_batch(gets("/end", "/cancel", "/3"))
+    events, responses = events_of_a_batch(map(get, ("/end", "/cancel", "/3")))
     assert events[3:] == ["wait /cancel", "read /cancel", "close /cancel", "wait /3", "read /3", "close /3"]
     assert responses == [b"HTTP/1.1 500", b"HTTP/1.1 500", b"HTTP/1.1 200"]
     assert caplog.messages == ["the application failed"] * 2
@@ -119,13 +112,15 @@ def test_a_failed_call_does_not_fail_the_rest_of_its_batch(caplog: pytest.LogCap
 
 def test_calls_left_over_by_a_batch_are_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", -1)
-    events, responses = events_of_a_batch(gets("/1", "/2"))
+    events, responses = events_of_a_batch(map(get, ("/1", "/2")))
     assert events == [f"{step} /{number}" for number in (1, 2) for step in ("call", "wait", "read", "close")]
     assert responses == [b"HTTP/1.1 200"] * 2
 
 
 @pytest.mark.parametrize(
-    ("data", "most_bytes", "most_requests"), [(POST + b"x" * 900, 1800, 10), (GET, 1800, 2)], ids=["bytes", "requests"]
+    ("data", "most_bytes", "most_requests"),
+    [(post("/limit", 900), 1800, 10), (GET, 1800, 2)],
+    ids=["bytes", "requests"],
 )
 def test_a_batch_ends_at_its_limits(
     monkeypatch: pytest.MonkeyPatch, data: bytes, most_bytes: int, most_requests: int
@@ -150,7 +145,7 @@ def test_a_request_does_not_wait_for_an_endless_batch() -> None:
     driver.end()
 
 
-@pytest.mark.parametrize("data", [GET, POST.replace(b"900", b"40000") + b"x" * 40_000], ids=["small", "large"])
+@pytest.mark.parametrize("data", [GET, post("/limit", 40_000)], ids=["small", "large"])
 def test_the_queue_for_stuck_threads_drops_rejected_requests(data: bytes) -> None:
     gated = GatedApp()
     driver = Driver(app=gated, threads=1, max_batch=1, body_bytes=10**6)

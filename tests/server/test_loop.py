@@ -17,18 +17,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from tests.support.loop_driver import PIPE, Driver, GatedApp, fill, is_readable
-
-GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
-POST = b"POST /limit HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n"
-
-
-def get(path: str) -> bytes:
-    return GET.replace(b"/late", path.encode())
-
-
-def post(path: str, size: int) -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path.encode(), size) + b"x" * size
+from tests.support.loop_driver import GET, PIPE, Driver, GatedApp, fill, get, is_readable, post
 
 
 @pytest.fixture
@@ -178,7 +167,7 @@ def test_a_large_body_without_a_place_is_503_others_finish(make: Make) -> None:
     driver.run_once()
     rejected = [client for client, _ in uploads if is_readable(client)]
     assert [client.recv(1000)[9:12] for client in rejected] == [b"503"]
-    small, _ = driver.connect(POST + b"x" * 900)
+    small, _ = driver.connect(post("/limit", 900))
     driver.run_until_readable(small)
     assert small.recv(1000).startswith(b"HTTP/1.1 200")
     for client, _ in uploads:
@@ -309,7 +298,7 @@ def test_eviction_is_from_the_network_with_most_connections(waiting: str, host: 
 
 
 def test_a_full_loop_evicts_the_longest_inactive_connection(full: FullDriver) -> None:
-    silent, byte, half = full.accept(), full.accept(b"P"), full.accept(POST[:-2])
+    silent, byte, half = full.accept(), full.accept(b"P"), full.accept(post("/limit", 900)[:-902])
     byte.sendall(b"O")  # A part of a head does not count as activity.
     clients = []
     for closed in (silent, byte, half):

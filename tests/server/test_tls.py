@@ -17,7 +17,7 @@ from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
 from plants.server.worker import tls_context
-from tests.support.loop_driver import Driver, fill
+from tests.support.loop_driver import GET, Driver, fill
 from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
 from tests.support.worker_server import running_worker
 
@@ -150,7 +150,6 @@ def test_a_forged_record_fails(tls: TLS) -> None:
 
 # In the event loop
 
-GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
 LARGE = bytes(range(256)) * 4096
 

@@ -32,6 +32,7 @@ LIMITS = Limits(
     connections=1000,
     places=4,
 )
+GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 # All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
 PIPE = os.pipe()
 
@@ -114,6 +115,14 @@ class Driver:
         self.loop.shared.poll = None  # This closes epoll's descriptor.
         for sock in (self.listener.sock, *self.clients):
             sock.close()
+
+
+def get(path: str) -> bytes:
+    return GET.replace(b"/late", path.encode())
+
+
+def post(path: str, size: int) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path.encode(), size) + b"x" * size
 
 
 def is_readable(client: socket.socket) -> bool:
