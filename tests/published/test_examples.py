@@ -79,41 +79,31 @@ class Mounted(HostContract):
         assert host(method="GET", path="/", headers=[]).body == b"garden"
 
 
-class TestFlask(Mounted):
-    example = "flask_app.py"
+def mounted_in(example: str, does_not_apply: dict[str, str] | None = None) -> type[Mounted]:
+    """Return the tests of an example."""
+    return type("Mounted", (Mounted,), {"example": example, "does_not_apply": does_not_apply or {}})
 
 
-class TestDjango(Mounted):
-    example = "django_app.py"
-
-
-class TestPyramid(Mounted):
-    example = "pyramid_app.py"
-    does_not_apply = inapplicable(
+SLASHES = (
+    "an_unknown_path_is_404[two slashes at the start]",
+    "an_unknown_path_is_404[three slashes at the start]",
+)
+NOT_UTF_8 = "an_unknown_path_is_404[not UTF-8]"
+TestFlask = mounted_in("flask_app.py")
+TestDjango = mounted_in("django_app.py")
+TestFalcon = mounted_in("falcon_app.py")
+TestBottle = mounted_in("bottle_app.py", inapplicable("Bottle drops bytes that are not UTF-8", NOT_UTF_8))
+TestPasteDeploy = mounted_in("paste.ini", inapplicable("Paste's urlmap merges slashes in the path", *SLASHES))
+TestPyramid = mounted_in(
+    "pyramid_app.py",
+    inapplicable(
         "Pyramid normalizes the path below a mount",
-        "an_unknown_path_is_404[two slashes at the start]",
-        "an_unknown_path_is_404[three slashes at the start]",
+        *SLASHES,
         "an_unknown_path_is_404[dots]",
         "an_unknown_path_is_404[dots that lead back]",
-    ) | inapplicable("Pyramid raises before it looks for a view", "an_unknown_path_is_404[not UTF-8]")
-
-
-class TestBottle(Mounted):
-    example = "bottle_app.py"
-    does_not_apply = inapplicable("Bottle drops bytes that are not UTF-8", "an_unknown_path_is_404[not UTF-8]")
-
-
-class TestFalcon(Mounted):
-    example = "falcon_app.py"
-
-
-class TestPasteDeploy(Mounted):
-    example = "paste.ini"
-    does_not_apply = inapplicable(
-        "Paste's urlmap merges slashes in the path",
-        "an_unknown_path_is_404[two slashes at the start]",
-        "an_unknown_path_is_404[three slashes at the start]",
     )
+    | inapplicable("Pyramid raises before it looks for a view", NOT_UTF_8),
+)
 
 
 class TestASGI(Mounted):

@@ -63,6 +63,11 @@ class Served(HostContract):
         assert running.store.get(1) == Plant(1, "Fern")
 
 
+def served(server: str, does_not_apply: dict[str, str] | None = None) -> type[Served]:
+    """Return the tests of a server."""
+    return type("Served", (Served,), {"server": server, "does_not_apply": does_not_apply or {}})
+
+
 POST_IN_LOWER_CASE = inapplicable(
     "the server rejects, or changes, a method in lower case", "an_unsupported_method_is_405[post]"
 )
@@ -85,65 +90,33 @@ class TestGunicorn(Served, Contract):
     does_not_apply = METHODS_WITH_LOWER_CASE_LETTERS
 
 
-class TestGunicornThreads(Served):
-    server = "Gunicorn, gthread"
-    does_not_apply = POST_IN_LOWER_CASE
-
-
-class TestGunicornSync(Served):
-    server = "Gunicorn, sync"
-    does_not_apply = POST_IN_LOWER_CASE
-
-
-class TestGunicornGevent(Served):
-    server = "Gunicorn, gevent"
-    does_not_apply = POST_IN_LOWER_CASE
-
-
-class TestWaitress(Served):
-    server = "waitress"
-    does_not_apply = POST_IN_LOWER_CASE | SLASHES
-
-
-class TestUWSGI(Served):
-    server = "uWSGI"
-    does_not_apply = inapplicable(
-        "an application can read a chunked body only through uWSGI's own API", CHUNKED
-    ) | inapplicable(
+GRANIAN = inapplicable("Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]")
+TestGunicornThreads = served("Gunicorn, gthread", POST_IN_LOWER_CASE)
+TestGunicornSync = served("Gunicorn, sync", POST_IN_LOWER_CASE)
+TestGunicornGevent = served("Gunicorn, gevent", POST_IN_LOWER_CASE)
+TestWaitress = served("waitress", POST_IN_LOWER_CASE | SLASHES)
+TestGranian = served("Granian", GRANIAN)
+TestGranianOneThread = served("Granian, 1 thread", GRANIAN)
+TestWsgiref = served("wsgiref", SLASHES | inapplicable("wsgiref does not read chunked bodies", CHUNKED))
+TestUWSGI = served(
+    "uWSGI",
+    inapplicable("an application can read a chunked body only through uWSGI's own API", CHUNKED)
+    | inapplicable(
         "uWSGI resolves dots in the path", "an_unknown_path_is_404[dots]", "an_unknown_path_is_404[dots that lead back]"
+    ),
+)
+TestCheroot = served(
+    "Cheroot",
+    inapplicable(
+        "Cheroot passes an application only the last Authorization header",
+        "a_token_that_is_not_valid_is_401[two headers, the valid one last]",
+        "a_token_that_is_not_valid_is_401[two valid headers]",
+        "a_request_without_a_bearer_token_is_401[a basic header, then a bearer header]",
     )
-
-
-class TestGranian(Served):
-    server = "Granian"
-    does_not_apply = inapplicable(
-        "Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]"
-    )
-
-
-class TestGranianOneThread(Served):
-    server = "Granian, 1 thread"
-    does_not_apply = TestGranian.does_not_apply
-
-
-class TestCheroot(Served):
-    server = "Cheroot"
-    does_not_apply = (
-        inapplicable(
-            "Cheroot passes an application only the last Authorization header",
-            "a_token_that_is_not_valid_is_401[two headers, the valid one last]",
-            "a_token_that_is_not_valid_is_401[two valid headers]",
-            "a_request_without_a_bearer_token_is_401[a basic header, then a bearer header]",
-        )
-        | inapplicable("Cheroot rejects CONNECT itself", "an_unsupported_method_is_405[CONNECT]")
-        | POST_IN_LOWER_CASE
-        | SLASHES
-    )
-
-
-class TestWsgiref(Served):
-    server = "wsgiref"
-    does_not_apply = SLASHES | inapplicable("wsgiref does not read chunked bodies", CHUNKED)
+    | inapplicable("Cheroot rejects CONNECT itself", "an_unsupported_method_is_405[CONNECT]")
+    | POST_IN_LOWER_CASE
+    | SLASHES,
+)
 
 
 def test_every_server_is_tested() -> None:
