@@ -73,7 +73,7 @@ class BatchStore(GroupCommitStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._breaker = CircuitBreaker(self._check)
-        self._refusal: PlantRefused | None = None  # of the last plant that was refused, until one is stored
+        self._failure: Exception | None = None  # of the last batch of which no plant was stored, until one is
         self._lock = threading.Lock()  # guards the batches
         self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
 
@@ -100,7 +100,7 @@ class BatchStore(GroupCommitStore):
 
     @abc.abstractmethod
     def _try_insert(self, deadline: float) -> None:
-        """Insert a plant, and roll back; raise PlantRefused if the table does not accept it."""
+        """Insert a plant, and roll back; raise PlantRefused or StoreUnavailable if that fails."""
 
     @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
@@ -129,12 +129,12 @@ class BatchStore(GroupCommitStore):
         self._check_process()
         deadline = time.monotonic() + self._timeout
         self._breaker.probe(deadline)
-        if refusal := self._refusal:
+        if failure := self._failure:
             try:
                 self._try_insert(deadline)
-            except PlantRefused:
-                raise StoreUnavailable(f"no plant is accepted: {refusal}") from None
-            self._refusal = None
+            except (PlantRefused, StoreUnavailable):
+                raise StoreUnavailable(f"no plant is stored: {failure}") from None
+            self._failure = None
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
@@ -214,10 +214,11 @@ class BatchStore(GroupCommitStore):
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
             batch.plants = []
         if None in outcomes:
-            self._refusal = None
+            self._failure = None
             self._breaker.written_at = time.monotonic()
         else:
-            self._refusal = next((each for each in outcomes if isinstance(each, PlantRefused)), self._refusal)
+            failures = (each for each in outcomes if isinstance(each, PlantRefused | StoreUnavailable))
+            self._failure = next(failures, self._failure)
         return outcomes
 
     def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:

@@ -540,9 +540,8 @@ class _Connection(psycopg.Connection[_Row]):
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
         # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus relays a
-        # node's warning under another function name, so with Citus any warning may be this one.
-        is_canceled_wait = self.is_citus or notice.source_function == "SyncRepWaitForLSN"
-        if is_canceled_wait and notice.severity_nonlocalized == "WARNING":
+        # node's warning under another function name, and only in English.
+        if notice.source_function == "SyncRepWaitForLSN" or "synchronous replication" in str(notice.message_primary):
             self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
 

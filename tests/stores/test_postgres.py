@@ -179,15 +179,9 @@ def test_a_canceled_wait_for_the_standby_is_not_a_success(
 
 WARN = """
     CREATE OR REPLACE FUNCTION warn() RETURNS text LANGUAGE plpgsql AS
-    'BEGIN RAISE WARNING ''database must be vacuumed''; RETURN 1; END'
+    'BEGIN RAISE WARNING ''{}''; RETURN 1; END';
+    ALTER TABLE plants ADD IF NOT EXISTS note text DEFAULT warn()
 """
-
-
-def test_another_warning_during_an_insert_is_no_failure(store: PostgresStore, server: PostgresServer) -> None:
-    store.check()
-    server.execute(WARN)
-    server.execute("ALTER TABLE plants ADD note text DEFAULT warn()")
-    assert add_together(store, [Plant(1, "oak"), Plant(2, "fern")]) == ["added"] * 2
 
 
 def test_a_url_may_have_options(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,20 +242,28 @@ def test_an_insert_that_fails_is_reported_without_the_plant(
         ),
         ("ALTER TABLE plants ENABLE ROW LEVEL SECURITY", "ALTER TABLE plants DISABLE ROW LEVEL SECURITY"),
         ("REVOKE SELECT ON plants FROM gardener", "GRANT SELECT ON plants TO gardener"),
+        *(
+            (
+                f"ALTER TABLE plants ADD CONSTRAINT c CHECK (fail('{code}', name)) NOT VALID",
+                "ALTER TABLE plants DROP CONSTRAINT c",
+            )
+            for code in ("53400", "XX000", "40001")
+        ),
     ],
-    ids=["a further column that is not nullable", "row-level security", "only INSERT granted"],
+    ids=["a further column", "row-level security", "only INSERT granted", "a limit", "internal error", "conflict"],
 )
 def test_a_check_fails_as_long_as_creates_do(
     server: PostgresServer, admin: psycopg.Connection, statement: LiteralString, remedy: LiteralString
 ) -> None:
     url = server.url.replace("//postgres@", "//gardener@")
+    server.execute(FAIL)
     server.execute(f"CREATE {PLANTS}")
     with role(admin, "gardener"), closing(PostgresStore(url, timeout=2)) as store:
         admin.execute("GRANT SELECT, INSERT ON plants TO gardener")
         store.add(Plant(1, "oak"))
         admin.execute(statement)
         with pytest.raises((PlantRefused, StoreUnavailable)):
-            store.add(Plant(2, "oak"))
+            store.add(Plant(2, "fern"))
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="SQLSTATE"):
                 store.check()
@@ -451,14 +453,17 @@ def test_with_citus_a_cluster_that_could_lose_a_plant_is_refused(
             use()
 
 
-def test_with_citus_any_warning_leaves_the_outcome_unknown(citus: PostgresStore, server: PostgresServer) -> None:
+def test_with_citus_only_the_warning_of_a_canceled_wait_is_a_failure(
+    citus: PostgresStore, server: PostgresServer
+) -> None:
     """Citus relays the warning of a node under a function name of its own."""
     server.execute(DISTRIBUTED)
     citus.check()
-    server.execute(WARN)
-    server.execute("ALTER TABLE plants ADD note text DEFAULT warn()")
+    server.execute(WARN.format("database must be vacuumed"))
+    assert add_together(citus, [Plant(1, "oak"), Plant(2, "fern")]) == ["added"] * 2
+    server.execute(WARN.format("canceling wait for synchronous replication due to user request"))
     with pytest.raises(StoreUnavailable, match="a warning from exec_stmt_raise leaves the outcome unknown"):
-        citus.add(Plant(1, "oak"))
+        citus.add(Plant(3, "oak"))
 
 
 def test_the_start_adds_a_nullable_column_once(server: PostgresServer, admin: psycopg.Connection) -> None:

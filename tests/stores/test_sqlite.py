@@ -633,7 +633,7 @@ def test_while_every_plant_is_refused_a_check_fails_with_the_last_reason(store: 
         for _ in range(2):
             with pytest.raises(PlantRefused):
                 store.add(Plant(1, "oak"))
-            with pytest.raises(StoreUnavailable, match="no plant is accepted: CHECK constraint failed: closed"):
+            with pytest.raises(StoreUnavailable, match="no plant is stored: CHECK constraint failed: closed"):
                 store.check()
         store.add(Plant(0, "oak"))
         store.check()
