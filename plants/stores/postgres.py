@@ -81,7 +81,7 @@ _URL = "the URL of a PostgreSQL store is postgresql://user:password@host:port/da
 
 _LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _LAST_PAUSE = 0.1  # A statement that the server reports as not done is sent again, after longer and longer pauses.
-_HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
+HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
 _POLL_SECONDS = 0.05  # A caller that waits for a connection looks this often whether one could be opened.
@@ -267,7 +267,7 @@ class PostgresStore(BatchStore):
         now = time.monotonic()
         held_until = self._held.get(plant_id, math.inf)
         if held_until <= now:
-            self._held[plant_id] = now + _HELD_SECONDS
+            self._held[plant_id] = now + HELD_SECONDS
         return now < held_until < math.inf
 
     def _reject(self, error: psycopg.Error, plants: list[Plant], connection: "_Connection") -> None:
@@ -288,7 +288,7 @@ class PostgresStore(BatchStore):
     def _hold(self, plant_id: int) -> None:
         now = time.monotonic()
         held = {each: held_until for each, held_until in list(self._held.items()) if held_until > now}
-        self._held = held | {plant_id: now + _HELD_SECONDS}
+        self._held = held | {plant_id: now + HELD_SECONDS}
 
     def _check_table(self, connection: "_Connection") -> None:
         self._find_faults(connection)
