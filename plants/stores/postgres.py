@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from queue import Empty, SimpleQueue
@@ -160,7 +160,8 @@ class PostgresStore(BatchStore):
         plants = collect()
         in_use: set[int] = set()
         if not_stored := {plant.id for plant in plants} - stored:
-            in_use = self._run(partial(self._find_in_use, not_stored), deadline)
+            ids = f"{{{','.join(map(str, not_stored))}}}"
+            in_use = self._run(partial(self._run_durably, self._table.select_in_use, [ids]), deadline)
             if not_stored - in_use - held:
                 # A new trigger may have suppressed the insert; then this raises StoreUnusable.
                 self._check(deadline)
@@ -198,13 +199,12 @@ class PostgresStore(BatchStore):
             try:
                 with self._connection(deadline) as connection:
                     return work(connection)
+            except errors.UndefinedTable:
+                raise StoreMissing(TABLE_GONE) from None
             except psycopg.Error as error:
-                if (
-                    not isinstance(error, _RETRYABLE_ERRORS)
-                    or pause > _LAST_PAUSE
-                    or time.monotonic() + pause > deadline
-                ):
-                    raise _unavailable(error) from None
+                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _LAST_PAUSE
+                if not may_retry or time.monotonic() + pause > deadline:
+                    raise StoreUnavailable(_reason(error)) from None
             time.sleep(pause)
             pause *= 2  # exponential backoff
 
@@ -241,13 +241,9 @@ class PostgresStore(BatchStore):
         padded = plants + [shortest] * (rows - len(plants))
         # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
         values = [str(value) if isinstance(value, int) else value for plant in padded for value in plant]
-        return self._run_durably(connection, self._table.inserts[rows], values)
+        return self._run_durably(self._table.inserts[rows], values, connection)
 
-    def _find_in_use(self, plant_ids: set[int], connection: "_Connection") -> set[int]:
-        """Return those of the ids that are in use, once their rows are as durable as those of an insert."""
-        return self._run_durably(connection, self._table.select_in_use, [f"{{{','.join(map(str, plant_ids))}}}"])
-
-    def _run_durably(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None]) -> set[int]:
+    def _run_durably(self, query: bytes, parameters: Sequence[str | None], connection: "_Connection") -> set[int]:
         """Return the ids that a statement returns, once it is known that it ran where it should, and is durable."""
         connection.warning = None
         rows = connection.run(query, parameters)
@@ -339,22 +335,17 @@ class PostgresStore(BatchStore):
             _log.warning("the table plants lacked something; the service sent: %s", statement)
 
     def _connect(self) -> "_Connection":
-        connection = _Connection.open(self._conninfo, self._timeout)
-        try:
-            self._set_up(connection)
-        except BaseException:
-            connection.close()
-            raise
+        with ExitStack() as on_failure:
+            connection = on_failure.enter_context(closing(_Connection.open(self._conninfo, self._timeout)))
+            settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
+            [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
+            if connection.process != connection.info.backend_pid:
+                self._check_pooler(connection)
+            if connection.is_citus:
+                connection.process = 0  # as the statements return
+            self._find_faults(connection)
+            on_failure.pop_all()
         return connection
-
-    def _set_up(self, connection: "_Connection") -> None:
-        settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
-        [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
-        if connection.process != connection.info.backend_pid:
-            self._check_pooler(connection)
-        if connection.is_citus:
-            connection.process = 0  # as the statements return
-        self._find_faults(connection)
 
     def _check_pooler(self, connection: "_Connection") -> None:
         """Raise StoreUnusable if a second connection gets the server's process of the first one."""
@@ -541,10 +532,6 @@ def _rejection(error: psycopg.Error) -> Exception:
     if isinstance(error, errors.LockNotAvailable):
         return StoreUnavailable(_HELD)
     return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
-
-
-def _unavailable(error: Exception) -> StoreUnavailable:
-    return StoreMissing(TABLE_GONE) if isinstance(error, errors.UndefinedTable) else StoreUnavailable(_reason(error))
 
 
 def _reason(error: Exception, *, with_text: bool = False) -> str:
