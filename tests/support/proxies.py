@@ -1,13 +1,12 @@
 """Proxies with the recipes of docs/hosting.md, in front of a service on this machine."""
 
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.hosted import CHECKOUT, environment
-from tests.support.process import Process, free_port, wait_until
+from tests.support.process import Process, accepts_connections, free_port, wait_until
 
 COMMANDS = {
     "nginx": ["nginx", "-p", ".", "-c", "config"],
@@ -45,10 +44,5 @@ def running_proxy(name: str, upstream_port: int, folder: Path) -> Iterator[int]:
         text = re.sub("bind .*", f"bind 127.0.0.1:{port}", text)
     (folder / "config").write_text(text)
     with Process(COMMANDS[name], cwd=folder, env=environment(HOME=str(folder))):
-        wait_until(lambda: _accepts_connections(port))
+        wait_until(lambda: accepts_connections(port))
         yield port
-
-
-def _accepts_connections(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
