@@ -24,6 +24,7 @@ from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths
+from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -41,8 +42,13 @@ LABELS_OF_FIELDS = """
 
 def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
     service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
-    other = build_app(MemoryStore(), BearerAuth(public_paths=public_paths(others)), others)
-    return lambda environ, start: (other if environ["PATH_INFO"] in others else service)(environ, start)
+    other = build_app(MemoryStore(), BearerAuth(Tokens([TOKEN]), public_paths=public_paths(others)), others)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        is_other = other.router.template_of(environ["PATH_INFO"]) in others
+        return (other if is_other else service)(environ, start_response)
+
+    return app
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
