@@ -69,7 +69,7 @@ def error_body(code: int, message: str | None = None) -> bytes:
 
 
 def error_response(
-    error: Exception, environ: MutableMapping[str, Any] | None = None
+    error: BaseException, environ: MutableMapping[str, Any] | None = None
 ) -> tuple[str, dict[str, str], bytes]:
     """Return the status, the headers and the body of the response to an exception.
 
@@ -94,7 +94,7 @@ def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _
     resp.set_headers(headers)
 
 
-def _as_http_error(error: Exception) -> falcon.HTTPError:
+def _as_http_error(error: BaseException) -> falcon.HTTPError:
     match error:
         case falcon.HTTPError():
             return error

@@ -58,8 +58,10 @@ class PlantService(Service):
                 request.drop_body()
             return None
         try:
-            error: Exception | None = self._auth.refusal(request.path, request.environ.get("HTTP_AUTHORIZATION", ""))
-        except Exception as failure:
+            error: BaseException | None = self._auth.refusal(
+                request.path, request.environ.get("HTTP_AUTHORIZATION", "")
+            )
+        except BaseException as failure:  # An asyncio.CancelledError or a SystemExit must not end the worker.
             error = failure
         if error is None:
             request.trusted = True
@@ -94,7 +96,7 @@ class PlantService(Service):
         self._access_log.flush()
 
 
-def _error_response(error: Exception, request: Request) -> Response:
+def _error_response(error: BaseException, request: Request) -> Response:
     environ: dict[str, Any] = {}
     status, headers, body = error_response(error, environ)
     response = make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")

@@ -263,6 +263,9 @@ class Loop:
                 self.shared.turned_away += 1
                 self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
                 self.step(connection, connection.close)
+            else:
+                # Before the next client is accepted, which could replace this one if it has not shown a token.
+                self.step(connection, connection.ready)
 
     def _make_room(self, listener: Listener, host: str) -> bool:
         """Return whether there is room for a new connection, if necessary after closing another one."""

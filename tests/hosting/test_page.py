@@ -174,10 +174,26 @@ def test_after_a_200_the_form_has_the_next_id_unrounded(browser: Browser) -> Non
     fill(browser, TOKEN, '{"name": "Fern", "id": 9007199254740993}')
     assert send(browser).startswith("200 ")
     assert browser.run("return document.getElementById('body').value") == '{"name": "Fern", "id": 9007199254740994}'
-    assert '"id": 9007199254740994' in text_of(browser, "curl")
     assert text_of(browser, "hint") == "The id in the body was incremented."
     fill(browser, "wrong", '{"name": "Fern", "id": 9007199254740994}')
     assert send(browser).startswith("401 ")
+    assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
+
+
+@needs_chromium
+def test_after_a_200_the_curl_command_is_that_of_the_request(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 15, "name": "Fern"}')
+    assert send(browser).startswith("200 ")
+    assert '"id": 15' in text_of(browser, "curl")
+    assert '"id": 15' in copied(browser)
+
+
+@needs_chromium
+def test_after_the_largest_id_there_is_no_next_id(browser: Browser) -> None:
+    body = '{"id": 9223372036854775807, "name": "Fern"}'
+    fill(browser, TOKEN, body)
+    assert send(browser).startswith("200 ")
+    assert browser.run("return document.getElementById('body').value") == body
     assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
 
 

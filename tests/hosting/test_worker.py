@@ -1,12 +1,13 @@
 """The headers of responses. Each response has a request id, which is also in the log line of its request."""
 
+import asyncio
 import io
 import json
 import logging
 import re
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -113,9 +114,11 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
             assert (line["method"], line["path"]) == request
 
 
-class FailingCheck:
+class FailingCheck(NamedTuple):
+    error: BaseException
+
     def accepts(self, _token: str) -> bool:
-        raise OSError("no database")
+        raise self.error
 
 
 def service_with(check: TokenCheck) -> PlantService:
@@ -133,13 +136,14 @@ def request_for(path: str) -> Request:
     return request
 
 
+@pytest.mark.parametrize("error", [OSError("no database"), asyncio.CancelledError(), SystemExit(3)], ids=repr)
 def test_a_token_check_that_raises_before_the_body_is_a_500(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_for("/plants")
     requests: list[object] = []
     monkeypatch.setattr(caplog.handler, "filter", lambda _record: not requests.append(current_request.get()))  # type: ignore[func-returns-value]
-    response = service_with(FailingCheck()).after_head(request)
+    response = service_with(FailingCheck(error)).after_head(request)
     assert requests == [request]  # The line has the id of this request.
     assert response
     assert (response.status, response.error[0]) == ("500 Internal Server Error", 50000)
@@ -148,13 +152,13 @@ def test_a_token_check_that_raises_before_the_body_is_a_500(
 
 def test_the_body_of_a_request_for_a_public_path_is_not_received() -> None:
     request = request_for("/livez")
-    assert service_with(FailingCheck()).after_head(request) is None
+    assert service_with(FailingCheck(OSError())).after_head(request) is None
     assert request.body.complete
     assert not request.keep_alive
 
 
 def test_a_503_of_the_server_says_when_to_retry() -> None:
-    response = service_with(FailingCheck()).error_response(HTTPError(503), request_for("/plants"))
+    response = service_with(FailingCheck(OSError())).error_response(HTTPError(503), request_for("/plants"))
     assert b"\r\nRetry-After: 1\r\n" in response.head
 
 

@@ -297,6 +297,19 @@ def test_eviction_is_from_the_network_with_most_connections(waiting: str, host: 
     assert connection_to_evict(networks, network_of(host)) == evicted
 
 
+def test_a_full_loop_reads_a_new_request_before_it_accepts_the_next_client(full: FullDriver) -> None:
+    for number in range(3):
+        full.accept(host=f"127.0.1.{number + 1}")  # As many addresses as there is room for, each with one connection.
+    address = full.listener.sock.getsockname()
+    clients = [socket.create_connection(address, timeout=60) for _ in range(3)]
+    full.clients += clients
+    for client in clients:
+        client.sendall(GET)
+    full.run_once()
+    full.run_once()
+    assert [client.recv(1000)[:12] for client in clients] == [b"HTTP/1.1 200"] * 3
+
+
 def test_a_full_loop_evicts_the_longest_inactive_connection(full: FullDriver) -> None:
     silent, byte, half = full.accept(), full.accept(b"P"), full.accept(post("/limit", 900)[:-902])
     byte.sendall(b"O")  # A part of a head does not count as activity.

@@ -1,4 +1,4 @@
-"""Proxies with the recipes of docs/hosting.md, in front of a service on this machine."""
+"""Proxies with the recipes in deploy/, in front of a service on this machine."""
 
 import re
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ COMMANDS = {
     "caddy": ["caddy", "run", "--adapter=caddyfile", "--config=config"],
     "haproxy": ["haproxy", "-db", "-f", "config"],
 }
+RECIPES = {"nginx": "nginx.conf", "caddy": "Caddyfile", "haproxy": "haproxy.cfg"}
 NGINX = """
 daemon off;
 pid nginx.pid;
@@ -34,10 +35,9 @@ http {
 def running_proxy(name: str, upstream_port: int, folder: Path) -> Iterator[int]:
     """Run a proxy with its recipe in front of a service, and yield the proxy's port."""
     port = free_port()
-    recipes = re.findall(rf"```{name}\n(.*?)```", (CHECKOUT / "docs/hosting.md").read_text(), re.DOTALL)
-    text = recipes[0].replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
+    text = (CHECKOUT / "deploy" / RECIPES[name]).read_text().replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
     if name == "nginx":
-        text = NGINX % f"server {{ listen 127.0.0.1:{port}; {text} }}"
+        text = NGINX % f"server {{ listen 127.0.0.1:{port};\n{text} }}"
     elif name == "caddy":
         text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
     else:
