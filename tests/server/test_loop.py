@@ -297,7 +297,7 @@ def test_eviction_is_from_the_network_with_most_connections(waiting: str, host: 
     assert connection_to_evict(networks, network_of(host)) == evicted
 
 
-def test_a_full_loop_reads_a_new_request_before_it_accepts_the_next_client(full: FullDriver) -> None:
+def test_a_full_loop_reads_before_it_accepts_the_next_client(full: FullDriver) -> None:
     for number in range(3):
         full.accept(host=f"127.0.1.{number + 1}")  # As many addresses as there is room for, each with one connection.
     address = full.listener.sock.getsockname()
