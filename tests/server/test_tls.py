@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING
-from plants.server.request import Request
+from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
+from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
@@ -238,11 +238,14 @@ def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
     assert client.recv(1000) == b""
 
 
-def test_a_handshake_that_takes_too_long_is_closed(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    "end", [Connection.expire, lambda connection: connection.reject(HTTPError(503))], ids=["timeout", "full loop"]
+)
+def test_a_client_in_its_handshake_gets_no_response(driver: Driver, end: Callable[[Connection], None]) -> None:
     client, connection = driver.connect(TLSClient(trusting()).step()[:-1])
     driver.run_once()
     assert connection.state == OPEN
-    driver.step(connection, connection.expire)
+    driver.step(connection, end, connection)
     assert connection.state == CLOSED
     assert client.recv(1000) == b""
 
