@@ -16,7 +16,10 @@ from pathlib import Path
 
 COPIES = 14
 
-file, folder = map(Path, sys.argv[1:])
+try:
+    file, folder = map(Path, sys.argv[1:])
+except ValueError:
+    sys.exit("usage: python3 backup.py FILE FOLDER")
 folder.mkdir(parents=True, exist_ok=True)
 lock = os.open(folder, os.O_RDONLY)
 fcntl.flock(lock, fcntl.LOCK_EX)  # Another run waits.

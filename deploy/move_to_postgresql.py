@@ -20,7 +20,10 @@ COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
 NAMES = ", ".join(column.name for column in COLUMNS)
 SELECT = f"SELECT {NAMES}"
 
-file, url = sys.argv[1:]
+try:
+    file, url = sys.argv[1:]
+except ValueError:
+    sys.exit("usage: python3 move_to_postgresql.py FILE URL")
 open_store(url).prepare()
 with (
     closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,

@@ -21,9 +21,7 @@ from tests.support.proxies import NGINX
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-DIAGNOSE, SEARCH, _METRICS, INSTALL, ROTATE, RELOAD, RESTART, DRAIN = re.findall(
-    r"```console\n(.*?)```", OPERATING, re.DOTALL
-)
+DIAGNOSE, SEARCH, INSTALL, ROTATE, RELOAD, RESTART, DRAIN = re.findall(r"```console\n(.*?)```", OPERATING, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
 SERVERS = """
 upstream plants {
