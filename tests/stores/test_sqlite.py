@@ -155,7 +155,9 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.add(Plant(1, "oak"))
     with closing(SQLiteStore(str(path))) as store:
-        with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
+        # The reason names the file, its owner and its mode.
+        access = f".*it belongs to user {os.geteuid()} with mode -r--r--r--, but the service"
+        with breakage(path), pytest.raises(StoreUnavailable, match=f"{path}{access if breakage is read_only else ''}"):
             store.check()
         wait_until(lambda: is_available(store))
         assert store.get(1) == Plant(1, "oak")
@@ -546,29 +548,26 @@ def test_a_new_member_gets_no_column_if_it_is_required_or_others_already_serve(
 
 
 CHANGES = {
-    "no key": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
-    "two keys": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))",
-        "column at",
-    ),
-    "no name": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", "no column name TEXT"),
+    "no key": ("CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
+    "two keys": ("CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))", "column at"),
+    "no name": ("CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", "no column name TEXT"),
     "a number as the name": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
         "no column name TEXT NOT NULL",
     ),
     "a generated tag": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
         "no column tag TEXT",
     ),
     "a required column": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
         "column place of the table plants is unknown, and has no default",
     ),
     "a view": (
-        "DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
+        "CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
         "the view plants of the table plants could lose",
     ),
-    "a virtual table": ("DROP TABLE plants; CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
+    "a virtual table": ("CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
     "a trigger": (
         "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
         "the trigger never of the table plants could lose",
@@ -583,7 +582,7 @@ def test_a_table_that_could_lose_plants_is_rejected_by_the_next_add_and_at_the_s
     store.add(Plant(0, "oak"))
     caplog.clear()
     with closing(sqlite3.connect(path)) as other:
-        other.executescript(change)
+        other.executescript(change if "TRIGGER" in change else f"DROP TABLE plants; {change}")
     assert add_together(store, [Plant(1, "fern"), Plant(2, "oak"), Plant(3, "moss")]) == ["unavailable"] * 3
     for use in (store.check, SQLiteStore(str(path)).prepare):
         with pytest.raises(StoreUnavailable, match=message):
@@ -637,13 +636,6 @@ def test_while_every_plant_is_refused_a_check_fails_with_the_last_reason(store: 
                 store.check()
         store.add(Plant(0, "oak"))
         store.check()
-
-
-def test_the_reason_names_owner_and_mode_of_a_file_that_cannot_be_opened(path: Path) -> None:
-    with closing(SQLiteStore(str(path))) as store:
-        store.check()
-    with closing(SQLiteStore(str(path))) as store, read_only(path):
-        assert f"it belongs to user {path.stat().st_uid} with mode -r--r--r--, but the service" in reason(store)
 
 
 @pytest.mark.parametrize(
