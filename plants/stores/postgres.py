@@ -199,8 +199,6 @@ class PostgresStore(BatchStore):
             try:
                 with self._connection(deadline) as connection:
                     return work(connection)
-            except errors.UndefinedTable:
-                raise StoreMissing(TABLE_GONE) from None
             except psycopg.Error as error:
                 may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _LAST_PAUSE
                 if not may_retry or time.monotonic() + pause > deadline:

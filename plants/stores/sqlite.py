@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -196,16 +196,15 @@ class SQLiteStore(BatchStore):
             self._create_file(path)
         file = self._file or _File(path)
         file.check(self._path)
-        connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file, timeout)
-        try:
+        with ExitStack() as on_failure:
+            connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file, timeout)
+            on_failure.enter_context(closing(connection))
             connection.executescript(_SET_UP)
             if self._may_create:
                 self._create_columns(connection)
             connection.check_table()
             file.check(self._path)
-        except BaseException:
-            connection.close()
-            raise
+            on_failure.pop_all()
         self._file = file
         self._may_create = False
         return connection

@@ -90,7 +90,7 @@ def copies(file: Path) -> list[int]:
     return [int(name[7:13]) for name in names]
 
 
-def test_a_backup_removes_only_old_copies_even_if_the_clock_is_set_back(file: Path) -> None:
+def test_a_backup_removes_old_copies_if_the_clock_is_set_back(file: Path) -> None:
     backups = file.parent / "backups"
     backups.mkdir()
     for name in [*(f"plants-{number:06}-2101-01-01T00-00-00Z.db" for number in range(1, 21)), "plants.txt"]:
@@ -106,7 +106,7 @@ def test_two_backups_at_once_make_two_copies(file: Path) -> None:
     assert copies(file) == [1, 2]
 
 
-def test_a_backup_that_fails_or_is_killed_leaves_the_earlier_copies_alone(file: Path) -> None:
+def test_a_backup_that_fails_or_is_killed_keeps_earlier_copies(file: Path) -> None:
     with closing(open_store(f"sqlite:///{file}")) as store:
         store.add(Plant(1, "x" * 1_000_000))
     run(BACK_UP, file)

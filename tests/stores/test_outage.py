@@ -66,9 +66,7 @@ def test_in_an_outage_one_caller_retries_and_others_fail_fast(
 
 
 @pytest.mark.parametrize("others_write", [True, False])
-def test_a_failure_opens_the_breaker_unless_others_write_meanwhile(
-    breaker: CircuitBreaker, *, others_write: bool
-) -> None:
+def test_a_failure_opens_the_breaker_unless_others_write(breaker: CircuitBreaker, *, others_write: bool) -> None:
     def fail(_deadline: float) -> None:
         if others_write:
             breaker.written_at = time.monotonic()
@@ -80,7 +78,7 @@ def test_a_failure_opens_the_breaker_unless_others_write_meanwhile(
         breaker.raise_if_open()
 
 
-def test_concurrent_probes_share_a_check_and_wait_no_longer_than_their_deadline(
+def test_concurrent_probes_share_a_check_until_their_deadline(
     breaker: CircuitBreaker, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", 60.0)

@@ -155,7 +155,9 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
     with closing(SQLiteStore(str(path))) as earlier:
         earlier.add(Plant(1, "oak"))
     with closing(SQLiteStore(str(path))) as store:
-        with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
+        # The reason names the file, its owner and its mode.
+        access = f".*it belongs to user {os.geteuid()} with mode -r--r--r--, but the service"
+        with breakage(path), pytest.raises(StoreUnavailable, match=f"{path}{access if breakage is read_only else ''}"):
             store.check()
         wait_until(lambda: is_available(store))
         assert store.get(1) == Plant(1, "oak")
@@ -385,7 +387,7 @@ def test_a_file_with_two_names_is_rejected_by_a_new_store_too(store: SQLiteStore
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "only prepared, as before a fork"])
-def test_a_copy_that_may_have_the_same_inode_number_is_another_file(
+def test_a_copy_with_the_same_inode_number_is_another_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, connected: bool
 ) -> None:
     """ext4 gives the number of a removed file to the next one, unless a descriptor refers to the file."""
@@ -417,7 +419,7 @@ sqlite3.connect(sys.argv[1], timeout=0).executescript("PRAGMA locking_mode = EXC
 """
 
 
-def test_a_closed_store_leaves_the_locks_of_another_one_on_its_file(path: Path) -> None:
+def test_closing_a_store_keeps_the_locks_of_another_one(path: Path) -> None:
     """Closing an ordinary descriptor of a file releases all locks that the process holds on it."""
     with closing(SQLiteStore(str(path))) as store:
         store.add(Plant(1, "oak"))
@@ -515,9 +517,7 @@ def run_later_version(path: Path, member: str = "str | None = None", create: str
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
-def test_a_new_nullable_member_gets_a_column_while_the_version_before_is_running(
-    store: SQLiteStore, path: Path
-) -> None:
+def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
     stopping = threading.Event()
     plants = takewhile(lambda _: not stopping.is_set(), (Plant(plant_id, "moss") for plant_id in count(1)))
@@ -537,7 +537,7 @@ def test_a_new_nullable_member_gets_a_column_while_the_version_before_is_running
 @pytest.mark.parametrize(
     ("member", "create"), [("str | None = None", "never"), ("str = ''", "create")], ids=["create=False", "required"]
 )
-def test_a_new_member_gets_no_column_if_it_is_required_or_others_already_serve(
+def test_a_required_member_or_a_running_service_adds_no_column(
     store: SQLiteStore, path: Path, member: str, create: str
 ) -> None:
     store.add(Plant(0, "oak"))
@@ -546,29 +546,26 @@ def test_a_new_member_gets_no_column_if_it_is_required_or_others_already_serve(
 
 
 CHANGES = {
-    "no key": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
-    "two keys": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))",
-        "column at",
-    ),
-    "no name": ("DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", "no column name TEXT"),
+    "no key": ("CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
+    "two keys": ("CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))", "column at"),
+    "no name": ("CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", "no column name TEXT"),
     "a number as the name": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
         "no column name TEXT NOT NULL",
     ),
     "a generated tag": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
         "no column tag TEXT",
     ),
     "a required column": (
-        "DROP TABLE plants; CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
+        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
         "column place of the table plants is unknown, and has no default",
     ),
     "a view": (
-        "DROP TABLE plants; CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
+        "CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
         "the view plants of the table plants could lose",
     ),
-    "a virtual table": ("DROP TABLE plants; CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
+    "a virtual table": ("CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
     "a trigger": (
         "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
         "the trigger never of the table plants could lose",
@@ -577,13 +574,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
-def test_a_table_that_could_lose_plants_is_rejected_by_the_next_add_and_at_the_start(
+def test_a_changed_table_that_could_lose_plants_is_rejected(
     store: SQLiteStore, path: Path, change: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add(Plant(0, "oak"))
     caplog.clear()
     with closing(sqlite3.connect(path)) as other:
-        other.executescript(change)
+        other.executescript(change if "TRIGGER" in change else f"DROP TABLE plants; {change}")
     assert add_together(store, [Plant(1, "fern"), Plant(2, "oak"), Plant(3, "moss")]) == ["unavailable"] * 3
     for use in (store.check, SQLiteStore(str(path)).prepare):
         with pytest.raises(StoreUnavailable, match=message):
@@ -624,7 +621,7 @@ def test_a_refused_plant_fails_alone(
     store.check()  # It is no outage.
 
 
-def test_while_every_plant_is_refused_a_check_fails_with_the_last_reason(store: SQLiteStore, path: Path) -> None:
+def test_a_check_fails_while_every_plant_is_refused(store: SQLiteStore, path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute(
             "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT CONSTRAINT closed CHECK (id < 1))"
@@ -637,13 +634,6 @@ def test_while_every_plant_is_refused_a_check_fails_with_the_last_reason(store: 
                 store.check()
         store.add(Plant(0, "oak"))
         store.check()
-
-
-def test_the_reason_names_owner_and_mode_of_a_file_that_cannot_be_opened(path: Path) -> None:
-    with closing(SQLiteStore(str(path))) as store:
-        store.check()
-    with closing(SQLiteStore(str(path))) as store, read_only(path):
-        assert f"it belongs to user {path.stat().st_uid} with mode -r--r--r--, but the service" in reason(store)
 
 
 @pytest.mark.parametrize(
