@@ -414,13 +414,15 @@ def test_a_token_check_that_raises_ends_no_start_and_no_worker(tmp_path: Path) -
     (tmp_path / "garden.py").write_text(OWN_CHECK)
     with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:failing") as service:
         service.wait_for("PLANTS_TOKENS_CHECK answered OSError to a made-up token, not False")
-        assert service.send(headers=[AUTH]).error == 50000
+        assert service.send(headers=[AUTH, ("X-Request-ID", "first")]).error == 50000
+        service.wait_for('.*"msg":"a request failed","request_id":"first"')
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: children(service.process.pid) not in ([], [worker]))
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
-    assert sum("made-up" in line for line in service.lines) == 1
+    for text in ("made-up", '"msg":"a request failed"'):
+        assert sum(text in line for line in service.lines) == 1
 
 
 @pytest.mark.parametrize(
