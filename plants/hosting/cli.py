@@ -83,7 +83,12 @@ def _serve() -> None:
     _check_environment()
     from plants.hosting.serve import Serve
 
-    Serve().run()
+    serve = Serve()
+    if serve.cfg.check_config:
+        from plants.hosting.gunicorn_conf import check_start
+
+        check_start(serve.cfg)
+    serve.run()
 
 
 def _check_environment() -> None:

@@ -32,6 +32,7 @@ except SettingsError as error:
 settings = service.settings
 globals().update(GUNICORN_SETTINGS)
 threads = settings.store.worker_threads
+pre_fork = worker.block_signals
 
 
 class Logger(logs.Logger):
@@ -48,12 +49,10 @@ class Worker(worker.Worker):
 
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
-    cfg = server.cfg
     on_reload(server)
     server.app.reload = partial(startup.reload_or_keep, server.app, settings, server.app.reload)
     os.register_at_fork(after_in_parent=worker.unblock_signals)
-    startup.check(cfg, settings)
-    startup.check_user(cfg, settings)
+    startup.check(server.cfg, settings)
     if settings.metrics_bind:
         startup.listen_for_metrics(settings.metrics_bind)
     announce_token(new_token)
@@ -83,11 +82,6 @@ def _is_deployed() -> bool:
     container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     names = {"container", "KUBERNETES_SERVICE_HOST", "INVOCATION_ID"}
     return not is_on_terminal() and (container or bool(names & os.environ.keys()))
-
-
-def pre_fork(_server: Any, _worker: Any) -> None:
-    """Block signals until the worker handles them, because one that arrives just after the fork would be lost."""
-    worker.block_signals()
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
@@ -120,7 +114,6 @@ def child_exit(server: Any, ended: Any) -> None:
 def check_start(cfg: Any) -> None:
     """Stop with one line if a start with this configuration would fail. The service may be running."""
     startup.check(cfg, settings)
-    startup.check_user(cfg, settings)
     if settings.tokens_check:
         logging.getLogger("plants").warning("%s", startup.token_check_answer(settings.tokens_check))
     startup.prepare_store(settings, create=False)

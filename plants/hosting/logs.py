@@ -104,12 +104,10 @@ class Logger(glogging.Logger):
     def setup(self, cfg: Any) -> None:
         """Create the handlers."""
         super().setup(cfg)
-        formatter = Formatter(self.log_format)
-        for handler in (*self.error_log.handlers, *self.access_log.handlers):
+        for handler in self.error_log.handlers:
             # Do not change the handlers of the user's --log-config, or those for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
-                if handler in self.error_log.handlers:
-                    handler.setFormatter(formatter)
+                handler.setFormatter(Formatter(self.log_format))
                 if not isinstance(handler, logging.FileHandler) and handler.stream:
                     handler.stream = Output(handler.stream.fileno(), has_thread=False)
 

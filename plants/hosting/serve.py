@@ -1,6 +1,5 @@
 """Gunicorn as the command ``plants serve``."""
 
-from importlib import import_module
 from typing import Any
 
 from gunicorn.app.wsgiapp import WSGIApplication
@@ -27,9 +26,3 @@ class Serve(WSGIApplication):
         self.cfg.set("wsgi_app", "plants.wsgi:app")
         self.load_config_from_file(self._base)
         opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or self._base
-
-    def run(self) -> None:
-        """Serve until a signal ends it, or do what ``--check-config`` and ``--print-config`` ask for."""
-        if self.cfg.check_config:
-            import_module(PACKAGED).check_start(self.cfg)
-        super().run()

@@ -21,7 +21,7 @@ _log = logging.getLogger("plants")
 
 
 def check(cfg: Any, settings: Settings) -> None:
-    """Stop if the service cannot have this many workers, this certificate, or metrics with this class of workers."""
+    """Stop if the service cannot have these workers, this certificate, or metrics with this class of workers."""
     if problem := problem_of_worker_count(cfg.workers, settings):
         stop(problem)
     if cfg.is_ssl:
@@ -31,6 +31,7 @@ def check(cfg: Any, settings: Settings) -> None:
             stop(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
     if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
         stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
+    _check_user(cfg, settings)
 
 
 def problem_of_worker_count(count: int, settings: Settings) -> str:
@@ -45,7 +46,7 @@ def problem_of_worker_count(count: int, settings: Settings) -> str:
     return ""
 
 
-def check_user(cfg: Any, settings: Settings) -> None:
+def _check_user(cfg: Any, settings: Settings) -> None:
     """Stop if the workers run as another user (``--user``) for whom there is no SQLite file that they may write.
 
     The master does not create it, because it would own the file.

@@ -31,8 +31,8 @@ _WORKER_SIGNALS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.S
 _PAUSE_SECONDS: Final = 5.0  # The master asks for the heartbeats every second, unless it is stopped.
 
 
-def block_signals() -> None:
-    """Let signals to a worker wait. A worker that is forked meanwhile inherits this."""
+def block_signals(_server: Any, _worker: Any) -> None:
+    """Block signals until the new worker handles them, because one that arrives just after the fork would be lost."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WORKER_SIGNALS)
 
 

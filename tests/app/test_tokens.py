@@ -165,7 +165,7 @@ def test_a_new_process_reads_the_file_itself(path: Path) -> None:
 
 @THREADS_DO_NOT_MATTER
 @pytest.mark.usefixtures("check_always")
-def test_a_new_process_that_cannot_use_the_file_accepts_no_token_until_it_can(path: Path) -> None:
+def test_a_new_process_accepts_no_token_until_the_file_is_usable(path: Path) -> None:
     def check() -> bool:
         before = accepted(tokens)
         path.write_text("first\n")

@@ -112,7 +112,7 @@ def responding_with(response: bytes) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_finds_a_service_and_reports_why_it_is_not_ready(tmp_path: Path) -> None:
+def test_plants_check_reports_whether_a_service_is_ready(tmp_path: Path) -> None:
     file = tmp_path / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         url = f"http://127.0.0.1:{service.port}"
@@ -222,7 +222,7 @@ def test_the_log_is_text_if_standard_error_is_a_terminal(redirection: str, log_f
 
 
 @needs_psycopg
-def test_serve_help_begins_with_what_matters_and_has_the_packaged_defaults() -> None:
+def test_serve_help_lists_options_of_gunicorn_and_our_defaults() -> None:
     from plants.stores.postgres import PostgresStore
 
     result = call("serve", "--help")

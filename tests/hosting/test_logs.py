@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from select import PIPE_BUF
 from typing import Any
@@ -168,12 +169,18 @@ def test_the_text_format_is_human_readable(text_service: Service) -> None:
     assert re.fullmatch(rf"{TIMESTAMP} warning plants\.access second POST /plants 400 40002 {message} {end}", second)
 
 
+@contextmanager
+def serving_faulty(folder: Path, log_format: str, log_level: str) -> Iterator[Service]:
+    (folder / "faulty.py").write_text(APP)
+    (folder / "conf.py").write_text("wsgi_app = 'faulty:app'")
+    options = [f"--pythonpath={folder}", f"-c={folder}/conf.py", f"--log-level={log_level}"]
+    with serving(*options, PLANTS_LOG_FORMAT=log_format) as service:
+        yield service
+
+
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_log_records_of_the_application_have_the_request_id(tmp_path: Path, log_format: str) -> None:
-    (tmp_path / "faulty.py").write_text(APP)
-    (tmp_path / "conf.py").write_text("wsgi_app = 'faulty:app'")
-    options = [f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py", "--log-level=info"]
-    with serving(*options, PLANTS_LOG_FORMAT=log_format) as service:
+    with serving_faulty(tmp_path, log_format, "info") as service:
         [worker] = children(service.process.pid)
         for _ in range(2):
             assert service.send(method="GET", path="/odd", headers=[AUTH, ("X-Request-ID", "odd")]).body == b"odd"
@@ -196,10 +203,7 @@ def test_log_records_of_the_application_have_the_request_id(tmp_path: Path, log_
 
 
 def test_a_traceback_has_messages_at_the_level_debug(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(APP)
-    (tmp_path / "conf.py").write_text("wsgi_app = 'faulty:app'")
-    options = [f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py", "--log-level=debug"]
-    with serving(*options, PLANTS_LOG_FORMAT="text") as service:
+    with serving_faulty(tmp_path, "text", "debug") as service:
         assert service.send(method="GET", path="/faulty", headers=[AUTH]).status == 500
         assert service.wait_for(r"KeyError: 'the first secret'$")
         assert service.wait_for(r"SystemExit: the last secret\\x0a2026-11-21T00:00:00.000000Z info\\x1b\[2J$")

@@ -41,7 +41,7 @@ ROUTE = "/plants/{plant_id:int}"
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 @pytest.mark.parametrize("store", ["memory:", "sqlite:///{}/plants.db"])
-def test_another_operation_has_the_token_errors_log_and_metrics_of_the_first(tmp_path: Path, store: str) -> None:
+def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path, store: str) -> None:
     (tmp_path / "own.py").write_text(CONFIGURATION)
     port = free_port()
     with serving(

@@ -59,8 +59,8 @@ def test_lines_are_dropped_and_counted_while_a_pipe_is_full(
     assert caplog.messages[0] == dropped(200 - written)
 
 
-def test_queued_lines_reach_a_slow_reader_in_order() -> None:
-    pipe = Pipe(has_thread=True)
+@pytest.mark.parametrize("pipe", [True], indirect=True)
+def test_queued_lines_reach_a_slow_reader_in_order(pipe: Pipe) -> None:
     lines = [f"{number} {LINE}" for number in range(500)]
     for line in lines:
         pipe.output.write(line)

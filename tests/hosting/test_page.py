@@ -246,7 +246,7 @@ def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
 
 
 @needs_chromium
-def test_the_page_shows_the_operation_its_headers_and_every_error_code(browser: Browser) -> None:
+def test_the_page_shows_the_operation_headers_and_error_codes(browser: Browser) -> None:
     assert browser.console_errors() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
     assert text_of(browser, "token-hint").startswith("Authorization: Bearer <ACCESS_TOKEN>. ")

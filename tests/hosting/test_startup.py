@@ -38,7 +38,7 @@ def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["INVOCATION_ID", "KUBERNETES_SERVICE_HOST"])
-def test_the_log_warns_that_plants_in_memory_are_lost_with_their_only_worker(name: str) -> None:
+def test_a_killed_worker_logs_that_its_plants_in_memory_are_lost(name: str) -> None:
     with serving(**{name: "1"}) as service:  # type: ignore[arg-type]
         [worker] = children(service.process.pid)
         service.signal(signal.SIGTTIN)
@@ -88,7 +88,7 @@ def test_the_service_logs_where_gunicorns_settings_say(option: str, pattern: str
 
 
 @needs_root
-def test_workers_of_another_user_need_a_file_that_this_user_may_write() -> None:
+def test_option_user_needs_a_file_that_this_user_may_write() -> None:
     with tempfile.TemporaryDirectory() as folder:  # Only root may enter tmp_path, so use another folder.
         file = Path(folder, "plants.db")
         env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{file}")
@@ -199,7 +199,7 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
 
 
 @needs_psycopg
-def test_check_config_only_warns_of_a_database_that_does_not_respond() -> None:
+def test_check_config_warns_of_a_database_that_does_not_respond() -> None:
     url = f"postgresql://127.0.0.1:{free_port()}/x"
     result = run(*SERVE, "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=url)
     assert (result.returncode, result.stderr.count("\n")) == (0, 1)
@@ -348,12 +348,17 @@ class Garden(PlantStore):
 """
 
 
+def install_store(folder: Path, source: str) -> dict[str, str]:
+    """Write the package of a store, and return the environment of a service that uses it."""
+    (folder / "garden.py").write_text(source)
+    (folder / "garden-1.dist-info").mkdir()
+    (folder / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
+    return {"PYTHONPATH": str(folder), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
+
+
 @pytest.mark.parametrize("command", [SERVE, GUNICORN], ids=["plants serve", "gunicorn"])
 def test_a_store_of_another_package_is_hosted_like_our_own(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "garden.py").write_text(OWN_STORE)
-    (tmp_path / "garden-1.dist-info").mkdir()
-    (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
-    env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
+    env = install_store(tmp_path, OWN_STORE)
     with serving(command=command, **env) as service:  # type: ignore[arg-type]
         service.wait_for(r"plants .* listens on .*; plants are stored in garden://me:\*\*\*@home; try it at ")
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200
@@ -368,12 +373,9 @@ def test_a_store_of_another_package_is_hosted_like_our_own(command: list[str], t
 
 
 def test_a_store_of_another_package_that_cannot_prepare_is_named(tmp_path: Path) -> None:
-    (tmp_path / "garden.py").write_text(
-        OWN_STORE + "    def prepare(self, create): raise KeyError('garden://me:secret@home')"
+    env = install_store(
+        tmp_path, OWN_STORE + "    def prepare(self, create): raise KeyError('garden://me:secret@home')"
     )
-    (tmp_path / "garden-1.dist-info").mkdir()
-    (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
-    env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
     line = "plants: the store garden: (garden:Garden) failed in prepare with KeyError: 'garden://me:***@home'.\n"
     for options in (["--check-config"], ["--log-level=warning", "-b127.0.0.1:0"]):
         result = run(*SERVE, *options, **env)
@@ -397,7 +399,7 @@ check, failing, careless = Check(), Failing(), Careless()
 """
 
 
-def test_a_token_check_of_ones_own_decides_beside_the_other_tokens(tmp_path: Path) -> None:
+def test_a_custom_token_check_decides_beside_the_other_tokens(tmp_path: Path) -> None:
     (tmp_path / "garden.py").write_text(OWN_CHECK)
     with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check") as service:
         service.wait_for("PLANTS_TOKENS_CHECK answered False to a made-up token")
@@ -412,13 +414,15 @@ def test_a_token_check_that_raises_ends_no_start_and_no_worker(tmp_path: Path) -
     (tmp_path / "garden.py").write_text(OWN_CHECK)
     with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:failing") as service:
         service.wait_for("PLANTS_TOKENS_CHECK answered OSError to a made-up token, not False")
-        assert service.send(headers=[AUTH]).error == 50000
+        assert service.send(headers=[AUTH, ("X-Request-ID", "first")]).error == 50000
+        service.wait_for('.*"msg":"a request failed","request_id":"first"')
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: children(service.process.pid) not in ([], [worker]))
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
-    assert sum("made-up" in line for line in service.lines) == 1
+    for text in ("made-up", '"msg":"a request failed"'):
+        assert sum(text in line for line in service.lines) == 1
 
 
 @pytest.mark.parametrize(
