@@ -16,8 +16,8 @@ from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths, public_resources
 from plants.schemas import Limits
 from plants.stores import GroupCommitStore
-from plants.stores.logged import LoggedStore
 from plants.stores.memory import MemoryStore
+from plants.stores.outage import LoggedStore
 
 _log = logging.getLogger(__name__)
 

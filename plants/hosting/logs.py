@@ -13,10 +13,9 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from functools import lru_cache
 from queue import SimpleQueue
-from select import PIPE_BUF, POLLOUT, poll
+from select import PIPE_BUF, select
 from threading import Thread
 from typing import Any
 
@@ -36,6 +35,7 @@ MAX_QUEUED_BYTES = 1_048_576  # of lines that wait for a stalled reader
 STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
 _GATHER_SECONDS = 0.02
 _MAX_EXCEPTIONS = 10
+_log = logging.getLogger("plants.log")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -74,12 +74,6 @@ class Formatter(logging.Formatter):
         members.pop("route", None)  # A person sees it in the path.
         return _escape(" ".join(map(str, members.values())))
 
-    def report_dropped(self, count: int) -> str:
-        """Return the line that reports dropped lines."""
-        warning = {"levelname": "WARNING", "name": "plants.log", "process": os.getpid()}
-        warning["msg"] = f"log lines that were dropped because they could not be written: {count}"
-        return self.format(logging.makeLogRecord(warning)) + "\n"
-
 
 def _escape(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
@@ -117,7 +111,7 @@ class Logger(glogging.Logger):
                 if handler in self.error_log.handlers:
                     handler.setFormatter(formatter)
                 if not isinstance(handler, logging.FileHandler) and handler.stream:
-                    handler.stream = Output(handler.stream.fileno(), formatter.report_dropped, has_thread=False)
+                    handler.stream = Output(handler.stream.fileno(), has_thread=False)
 
 
 class AccessLog:
@@ -126,23 +120,22 @@ class AccessLog:
     def __init__(self, level: int, log_format: str) -> None:
         # If standard output was closed at the start, its descriptor may be another file's.
         self._level = level if sys.stdout else logging.CRITICAL
-        self._lines = b""
+        self._lines = ""
         self._formatter = Formatter(log_format)
-        self._output = Output(_STDOUT, self._formatter.report_dropped)
+        self._output = Output(_STDOUT)
 
     def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
         is_operation = request.environ["plants.route"] in OPERATIONS
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
-            line = self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
-            self._lines += line.encode(errors="backslashreplace")
+            self._lines += self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
 
     def flush(self) -> None:
         """Queue the buffered lines for standard output."""
         if self._lines:
-            self._output.write_bytes(self._lines)
-            self._lines = b""
+            self._output.write(self._lines)
+            self._lines = ""
 
 
 def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
@@ -178,46 +171,39 @@ class Output:
     """A file descriptor for whole log lines; other processes may share it.
 
     A thread writes the lines, so a stalled reader delays nobody. If more than MAX_QUEUED_BYTES wait for it, lines are
-    dropped. Once lines can be written again, ``report(count)`` follows, a line with the number of dropped ones.
+    dropped. Once lines can be written again, a warning has the number of all that this process has dropped.
     """
 
-    def __init__(self, descriptor: int, report: Callable[[int], str], *, has_thread: bool = True) -> None:
+    def __init__(self, descriptor: int, *, has_thread: bool = True) -> None:
         """Start nothing: the thread starts with the first line of each process.
 
         :param has_thread: False in Gunicorn's master, which should not fork with threads. It drops each line that
             cannot be written at once. Its workers have threads.
         """
         self._descriptor = descriptor
-        self._report = report
-        self._poll = poll()
-        self._poll.register(descriptor, POLLOUT)
         self._pid = 0 if has_thread else os.getpid()
         self._thread: Thread | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._queue: SimpleQueue[bytes] = SimpleQueue()
-        # Only the threads that log change the first of each pair, one at a time; only the one that writes the second.
+        # Only one thread at a time changes each number: one that logs the first of a pair, one that writes the second.
         self._queued_bytes = self._written_bytes = 0
         self._dropped_lines = self._failed_lines = 0
         self._reported_lines = 0
-        self._missing_end = b""  # b"\n" if the last line was written only in part
 
     def write(self, lines: str) -> None:
         """Queue the lines, or drop them. Never raise an OSError."""
-        self.write_bytes(lines.encode(errors="backslashreplace"))
-
-    def write_bytes(self, lines: bytes) -> None:
-        """Queue the lines, or drop them."""
         if self._pid != os.getpid():
             self._start()
+        data = lines.encode(errors="backslashreplace")
         if not self._thread:
-            self._write_out(lines, timeout=0)
+            self._write_out(data, timeout=0)
         elif self._queued_bytes - self._written_bytes < MAX_QUEUED_BYTES:
-            self._queued_bytes += len(lines)
-            self._queue.put(lines)
+            self._queued_bytes += len(data)
+            self._queue.put(data)
         else:
-            self._dropped_lines += lines.count(b"\n")
+            self._dropped_lines += data.count(b"\n")
 
     def _start(self) -> None:
         """Start the thread of this process. A forked process writes no lines that its parent has queued."""
@@ -225,7 +211,6 @@ class Output:
         self._pid = os.getpid()
         self._thread = Thread(target=self._run, name=__name__, daemon=True)
         self._thread.start()
-        atexit.unregister(self._stop)  # A forked process inherits it.
         atexit.register(self._stop, self._thread)
 
     def _stop(self, thread: Thread) -> None:
@@ -235,41 +220,33 @@ class Output:
         thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        lines = b"\n"
-        while lines:
-            lines = self._queue.get()
+        while self._thread or not self._queue.empty():
+            data = self._queue.get()
             time.sleep(_GATHER_SECONDS)  # If each line woke this thread, it would delay the event loop.
-            batch = [lines]
-            while lines and not self._queue.empty():
-                lines = self._queue.get()
-                batch.append(lines)
-            self._write_out(b"".join(batch), timeout=None)
-            self._written_bytes += sum(map(len, batch))
+            while not self._queue.empty():
+                data += self._queue.get()
+            self._write_out(data, timeout=None)
+            self._written_bytes += len(data)
 
-    def _write_out(self, lines: bytes, timeout: int | None) -> None:
-        rest = self._write_pieces(self._missing_end + lines, timeout)
-        self._failed_lines += rest.removeprefix(b"\n").count(b"\n")  # A missing end is no line.
-        dropped = self._dropped_lines + self._failed_lines - self._reported_lines
-        if dropped and not rest and not self._write_pieces(self._report(dropped).encode(), timeout):
-            self._reported_lines += dropped
-
-    def _write_pieces(self, lines: bytes, timeout: int | None) -> bytes:
-        """Write the lines, and return those that could not be written.
+    def _write_out(self, data: bytes, timeout: int | None) -> None:
+        """Write the lines.
 
         :param timeout: zero to write only what can be written at once, None to wait for the reader.
         """
-        start = 0
-        while start < len(lines):
-            # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines.
-            end = lines.rfind(b"\n", start, start + PIPE_BUF) + 1 or start + PIPE_BUF
+        # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines. After
+        # select(), such a write does not block either.
+        while data:
+            end = data.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
             try:
-                if not self._poll.poll(timeout):
+                if not select([], [self._descriptor], [], timeout)[1]:
                     break
-                start += os.write(self._descriptor, lines[start:end])
-                self._missing_end = b"" if lines.endswith(b"\n", 0, start) else b"\n"
-            except BlockingIOError:  # Another process has set O_NONBLOCK, and wrote after the call of poll().
-                if timeout == 0:
-                    break
+                data = data[os.write(self._descriptor, data[:end]) :]
+            except BlockingIOError:
+                continue  # Another process has set O_NONBLOCK, and wrote after the call of select().
             except OSError:
                 break
-        return lines[start:]
+        self._failed_lines += data.count(b"\n")
+        lost = self._dropped_lines + self._failed_lines
+        if lost > self._reported_lines and not data:
+            self._reported_lines = lost
+            _log.warning("log lines were dropped because they could not be written; since the start: %d", lost)

@@ -92,18 +92,21 @@ function hide(...ids) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
+let curlBody = ""; // That of the last request, until the form changes.
+
 const curl = (authorization) =>
   [
     `curl ${quoted(url().href)}`,
     `-H ${authorization}`,
     ...(operation.requestBody
-      ? ["-H 'Content-Type: application/json'", `--data-raw ${quoted(at("body").value)}`]
+      ? ["-H 'Content-Type: application/json'", `--data-raw ${quoted(curlBody)}`]
       : [`-X ${method}`]),
   ].join(" \\\n  ");
 
 const anyToken = '"Authorization: Bearer $TOKEN"';
 
 function showCurl() {
+  curlBody = at("body").value;
   at("curl").textContent = curl(anyToken);
   at("copy").textContent = "Copy";
 }
@@ -128,12 +131,13 @@ function showAnswer(outcome, text) {
 
 const usualHint = at("hint").textContent;
 
+const LARGEST_ID = 2n ** 63n - 1n; // A number would be rounded beyond 2^53.
+
 function useNextId() {
-  // A number would be rounded beyond 2^53.
-  const next = (_, name, id) => `${name}${BigInt(id) + 1n}`;
-  at("body").value = at("body").value.replace(/("id"\s*:\s*)(-?\d+)/, next);
-  at("hint").textContent = "The id in the body was incremented.";
-  showCurl();
+  const next = (found, name, id) => (BigInt(id) < LARGEST_ID ? `${name}${BigInt(id) + 1n}` : found);
+  const body = at("body").value.replace(/("id"\s*:\s*)(-?\d+)/, next);
+  if (body !== at("body").value) at("hint").textContent = "The id in the body was incremented.";
+  at("body").value = body;
 }
 
 function inLines(text) {

@@ -31,6 +31,11 @@ class Column(NamedTuple):
     type: type
     nullable: bool
 
+    def define(self, types: dict[Any, str]) -> str:
+        """Return the definition of the column in SQL; ``types`` are the database's names for the types."""
+        constraint = " PRIMARY KEY" if self.name == "id" else "" if self.nullable else " NOT NULL"
+        return f"{self.name} {types[self.type]}{constraint}"
+
 
 def columns_of(declaration: type) -> tuple[Column, ...]:
     """Return a column for each member of a declaration such as ``Plant``."""
@@ -44,6 +49,11 @@ def columns_of(declaration: type) -> tuple[Column, ...]:
 
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
 COLUMNS: Final = columns_of(Plant)
+
+TABLE_GONE: Final = (
+    "the table plants is gone; it is not recreated, because ids already in use would become available; "
+    "restore it, and do not restart before that"
+)
 
 
 class PlantStoreError(Exception):

@@ -7,7 +7,7 @@ A batch takes no further plants once it is collected or full. Several batches ma
 """
 
 import abc
-import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -24,12 +24,14 @@ from plants.stores import (
     Plant,
     PlantIdInUse,
     PlantRefused,
+    PlantStoreError,
     StoreUnavailable,
 )
 from plants.stores.outage import CircuitBreaker
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
+_SAMPLE = Plant._make(None if column.nullable else column.type(1) for column in COLUMNS)
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 
@@ -73,7 +75,7 @@ class BatchStore(GroupCommitStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._breaker = CircuitBreaker(self._check)
-        self._refusal: PlantRefused | None = None  # of the last plant that was refused, until one is stored
+        self._failure: Exception | None = None  # of the last batch of which no plant was stored, until one is
         self._lock = threading.Lock()  # guards the batches
         self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
 
@@ -99,15 +101,15 @@ class BatchStore(GroupCommitStore):
         """
 
     @abc.abstractmethod
-    def _try_insert(self, deadline: float) -> None:
-        """Insert a plant, and roll back; raise PlantRefused if the table does not accept it."""
+    def _try_insert(self, plant: Plant, deadline: float) -> None:
+        """Insert a plant, and roll back; raise a PlantStoreError if that fails."""
 
     @abc.abstractmethod
     def _disconnect(self, deadline: float) -> None:
         """Close the connections, each after the transaction that it is running."""
 
     def submit(self, plant: Plant) -> Callable[[], None]:
-        self._check_process()
+        self._owner.check()
         deadline = time.monotonic() + self._timeout
         characters = _count_characters(plant)
         with self._lock:
@@ -121,20 +123,20 @@ class BatchStore(GroupCommitStore):
         return partial(self._result, batch, index, deadline)
 
     def get(self, plant_id: int) -> Plant | None:
-        self._check_process()
+        self._owner.check()
         deadline = time.monotonic() + self._timeout
         return self._find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
 
     def check(self) -> None:
-        self._check_process()
+        self._owner.check()
         deadline = time.monotonic() + self._timeout
         self._breaker.probe(deadline)
-        if refusal := self._refusal:
+        if failure := self._failure:
             try:
-                self._try_insert(deadline)
-            except PlantRefused:
-                raise StoreUnavailable(f"no plant is accepted: {refusal}") from None
-            self._refusal = None
+                self._try_insert(_SAMPLE._replace(id=random.getrandbits(62)), deadline)
+            except PlantStoreError:
+                raise StoreUnavailable(f"no plant is stored: {failure}") from None
+            self._failure = None
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
@@ -159,10 +161,6 @@ class BatchStore(GroupCommitStore):
                     self._await_commit(batch, deadline)
         self._closed = True
         self._disconnect(deadline)
-
-    def _check_process(self) -> None:
-        if self._owner.pid != os.getpid():
-            self._owner.check()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -205,7 +203,7 @@ class BatchStore(GroupCommitStore):
                         self._uncollected_batches.append(_Batch())
             return batch.plants
 
-        self._check_process()  # The plant may have been submitted before a fork.
+        self._owner.check()  # The plant may have been submitted before a fork.
         outcomes: Outcomes = []
         try:
             outcomes = self._insert_or_bisect(collect, deadline)
@@ -214,10 +212,11 @@ class BatchStore(GroupCommitStore):
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
             batch.plants = []
         if None in outcomes:
-            self._refusal = None
+            self._failure = None
             self._breaker.written_at = time.monotonic()
         else:
-            self._refusal = next((each for each in outcomes if isinstance(each, PlantRefused)), self._refusal)
+            failures = (each for each in outcomes if isinstance(each, PlantRefused | StoreUnavailable))
+            self._failure = next(failures, self._failure)
         return outcomes
 
     def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:

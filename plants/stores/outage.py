@@ -1,12 +1,13 @@
-"""A circuit breaker: during an outage of the store one caller at a time retries while the others fail fast."""
+"""Outages of a store: their log, and a circuit breaker, so that one caller retries while the others fail fast."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from plants.stores import StoreUnavailable
+from plants.stores import Plant, PlantStore, StoreUnavailable
 
 RETRY_SECONDS = 0.5  # The store is down for this long after a failed attempt.
 FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
@@ -17,21 +18,77 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class CircuitBreaker:
-    """A circuit breaker, which also logs the start and the end of an outage.
+class OutageLog:
+    """The log of a store's outages: a line when one starts, and one when it ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failed_at = 0.0
+        self._rejected_requests: int | None = None  # in the outage whose start has been logged
+
+    def record_failure(self, error: StoreUnavailable, *, rejected: int = 1) -> None:
+        """Count rejected requests; log the first failure as the start of an outage."""
+        with self._lock:
+            self._failed_at = time.monotonic()
+            if self._rejected_requests is None:
+                self._rejected_requests = 0
+                _log.warning("the store is unavailable: %s", " ".join(str(error).split()))
+            self._rejected_requests += rejected
+
+    def record_success(self) -> None:
+        """Log the end of the outage if the last failure is long ago."""
+        if self._rejected_requests is None:
+            return
+        with self._lock:
+            if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
+                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
+                self._rejected_requests = None
+
+
+class LoggedStore(PlantStore):
+    """Another store, such as that of another package, with a log of its outages."""
+
+    def __init__(self, store: PlantStore) -> None:
+        self._store = store
+        self._outages = OutageLog()
+
+    def add(self, plant: Plant) -> None:
+        with self._logged(rejected=1):
+            self._store.add(plant)
+
+    def get(self, plant_id: int) -> Plant | None:
+        return self._store.get(plant_id)
+
+    def check(self) -> None:
+        with self._logged(rejected=0):
+            self._store.check()
+
+    def close(self) -> None:
+        self._store.close()
+
+    @contextmanager
+    def _logged(self, rejected: int) -> Iterator[None]:
+        try:
+            yield
+        except StoreUnavailable as error:
+            self._outages.record_failure(error, rejected=rejected)
+            raise
+        self._outages.record_success()
+
+
+class CircuitBreaker(OutageLog):
+    """A circuit breaker, which logs a failure even if the breaker is closed.
 
     :param check: raises StoreUnavailable if a plant cannot be added.
     """
 
     def __init__(self, check: Callable[[float], None]) -> None:
+        super().__init__()
         self.written_at = 0.0  #: when the store last accepted a write
         self._check = check
         self._probe_lock = threading.Lock()
-        self._lock = threading.Lock()  # guards the rest
         self._reason: str | None = None  # why the store is down
         self._down_until = 0.0
-        self._failed_at = 0.0
-        self._rejected_requests: int | None = None  # in the outage whose start has been logged
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
         """Return what the work returns. If the store is down, check it first.
@@ -58,8 +115,7 @@ class CircuitBreaker:
                 self._down_until = time.monotonic() + RETRY_SECONDS
                 self._reason = str(error)
             raise
-        if self._rejected_requests is not None:
-            self._end_outage()
+        self.record_success()
         return result
 
     def probe(self, deadline: float) -> None:
@@ -88,18 +144,3 @@ class CircuitBreaker:
         reason = self._reason
         if reason and time.monotonic() < self._down_until:
             raise StoreUnavailable(reason)
-
-    def record_failure(self, error: StoreUnavailable, *, rejected: int = 1) -> None:
-        """Count rejected requests; log the first failure as the start of an outage, even if the breaker is closed."""
-        with self._lock:
-            self._failed_at = time.monotonic()
-            if self._rejected_requests is None:
-                self._rejected_requests = 0
-                _log.warning("the store is unavailable: %s", " ".join(str(error).split()))
-            self._rejected_requests += rejected
-
-    def _end_outage(self) -> None:
-        with self._lock:
-            if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
-                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
-                self._rejected_requests = None

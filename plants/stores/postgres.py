@@ -7,13 +7,12 @@ were in force. A thread of the pool opens connections; a caller waits only for a
 
 import logging
 import math
-import random
 import re
 import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from queue import Empty, SimpleQueue
@@ -27,8 +26,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 
 from plants.stores import (
     COLUMNS,
-    INT64_MAX,
-    INT64_MIN,
+    TABLE_GONE,
     Plant,
     PlantIdInUse,
     PlantRefused,
@@ -44,13 +42,8 @@ _DEFAULTS = (
 )
 
 _TYPES = {int: "bigint", str: "text"}
-_NAMES = ", ".join(column.name for column in COLUMNS)
-_DEFINITION = ", ".join(
-    f"{column.name} {_TYPES[column.type]}"
-    + (" PRIMARY KEY" if column.name == "id" else "" if column.nullable else " NOT NULL")
-    for column in COLUMNS
-)
-_CREATE = f"CREATE TABLE plants ({_DEFINITION})"
+_NAMES = ", ".join(Plant._fields)
+_CREATE = f"CREATE TABLE plants ({', '.join(column.define(_TYPES) for column in COLUMNS)})"
 _DISTRIBUTE = "SELECT create_distributed_table('plants', 'id', shard_count => 64)"
 # A statement inserts one of these numbers of rows, so that there are few different statements for psycopg to prepare.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -74,27 +67,21 @@ _INSPECT_CITUS = b"""
     WHEN NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1::oid AND partmethod = 'h')
         THEN 'is not distributed by a hash of id'
     WHEN EXISTS (SELECT FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) WHERE logicalrelid = $1::oid
-        GROUP BY shardid HAVING count(*) > 1) THEN 'has a replication factor above 1' END
-"""
-# A node's own settings count for its commits, so ask each by its effect. A node that is down does not respond.
-_ASK_NODES = b"""
-    SELECT 'is on a node without synchronous_commit; its operator must send: ALTER ROLE ' || quote_ident(current_user)
-        || ' SET synchronous_commit = on, on node ' || string_agg(nodeid::text, ', ')
-    FROM run_command_on_all_nodes('SHOW synchronous_commit')
-    WHERE success AND result IN ('off', 'local') HAVING count(*) > 0
+        GROUP BY shardid HAVING count(*) > 1) THEN 'has a replication factor above 1'
+    -- A node's own settings count for its commits, so ask each by its effect. A node that is down does not respond.
+    ELSE (SELECT 'is on a node without synchronous_commit; its operator must send: ALTER ROLE '
+        || quote_ident(current_user) || ' SET synchronous_commit = on, on node ' || string_agg(nodeid::text, ', ')
+        FROM run_command_on_all_nodes('SHOW synchronous_commit') WHERE success AND result IN ('off', 'local')
+        HAVING count(*) > 0) END
 """
 
-_GONE = (
-    "the table plants is gone; it is not recreated, because ids already in use would become available; "
-    "restore it, and do not restart before that"
-)
 _POOLER = "a pooler changes the server's process between transactions; PgBouncer needs pool_mode = session"
 _HELD = "another transaction holds the id"
 _URL = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
 
 _LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 _LAST_PAUSE = 0.1  # A statement that the server reports as not done is sent again, after longer and longer pauses.
-_HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
+HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
 _POLL_SECONDS = 0.05  # A caller that waits for a connection looks this often whether one could be opened.
@@ -173,7 +160,8 @@ class PostgresStore(BatchStore):
         plants = collect()
         in_use: set[int] = set()
         if not_stored := {plant.id for plant in plants} - stored:
-            in_use = self._run(partial(self._find_in_use, not_stored), deadline)
+            ids = f"{{{','.join(map(str, not_stored))}}}"
+            in_use = self._run(partial(self._run_durably, self._table.select_in_use, [ids]), deadline)
             if not_stored - in_use - held:
                 # A new trigger may have suppressed the insert; then this raises StoreUnusable.
                 self._check(deadline)
@@ -197,8 +185,8 @@ class PostgresStore(BatchStore):
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
 
-    def _try_insert(self, deadline: float) -> None:
-        self._run(self._insert_and_roll_back, deadline)
+    def _try_insert(self, plant: Plant, deadline: float) -> None:
+        self._run(partial(self._insert_and_roll_back, plant), deadline)
 
     def _disconnect(self, deadline: float) -> None:
         pool, self._pool = self._pool, _Pool(self._connect, self._max_connections)
@@ -211,13 +199,12 @@ class PostgresStore(BatchStore):
             try:
                 with self._connection(deadline) as connection:
                     return work(connection)
+            except errors.UndefinedTable:
+                raise StoreMissing(TABLE_GONE) from None
             except psycopg.Error as error:
-                if (
-                    not isinstance(error, _RETRYABLE_ERRORS)
-                    or pause > _LAST_PAUSE
-                    or time.monotonic() + pause > deadline
-                ):
-                    raise _unavailable(error) from None
+                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _LAST_PAUSE
+                if not may_retry or time.monotonic() + pause > deadline:
+                    raise StoreUnavailable(_reason(error)) from None
             time.sleep(pause)
             pause *= 2  # exponential backoff
 
@@ -252,16 +239,17 @@ class PostgresStore(BatchStore):
         # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
         shortest = min(plants, key=lambda plant: sum(len(value) for value in plant if isinstance(value, str)))
         padded = plants + [shortest] * (rows - len(plants))
-        values = [value for plant in padded for value in _parameters(plant)]
-        return self._run_durably(connection, self._table.inserts[rows], values)
+        # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
+        values = [str(value) if isinstance(value, int) else value for plant in padded for value in plant]
+        return self._run_durably(self._table.inserts[rows], values, connection)
 
-    def _find_in_use(self, plant_ids: set[int], connection: "_Connection") -> set[int]:
-        """Return those of the ids that are in use, once their rows are as durable as those of an insert."""
-        return self._run_durably(connection, self._table.select_in_use, [f"{{{','.join(map(str, plant_ids))}}}"])
-
-    def _run_durably(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None]) -> set[int]:
-        """Return the ids that a statement returns, once it is known that it ran where it should."""
-        rows = connection.run_durably(query, parameters)
+    def _run_durably(self, query: bytes, parameters: Sequence[str | None], connection: "_Connection") -> set[int]:
+        """Return the ids that a statement returns, once it is known that it ran where it should, and is durable."""
+        connection.warning = None
+        rows = connection.run(query, parameters)
+        if connection.warning:
+            connection.close()
+            raise psycopg.OperationalError(connection.warning)
         for table, process in {row[1:3] for row in rows}:
             if process != connection.process:
                 connection.close()
@@ -275,7 +263,7 @@ class PostgresStore(BatchStore):
         now = time.monotonic()
         held_until = self._held.get(plant_id, math.inf)
         if held_until <= now:
-            self._held[plant_id] = now + _HELD_SECONDS
+            self._held[plant_id] = now + HELD_SECONDS
         return now < held_until < math.inf
 
     def _reject(self, error: psycopg.Error, plants: list[Plant], connection: "_Connection") -> None:
@@ -296,34 +284,31 @@ class PostgresStore(BatchStore):
     def _hold(self, plant_id: int) -> None:
         now = time.monotonic()
         held = {each: held_until for each, held_until in list(self._held.items()) if held_until > now}
-        self._held = held | {plant_id: now + _HELD_SECONDS}
+        self._held = held | {plant_id: now + HELD_SECONDS}
 
     def _check_table(self, connection: "_Connection") -> None:
         self._find_faults(connection)
         connection.query(self._table.insert_nothing)
 
-    def _insert_and_roll_back(self, connection: "_Connection") -> None:
+    def _insert_and_roll_back(self, plant: Plant, connection: "_Connection") -> None:
         self._check_table(connection)
-        values = [None if column.nullable else "probe" for column in COLUMNS]
-        values[0] = str(random.getrandbits(62))
-        try:
-            with connection.transaction(force_rollback=True):
-                connection.run(self._table.inserts[1], values)
-        except _REFUSALS as error:
-            raise PlantRefused(_reason(error)) from None
+        with connection.transaction(force_rollback=True):
+            self._insert_plants(connection, [plant])
 
     def _find_faults(self, connection: "_Connection") -> None:
         """Raise StoreUnusable if the table could lose a plant; create what is missing; remember the table."""
         self._checked_at = time.monotonic()
         known = self._table
         [(fault, lacking, oid, schema, leaves)] = connection.query(_INSPECT, [str(known.oid), known.name, *_EXPECTED])
+        is_complete = oid and not lacking
+        if is_complete and connection.is_citus:
+            [(citus_fault,)] = connection.query(_INSPECT_CITUS, [str(oid), _DISTRIBUTE])
+            fault = fault or citus_fault
         if fault:
             raise StoreUnusable(f"the table plants {fault}")
-        if oid is None or lacking:
+        if not is_complete:
             self._complete(connection, _alter(schema, lacking) if oid else _CREATE)
             return self._find_faults(connection)
-        if connection.is_citus:
-            _find_citus_faults(connection, oid)
         self._may_create = False
         self._table = known if known.oid else _Table(oid, f"{schema}.plants", is_citus=connection.is_citus)
         self._table.leaves.update(leaves)
@@ -332,7 +317,7 @@ class PostgresStore(BatchStore):
     def _complete(self, connection: "_Connection", statement: str) -> None:
         """Create the table, or add its columns."""
         if statement == _CREATE and (self._table.oid or not (self._may_create or connection.is_citus)):
-            raise StoreMissing(_GONE)
+            raise StoreMissing(TABLE_GONE)
         if connection.is_citus:
             role = connection.info.user
             grant = f"GRANT SELECT, INSERT ON plants TO {role}; ALTER ROLE {role} SET synchronous_commit = on"
@@ -350,22 +335,17 @@ class PostgresStore(BatchStore):
             _log.warning("the table plants lacked something; the service sent: %s", statement)
 
     def _connect(self) -> "_Connection":
-        connection = _Connection.open(self._conninfo, self._timeout)
-        try:
-            self._set_up(connection)
-        except BaseException:
-            connection.close()
-            raise
+        with ExitStack() as on_failure:
+            connection = on_failure.enter_context(closing(_Connection.open(self._conninfo, self._timeout)))
+            settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
+            [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
+            if connection.process != connection.info.backend_pid:
+                self._check_pooler(connection)
+            if connection.is_citus:
+                connection.process = 0  # as the statements return
+            self._find_faults(connection)
+            on_failure.pop_all()
         return connection
-
-    def _set_up(self, connection: "_Connection") -> None:
-        settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
-        [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
-        if connection.process != connection.info.backend_pid:
-            self._check_pooler(connection)
-        if connection.is_citus:
-            connection.process = 0  # as the statements return
-        self._find_faults(connection)
 
     def _check_pooler(self, connection: "_Connection") -> None:
         """Raise StoreUnusable if a second connection gets the server's process of the first one."""
@@ -493,7 +473,7 @@ class _Connection(psycopg.Connection[_Row]):
     deadline = math.inf
     process = 0  #: of the server
     is_citus = False
-    _warning: str | None = None
+    warning: str | None = None  #: that the outcome of the statement is unknown
 
     @classmethod
     def open(cls, conninfo: str, timeout: float) -> Self:
@@ -501,15 +481,6 @@ class _Connection(psycopg.Connection[_Row]):
         connection.deadline = time.monotonic() + timeout
         connection.add_notice_handler(connection.note_warning)
         return connection
-
-    def run_durably(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
-        """Run a statement that commits; raise an OperationalError if the server does not promise durability."""
-        self._warning = None
-        rows = self.run(query, parameters)
-        if self._warning:
-            self.close()
-            raise psycopg.OperationalError(self._warning)
-        return rows
 
     def run(self, query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
         try:
@@ -540,20 +511,13 @@ class _Connection(psycopg.Connection[_Row]):
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
         # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus relays a
-        # node's warning under another function name, so with Citus any warning may be this one.
-        is_canceled_wait = self.is_citus or notice.source_function == "SyncRepWaitForLSN"
-        if is_canceled_wait and notice.severity_nonlocalized == "WARNING":
-            self._warning = f"a warning from {notice.source_function} leaves the outcome unknown"
+        # node's warning under another function name, and only in English.
+        if notice.source_function == "SyncRepWaitForLSN" or "synchronous replication" in str(notice.message_primary):
+            self.warning = f"a warning from {notice.source_function} leaves the outcome unknown"
 
 
 def _alter(schema: str, lacking: list[str]) -> str:
     return f"ALTER TABLE {schema}.plants " + ", ".join(f"ADD COLUMN IF NOT EXISTS {column}" for column in lacking)
-
-
-def _find_citus_faults(connection: _Connection, oid: int) -> None:
-    [(fault,)] = connection.query(_INSPECT_CITUS, [str(oid), _DISTRIBUTE])
-    for reason in [fault] if fault else [row[0] for row in connection.query(_ASK_NODES)]:
-        raise StoreUnusable(f"the table plants {reason}")
 
 
 def _unknown_parameter(url: str) -> str | None:
@@ -564,23 +528,10 @@ def _unknown_parameter(url: str) -> str | None:
     return names[0] if names and "password" not in query else None
 
 
-def _parameters(plant: Plant) -> list[str | None]:
-    if not INT64_MIN <= plant.id <= INT64_MAX:
-        raise psycopg.DataError("an id is a 64-bit integer")
-    # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
-    return [str(value) if isinstance(value, int) else value for value in plant]
-
-
 def _rejection(error: psycopg.Error) -> Exception:
-    if not error.sqlstate:
-        return error  # The plant is not as Plant describes.
     if isinstance(error, errors.LockNotAvailable):
         return StoreUnavailable(_HELD)
     return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
-
-
-def _unavailable(error: Exception) -> StoreUnavailable:
-    return StoreMissing(_GONE) if isinstance(error, errors.UndefinedTable) else StoreUnavailable(_reason(error))
 
 
 def _reason(error: Exception, *, with_text: bool = False) -> str:

@@ -15,11 +15,21 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from plants.stores import COLUMNS, Plant, PlantIdInUse, PlantRefused, StoreMissing, StoreUnavailable, StoreUnusable
+from plants.stores import (
+    COLUMNS,
+    TABLE_GONE,
+    Plant,
+    PlantIdInUse,
+    PlantRefused,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from plants.stores.group_commit import BatchStore, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
@@ -32,12 +42,8 @@ _SET_UP = """
     PRAGMA fullfsync = ON;  -- Without this, macOS may lose commits in a power cut.
 """
 _TYPES = {int: "INTEGER", str: "TEXT"}
-_DEFINITIONS = {
-    column: f'"{column.name}" {_TYPES[column.type]}'
-    + (" PRIMARY KEY" if column.name == "id" else "" if column.nullable else " NOT NULL")
-    for column in COLUMNS
-}
-_NAMES = ", ".join(f'"{column.name}"' for column in COLUMNS)
+_NAMES = ", ".join(Plant._fields)
+_DEFINITIONS = {column: column.define(_TYPES) for column in COLUMNS}
 _CREATE = f"CREATE TABLE IF NOT EXISTS plants ({', '.join(_DEFINITIONS.values())})"
 # ABORT overrides ON CONFLICT in the table's definition, which could replace a plant, or lose one, without an error.
 _INSERT = f"INSERT OR ABORT INTO plants ({_NAMES}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608  # constants
@@ -47,10 +53,7 @@ _FOUND_COLUMNS = """
     SELECT lower(name), upper(type), pk, hidden, "notnull" > (dflt_value IS NOT NULL OR hidden)
     FROM pragma_table_xinfo('plants')
 """
-# With NULL as the id, SQLite chooses one that is free.
-_SAMPLE = Plant._make(None if column.nullable or column.name == "id" else column.type(1) for column in COLUMNS)
 
-_FREE_IDS = "ids already in use would become available"
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
@@ -121,8 +124,8 @@ class SQLiteStore(BatchStore):
         # Rewrite a page unchanged, because a full or read-only disk rejects that as it would reject a plant.
         self._write(_rewrite_page, deadline)
 
-    def _try_insert(self, deadline: float) -> None:
-        if refusal := self._write(_insert_and_roll_back, deadline):
+    def _try_insert(self, plant: Plant, deadline: float) -> None:
+        if refusal := self._write(partial(_insert_and_roll_back, plant), deadline):
             raise refusal
 
     def _disconnect(self, deadline: float) -> None:
@@ -296,7 +299,8 @@ def _explain(error: OSError, folder: Path) -> Exception:
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         return StoreUnusable(f"there is no file, and no folder {folder} in which this user may create it")
     if isinstance(error, FileNotFoundError):
-        return StoreMissing(f"the file is gone; it is not recreated, because {_FREE_IDS}; {_UNTIL_RETURNED}")
+        free = "ids already in use would become available"
+        return StoreMissing(f"the file is gone; it is not recreated, because {free}; {_UNTIL_RETURNED}")
     return error
 
 
@@ -331,9 +335,9 @@ def _insert_one(plant: Plant, cursor: sqlite3.Cursor) -> Exception | None:
     return None
 
 
-def _insert_and_roll_back(connection: sqlite3.Connection) -> Exception | None:
+def _insert_and_roll_back(plant: Plant, connection: sqlite3.Connection) -> Exception | None:
     connection.execute("SAVEPOINT sample")
-    outcome = _insert_one(_SAMPLE, connection.cursor())
+    outcome = _insert_one(plant, connection.cursor())
     connection.execute("ROLLBACK TO sample")
     return outcome
 
@@ -353,9 +357,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
         raise StoreUnusable(f"the encoding of the file is {encoding}, not UTF-8")
     objects = connection.execute(_OBJECTS).fetchall()
     if not objects:
-        raise StoreMissing(
-            f"the table plants is gone; it is not recreated, because {_FREE_IDS}; restore it, and do not restart before"
-        )
+        raise StoreMissing(TABLE_GONE)
     for kind, name, sql in objects:
         if kind != "table" or not sql.startswith("CREATE TABLE"):
             raise StoreUnusable(f"the {kind} {name} of the table plants could lose or alter a plant without an error")

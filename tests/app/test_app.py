@@ -1,6 +1,5 @@
 """The application, called in this process."""
 
-import gc
 import io
 import json
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import plants
 from plants import MemoryStore, Plant
 from tests.contract import TOKEN, Contract, new_plant
-from tests.support.calls import Stream, call
+from tests.support.calls import Stream, call, no_reference_cycle
 
 
 class TestInProcess(Contract):
@@ -89,12 +88,6 @@ def test_an_asynchronous_store_is_never_a_200(caplog: pytest.LogCaptureFixture) 
     ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
 )
 def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore, body: bytes, error: int) -> None:
-    """A reference cycle would keep the request's body in memory until the garbage collector runs."""
     store.add(Plant(1, "Fern"))
-    gc.collect()
-    gc.disable()
-    try:
+    with no_reference_cycle():
         assert call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body))).error == error
-        assert gc.collect() == 0
-    finally:
-        gc.enable()

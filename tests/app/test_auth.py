@@ -13,7 +13,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import Stream, call, sender
 
 
-def test_a_token_that_the_server_has_checked_is_not_checked_again() -> None:
+def test_a_token_that_the_server_checked_is_not_checked_again() -> None:
     check, other = Check(lambda _: True), Check(lambda _: True)
     auth = BearerAuth(check)
     own, others = (build_app(MemoryStore(), each) for each in (auth, BearerAuth(other)))
@@ -88,7 +88,7 @@ def test_each_of_several_tokens_is_valid(token: str) -> None:
 @pytest.mark.parametrize(
     "tokens", ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["ok", "sécret"]], ids=repr
 )
-def test_create_app_rejects_what_are_no_tokens_without_quoting_them(tokens: Any) -> None:
+def test_create_app_rejects_invalid_tokens_and_quotes_none(tokens: Any) -> None:
     error = ValueError if isinstance(tokens, list) and tokens != [1] else TypeError
     with pytest.raises(error) as caught:
         plants.create_app(tokens=tokens)

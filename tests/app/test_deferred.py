@@ -1,11 +1,11 @@
 """Responses that wait for a commit, whatever wraps the application, Falcon or the store."""
 
-import gc
 import io
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -27,8 +27,10 @@ from plants.stores import GroupCommitStore, submit_of
 from plants.stores.memory import MemoryStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
+from tests.support.calls import no_reference_cycle
 
 App = Callable[..., Iterable[bytes]]
+Patch = pytest.MonkeyPatch
 LOG = logging.getLogger("tests.server")
 
 
@@ -64,9 +66,6 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
         yield store
 
 
-# The application
-
-
 def test_reading_any_response_commits_the_whole_batch(app: App, store: PlantStore) -> None:
     first, second, third = calls_of(app, *PLANTS)
     assert store.get(1) is None
@@ -78,16 +77,14 @@ def test_reading_any_response_commits_the_whole_batch(app: App, store: PlantStor
 class FailingStore(GroupCommitStore):
     """A store whose commit fails, or whose submit."""
 
-    def __init__(self, error: Exception, *, submits: bool = True) -> None:
+    def __init__(self, error: Exception, *, submits: bool) -> None:
         self._error = error
         self._submits = submits
 
     def submit(self, plant: Plant) -> Callable[[], None]:  # noqa: ARG002  # Every commit fails.
-        if not self._submits:
-            raise self._error
-        return self.commit
+        return self.fail if self._submits else self.fail()
 
-    def commit(self) -> None:
+    def fail(self) -> Any:
         raise self._error
 
     def get(self, plant_id: int) -> None: ...
@@ -107,19 +104,19 @@ ERRORS = {
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(FailingStore(error, submits=submits), tokens=[TOKEN])
+    environs: list[dict[str, Any]] = []
+
+    def recording(environ: Any, start_response: Any) -> Iterable[bytes]:
+        environs.append(environ)
+        return app(environ, start_response)
+
     found = []
     for is_batch in (True, False):
-        environs: list[dict[str, Any]] = []
-
-        def recording(environ: Any, start_response: Any, environs: Any = environs) -> Iterable[bytes]:
-            environs.append(environ)
-            return app(environ, start_response)
-
         (call,) = calls_of(recording, new_plant(), is_batch=is_batch)
         response = call.response()
         assert response
         log = [(record.name, record.levelno, record.message, bool(record.exc_info)) for record in caplog.records]
-        found.append((response.status, response.head, response.body, environs[0]["plants.error"], log))
+        found.append((response.status, response.head, response.body, environs[-1]["plants.error"], log))
         caplog.clear()
     assert found[0] == found[1]
     assert len(log) == isinstance(error, ZeroDivisionError)
@@ -127,64 +124,88 @@ def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, capl
 
 def test_a_response_leaves_no_reference_cycle(app: App) -> None:
     results(calls_of(app, *PLANTS))
-    gc.collect()
-    gc.disable()
-    try:
+    with no_reference_cycle():
         assert [status for status, _ in results(calls_of(app, *PLANTS))] == [400] * 3
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
-# Wrappers of falcon.App.__call__, as error reporters and tracing agents make them
+# Wrappers: error reporters and tracing agents wrap falcon.App.__call__, and middleware wraps the application
 
 
-def lazy(call: App, *arguments: Any) -> Iterator[bytes]:
-    yield from call(*arguments)
+def lazy(app: App, *arguments: Any) -> Iterator[bytes]:
+    yield from app(*arguments)
 
 
-def copying(call: App, app: Any, environ: Any, start_response: Any) -> Iterator[bytes]:
-    yield from call(app, dict(environ), start_response)
+def copying_the_environ(app: App, environ: Any, start_response: Any) -> Iterator[bytes]:
+    yield from app(dict(environ), start_response)
 
 
-def reading_twice(call: App, *arguments: Any) -> list[bytes]:
-    response = call(*arguments)
-    assert [*response] == [*response]
-    return [*response]
+def reading_all(app: App, *arguments: Any) -> list[bytes]:
+    response: Any = app(*arguments)
+    blocks = [*response]
+    assert [*response] == blocks
+    getattr(response, "close", list)()
+    assert [*response] == blocks
+    return blocks
 
 
-def dropping(call: App, *arguments: Any) -> list[bytes]:
-    call(*arguments)
+def dropping(app: App, *arguments: Any) -> list[bytes]:
+    app(*arguments)
     return [SUCCESS[1]]
 
 
-class Closing:
+class Closing(list[bytes]):
     """A response that can be closed only once."""
 
-    def __init__(self, response: Iterable[bytes]) -> None:
-        self.response = response
-        self.closed = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self.response
+    closed = False
 
     def close(self) -> None:
-        self.closed += 1
-        assert self.closed == 1
+        assert not self.closed
+        self.closed = True
 
 
-def closing_once(call: App, *arguments: Any) -> Closing:
-    return Closing(call(*arguments))
+def closing_once(app: App, *arguments: Any) -> Closing:
+    return Closing(app(*arguments))
 
 
-@pytest.mark.parametrize("wrapper", [lazy, copying, reading_twice, dropping, closing_once])
-def test_a_wrapper_of_falcon_changes_no_result(
-    wrapper: App, app: App, store: PlantStore, monkeypatch: pytest.MonkeyPatch
+def starting_early(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Start the response before reading the application's, and ignore an error after that."""
+    started: list[Any] = []
+    response = app(environ, lambda *head: started.append(head[:2]))
+    start_response(*started[0])
+    return response
+
+
+def without_exc_info(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    def start(status: str, headers: Any) -> Any:
+        return start_response(status, headers)
+
+    return app(environ, start)
+
+
+def validated(app: App, *arguments: Any) -> Iterable[bytes]:
+    return validator(app)(*arguments)
+
+
+def linted(app: App, *arguments: Any) -> Iterable[bytes]:
+    return lint.middleware(app)(*arguments)  # type: ignore[no-any-return]
+
+
+WRAPPERS = [lazy, copying_the_environ, reading_all, dropping, closing_once, starting_early, without_exc_info]
+
+
+@pytest.mark.parametrize("place", ["Falcon", "the application"])
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, validated, linted])
+def test_a_wrapper_changes_no_result(
+    wrapper: App, place: str, app: App, store: PlantStore, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = falcon.App.__call__
-    monkeypatch.setattr(falcon.App, "__call__", lambda *arguments: wrapper(call, *arguments))
+    if place == "Falcon":
+        monkeypatch.setattr(falcon.App, "__call__", lambda own, *arguments: wrapper(partial(call, own), *arguments))
+    else:
+        app = partial(wrapper, app)
     assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
     assert store.get(2)
+    assert "failed" not in caplog.text
 
 
 def test_a_wrapper_of_falcon_that_raises_stores_nothing(
@@ -201,43 +222,6 @@ def test_a_wrapper_of_falcon_that_raises_stores_nothing(
     store.close()
     with closing(SQLiteStore(f"{tmp_path}/plants.db")) as reopened:
         assert [reopened.get(plant_id) for plant_id in (1, 2)] == [None, None]
-
-
-# Middleware around the application, and hosts
-
-
-def reading_the_status(app: App) -> App:
-    """Return a host that starts its response before it reads the application's, and ignores an error after that."""
-
-    def host(environ: Any, start_response: Any) -> Iterable[bytes]:
-        started: list[Any] = []
-        response = app(environ, lambda *head: started.append(head[:2]))
-        start_response(*started[0])
-        return response
-
-    return host
-
-
-def reading_all(app: App) -> App:
-    def host(environ: Any, start_response: Any) -> Iterable[bytes]:
-        response: Any = app(environ, start_response)
-        blocks = [*response]
-        assert [*response] == blocks
-        response.close()
-        assert [*response] == blocks
-        return blocks
-
-    return host
-
-
-def without_exc_info(app: App) -> App:
-    def host(environ: Any, start_response: Any) -> Iterable[bytes]:
-        def start(status: str, headers: Any) -> Any:
-            return start_response(status, headers)
-
-        return app(environ, start)
-
-    return host
 
 
 def bottle_mount(app: App) -> App:
@@ -257,22 +241,9 @@ def dispatcher(app: App) -> App:
     return DispatcherMiddleware(bottle.Bottle(), {"/store": app})
 
 
-def dropping_all(app: App) -> App:
-    def host(environ: Any, start_response: Any) -> Iterable[bytes]:
-        app(environ, start_response)
-        return [SUCCESS[1]]
-
-    return host
-
-
-HOSTS = [reading_the_status, reading_all, without_exc_info, bottle_mount, pyramid_view, dispatcher, dropping_all]
-
-
-@pytest.mark.parametrize("host", [*HOSTS, validator, lint.middleware])
-@pytest.mark.filterwarnings("ignore:pkg_resources")
-def test_a_host_changes_no_result(host: Callable[[App], App], app: App, store: PlantStore, caplog: Any) -> None:
-    path = "/store/plants" if host in (bottle_mount, pyramid_view, dispatcher) else "/plants"
-    assert results(calls_of(host(app), *PLANTS, path=path)) == [SUCCESS, IN_USE, SUCCESS]
+@pytest.mark.parametrize("mount", [bottle_mount, pyramid_view, dispatcher])
+def test_a_host_changes_no_result(mount: Callable[[App], App], app: App, store: PlantStore, caplog: Any) -> None:
+    assert results(calls_of(mount(app), *PLANTS, path="/store/plants")) == [SUCCESS, IN_USE, SUCCESS]
     assert store.get(2)
     assert "failed" not in caplog.text
 
@@ -292,13 +263,8 @@ def test_middleware_adds_headers_to_a_pending_error(app: App) -> None:
 
 def test_a_host_that_fails_after_a_commit_is_a_500(app: App, caplog: pytest.LogCaptureFixture) -> None:
     def failing(environ: Any, start_response: Any) -> Iterator[bytes]:
-        response = app(environ, start_response)
-
-        def read() -> Iterator[bytes]:
-            yield from response
-            raise RuntimeError("the host failed")
-
-        return read()
+        yield from app(environ, start_response)
+        raise RuntimeError("the host failed")
 
     assert results(calls_of(failing, new_plant())) == [(500, b"")]
     assert "the host failed" in caplog.text
@@ -307,17 +273,27 @@ def test_a_host_that_fails_after_a_commit_is_a_500(app: App, caplog: pytest.LogC
 # Stores whose add was replaced
 
 
-class Audited(SQLiteStore):
-    def add(self, plant: Plant) -> None:
-        super().add(plant._replace(id=plant.id + 100))
+class Add:
+    """A descriptor that calls what it wraps, records the ids, and looks like what it wraps, as wrapt's do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.__func__ = wrapped
+        self.seen: list[int] = []
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        def call(plant: Plant) -> Any:
+            self.seen.append(plant.id)
+            return self.__func__.__get__(instance, owner)(plant)
+
+        return call
 
 
 class Proxy:
     """A hand-written proxy object, which claims to be of the type of its store."""
 
-    def __init__(self, store: PlantStore) -> None:
+    def __init__(self, store: Any, add: Add) -> None:
         self.store = store
-        self.added: list[int] = []
+        self.add = add.__get__(store, None)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -326,27 +302,27 @@ class Proxy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    def add(self, plant: Plant) -> None:
-        self.added.append(plant.id)
-        self.store.add(plant)
+
+REPLACEMENTS: dict[str, Callable[[Any, Add, Patch], Any]] = {
+    "by a subclass": lambda store, add, patch: patch.setattr(
+        store, "__class__", type("Audited", (SQLiteStore,), {"add": add})
+    ),
+    "by a proxy object": lambda store, add, _: Proxy(store, add),
+    "on the class": lambda _store, add, patch: patch.setattr(SQLiteStore, "add", add, raising=False),
+    "on the base class": lambda _store, add, patch: patch.setattr(GroupCommitStore, "add", add),
+    "on the object": lambda store, add, patch: patch.setattr(store, "add", add.__get__(store, None)),
+}
 
 
-class Wrapper:
-    """A descriptor that calls what it wraps and looks like it, as wrapt's do."""
-
-    def __init__(self, wrapped: Any, seen: list[int]) -> None:
-        self.wrapped = wrapped
-        self.seen = seen
-        self.__func__ = wrapped
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        bound = self.wrapped.__get__(instance, owner)
-
-        def call(*arguments: Any) -> Any:
-            self.seen.append(arguments[-1].id)
-            return bound(*arguments)
-
-        return call
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_an_add_that_was_replaced_is_called(
+    replace: Callable[..., Any], app: App, store: PlantStore, monkeypatch: Patch
+) -> None:
+    add = Add(GroupCommitStore.add)
+    if other := replace(store, add, monkeypatch):
+        app = plants.create_app(other, tokens=[TOKEN])
+    assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
+    assert add.seen == [1, 1, 2]
 
 
 def test_only_the_own_add_of_a_store_is_bypassed(store: PlantStore) -> None:
@@ -354,33 +330,3 @@ def test_only_the_own_add_of_a_store_is_bypassed(store: PlantStore) -> None:
     assert submit
     assert submit == store.submit  # type: ignore[attr-defined]
     assert submit_of(MemoryStore()) is None
-
-
-def test_the_add_of_a_subclass_is_called(tmp_path: Path) -> None:
-    with closing(Audited(f"{tmp_path}/audited.db")) as store:
-        assert results(calls_of(plants.create_app(store, tokens=[TOKEN]), new_plant())) == [SUCCESS]
-        assert store.get(101)
-
-
-def test_the_add_of_a_proxy_object_is_called(store: PlantStore) -> None:
-    proxy: Any = Proxy(store)
-    app = plants.create_app(proxy, tokens=[TOKEN])
-    assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
-    assert proxy.added == [1, 1, 2]
-
-
-@pytest.mark.parametrize("kind", [SQLiteStore, GroupCommitStore])
-def test_an_add_that_is_replaced_later_on_a_class_is_called(
-    kind: type, app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr(kind, "add", Wrapper(GroupCommitStore.__dict__["add"], seen), raising=False)
-    assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
-    assert seen == [1, 1, 2]
-
-
-def test_an_add_that_is_assigned_later_is_called(app: App, store: PlantStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[Plant] = []
-    monkeypatch.setattr(store, "add", added.append)
-    assert results(calls_of(app, new_plant())) == [SUCCESS]
-    assert added == [Plant(1, "Fern")]

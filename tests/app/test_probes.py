@@ -25,7 +25,7 @@ def client(store: PlantStore | None = None, environ: dict[str, Any] | None = Non
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.json"])
-def test_a_public_path_needs_no_token_and_allows_only_get_head_and_options(path: str) -> None:
+def test_a_public_path_needs_no_token_and_allows_only_get(path: str) -> None:
     app = client()
     response = app.get(path)
     assert response.headers["Cache-Control"] == "no-store"

@@ -142,7 +142,7 @@ REJECTED = [row[:2] for row in NOT_A_NEW_PLANT if row[0] not in BEYOND_SCHEMA]
     ("body", "accepted"),
     [pytest.param(row[1], rows is NEW_PLANT, id=row[0]) for rows in (NEW_PLANT, REJECTED) for row in rows],
 )
-def test_the_described_schema_accepts_the_bodies_that_the_application_accepts(body: bytes, accepted: bool) -> None:
+def test_the_described_schema_accepts_what_the_app_accepts(body: bytes, accepted: bool) -> None:
     shape = Draft202012Validator({"$ref": "#/components/schemas/NewPlant", "components": DESCRIPTION["components"]})
     assert shape.is_valid(json.loads(body)) == accepted
 

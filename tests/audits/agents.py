@@ -11,24 +11,21 @@ None needs a collector. The audit installs them into a virtual environment of it
 - Everything that got a 200 is stored, and nothing else.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from plants import open_store
 from tests.audits.report import Verdict, add_only_option, audit_parser, report
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, environment, send_to
+from tests.support.hosted import CHECKOUT, Service
 from tests.support.postgres_server import PostgresServer, server_directory
-from tests.support.process import end, free_port, start, wait_until
-from tests.support.servers import is_ready
 
 CLIENTS = 16
 ROUNDS = 10
@@ -45,6 +42,7 @@ AGENTS: dict[str, list[str]] = {
     "elasticapm": ["elasticapm-run"],
 }
 QUIET = {
+    "PLANTS_LOG_FORMAT": "text",
     **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")},
     "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
     "DD_TRACE_STARTUP_LOGS": "false",
@@ -65,51 +63,36 @@ def install(directory: Path) -> Path:
     return directory / "bin"
 
 
-@contextmanager
-def serving(bin_: Path, agent: str, url: str, log: Path) -> Iterator[int]:
-    """Serve the store at ``url`` under an agent, and yield the port."""
-    port = free_port()
-    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_STORE=url) | QUIET
-    env["PATH"] = f"{bin_}:{os.environ['PATH']}"
-    with tempfile.TemporaryDirectory() as site, log.open("w") as output:
-        if agent == "sentry":
-            (Path(site) / "sitecustomize.py").write_text(SENTRY)
-            env["PYTHONPATH"] = site
-        command = [*AGENTS[agent], "plants", "serve", "--bind", f"127.0.0.1:{port}"]
-        process = start([bin_ / command[0], *command[1:]], env=env, cwd=site, stdout=subprocess.DEVNULL, stderr=output)
-        try:
-            wait_until(lambda: is_ready(port) or process.poll() is not None)
-            assert process.poll() is None, log.read_text()
-            yield port
-        finally:
-            process.terminate()
-            end(process)
-
-
-def add(port: int, client: int) -> list[tuple[int, int, int]]:
-    """Add the plants of a client; return the id, the status and the error code of each response."""
+def add(service: Service, client: int) -> list[tuple[int, int]]:
+    """Add the plants of a client; return the id of each, and the status of its response, or the code of its error."""
     results = []
     for number in range(ROUNDS):
         for offset in (1, 1, 2):
             plant_id = (client * ROUNDS + number) * 2 + offset
-            response = send_to(port, new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
-            code = json.loads(response.body).get("error", 0) if response.status != 200 else 0
-            results.append((plant_id, response.status, code))
+            response = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
+            results.append((plant_id, 200 if response.status == 200 else response.error))
     return results
 
 
-def check(bin_: Path, agent: str, url: str, log: Path) -> Verdict:
-    """Run all clients against the service under one agent."""
-    with serving(bin_, agent, url, log) as port, ThreadPoolExecutor(CLIENTS) as executor:
-        results = [each for client in executor.map(lambda client: add(port, client), range(CLIENTS)) for each in client]
-    found = Counter((status, code) for _, status, code in results)
-    holds = found == {(200, 0): 2 * CLIENTS * ROUNDS, (400, 40003): CLIENTS * ROUNDS}
-    acknowledged = {plant_id for plant_id, status, _ in results if status == 200}
-    if not url.startswith("memory"):
+def check(bin_: Path, agent: str, url: str) -> Verdict:
+    """Run all clients against a service with this store under one agent."""
+    command = [*AGENTS[agent], "plants", "serve", "--bind=127.0.0.1:0"]
+    command[0] = str(bin_ / command[0])
+    env = QUIET | {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": url, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory() as site:
+        if agent == "sentry":
+            Path(site, "sitecustomize.py").write_text(SENTRY)
+            env["PYTHONPATH"] = site
+        with Service(command, Path(site), env) as service, ThreadPoolExecutor(CLIENTS) as threads:
+            service.wait_until_it_serves()
+            results = [each for part in threads.map(partial(add, service), range(CLIENTS)) for each in part]
+    found = Counter(code for _, code in results)
+    holds = found == {200: 2 * CLIENTS * ROUNDS, 40003: CLIENTS * ROUNDS}
+    if url != "memory:":
+        acknowledged = {plant_id for plant_id, code in results if code == 200}
         with closing(open_store(url)) as store:
-            stored = {plant_id for plant_id in range(2 * CLIENTS * ROUNDS + 10) if store.get(plant_id)}
-        holds = holds and stored == acknowledged
-    tracebacks = log.read_text().count("Traceback")
+            holds &= {plant_id for plant_id in range(2 * CLIENTS * ROUNDS + 10) if store.get(plant_id)} == acknowledged
+    tracebacks = "".join(service.lines).count("Traceback")
     return Verdict(holds and not tracebacks, f"{dict(found)}, {tracebacks} tracebacks")
 
 
@@ -130,7 +113,7 @@ def main() -> None:
             server.execute("DROP TABLE IF EXISTS plants")
             urls = {"memory": "memory:", "sqlite": f"sqlite:///{directory}/{agent}.db", "postgres": server.url}
             for store, url in urls.items():
-                holds &= report(f"{agent}, {store}", check(bin_, agent, url, directory / "log"))
+                holds &= report(f"{agent}, {store}", check(bin_, agent, url))
     sys.exit(not holds)
 
 

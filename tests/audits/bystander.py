@@ -1,8 +1,8 @@
 """A well-behaved client that runs in its own process beside an attack; few imports keep its start fast.
 
-Its only argument is a JSON object: ``scheme``, ``host``, ``port``, ``token``, ``pause`` (between two requests, in
-seconds) and ``probe`` (get /livez instead of creating plants). It prints ``begun`` after the first response, and, once
-its standard input ends, a summary as JSON.
+Its only argument is a JSON object: ``url``, ``token``, ``pause`` (between two requests, in seconds) and ``probe`` (get
+/livez instead of creating plants). It prints ``begun`` after the first response, and, once its standard input ends, a
+summary as JSON.
 """
 
 import http.client
@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 PATIENCE_SECONDS = 60
 
@@ -37,13 +38,14 @@ class Response(NamedTuple):
         return self.body.get("error")
 
 
-def http_client(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+def http_client(url: str) -> http.client.HTTPConnection:
+    scheme, address, *_ = urlsplit(url)
     if scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+        return http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=PATIENCE_SECONDS, context=context)
+    return http.client.HTTPSConnection(address, timeout=PATIENCE_SECONDS, context=context)
 
 
 def exchange(
@@ -77,7 +79,7 @@ class GoodClient:
     """The well-behaved client, and its responses. Half of its requests are on one persistent connection."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._clients = [http_client(options["scheme"], options["host"], options["port"]) for _ in range(2)]
+        self._clients = [http_client(options["url"]) for _ in range(2)]
         self._token = options["token"]
         self._probe = options["probe"]
         self.slowest = 0.0

@@ -43,16 +43,12 @@ def repeat(change: Callable[[Deployment, Path], None], times: int, accepted: tup
     """
     with tempfile.TemporaryDirectory() as folder:
         database, pid_file = f"sqlite:///{folder}/plants.db", Path(folder, "pid")
-        service = Deployment(database, f"--workers {WORKERS} --pid {pid_file}")
-        try:
-            service.start()
+        with Deployment(database, f"--workers {WORKERS} --pid {pid_file}") as service:
             wait_for_workers(process_id(pid_file), WORKERS)
             with JournaledLoad(service, CLIENTS, PAUSE_SECONDS) as load:
                 for _ in range(times):
                     wait_for_creates(load)
                     change(service, pid_file)
-        finally:
-            service.kill()
         return verdict(load, database, accepted)
 
 
@@ -67,10 +63,9 @@ def process_id(file: Path) -> int:
 
 
 def verdict(load: JournaledLoad, database: str, accepted: tuple[str, ...]) -> Verdict:
-    journal = [attempts for part in load.journal for attempts in part.values() if attempts]
     with closing(open_store(database)) as store:
-        found = Counter(audit(store, attempts) for attempts in journal)
-    responses = [response for attempts in journal for _, response in attempts]
+        found = Counter(audit(store, attempts) for attempts in load.attempts())
+    responses = load.responses()
     found.update(filter(None, (fault_of(response, accepted) for response in responses)))
     slowest = max(response.ended - response.began for response in responses)
     summary = ", ".join(f"{number:,} x {what}" for what, number in sorted(found.items()))

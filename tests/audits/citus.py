@@ -54,10 +54,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
     """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
-        services = [Deployment(url) for url in urls]
-        for service in services:
-            stack.callback(service.kill)
-            service.start()
+        services = [stack.enter_context(Deployment(url)) for url in urls]
         races: list[list[Attempts]] = []
         findings = batch(store)
         with ExitStack() as clients, ThreadPoolExecutor(1) as thread:
@@ -72,9 +69,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, id
                     races.append(racing.result())
         for service in services:
             service.start()  # This waits until the database is available again.
-        responses = [
-            response for load in loads for part in load.journal for made in part.values() for _, response in made
-        ]
+        responses = [response for load in loads for response in load.responses()]
         print(f"slowest response: {max(response.ended - response.began for response in responses):.2f} s")
         findings += sum((audit_race(store, race) for race in races), Counter())
         with psycopg.connect(urls[0]) as connection:

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Self, cast
 
 from tests.audits.bystander import Response, exchange, http_client, new_id, plant
+from tests.audits.deployment import Deployment
 from tests.audits.report import Verdict
 from tests.contract import TOKEN
 from tests.support import hosted
@@ -41,7 +42,8 @@ class Target:
     """A running service: its address, a valid token, and the process id of its master."""
 
     def __init__(self, process: hosted.Service, port: int, token: str, scheme: str = "http") -> None:
-        self.host, self.port, self.token, self.scheme = "127.0.0.1", port, token, scheme
+        self.host, self.port, self.token = "127.0.0.1", port, token
+        self.url = f"{scheme}://{self.host}:{port}"
         self.master = process.process.pid
         self._process = process
         self._lines_read = 0
@@ -67,7 +69,7 @@ class Target:
 
     def create(self, plant_id: int) -> Response:
         """Create a plant on a connection of its own."""
-        with contextlib.closing(http_client(self.scheme, self.host, self.port)) as client:
+        with contextlib.closing(http_client(self.url)) as client:
             return exchange(client, "POST", "/plants", self.token, plant(plant_id))
 
     def workers(self) -> list[int]:
@@ -119,43 +121,42 @@ class Crowd:
     def send(self, *data: bytes, seconds: float = PATIENCE_SECONDS) -> None:
         """Send the data on each connection, or each its own, as fast as the service reads it."""
         rest = {sock: memoryview(data[number % len(data)]) for number, sock in enumerate(self.sockets)}
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            for sock in rest:
-                selector.register(sock, selectors.EVENT_WRITE)
-            while selector.get_map() and time.monotonic() < deadline:
-                for key, _ in selector.select(0.1):
-                    sock = cast(socket.socket, key.fileobj)
-                    try:
-                        sent = sock.send(rest[sock][:65536])
-                    except OSError:
-                        selector.unregister(sock)
-                        continue
-                    rest[sock] = rest[sock][sent:]
-                    if not rest[sock]:
-                        selector.unregister(sock)
+
+        def send_more(sock: socket.socket) -> bool:
+            rest[sock] = rest[sock][sock.send(rest[sock][:65536]) :]
+            return bool(rest[sock])
+
+        self._repeat(send_more, selectors.EVENT_WRITE, seconds)
 
     def read_until_closed(self, seconds: float) -> None:
         """Read until the service has closed every connection, or ``seconds`` have passed.
 
         ``received`` has the first 64 KiB of each.
         """
+
+        def read_more(sock: socket.socket) -> bool:
+            data = sock.recv(65536)
+            self.received[sock] = (self.received[sock] + data)[:65536]
+            return bool(data)
+
+        self.closed_by_service |= self._repeat(read_more, selectors.EVENT_READ, seconds)
+
+    def _repeat(self, act: Callable[[socket.socket], bool], event: int, seconds: float) -> set[socket.socket]:
+        """Call ``act`` on each socket that is ready, until it returns False or raises OSError; return those sockets."""
         deadline = time.monotonic() + seconds
+        done = set()
         with selectors.DefaultSelector() as selector:
             for sock in self.sockets:
-                if sock not in self.closed_by_service:
-                    selector.register(sock, selectors.EVENT_READ)
+                selector.register(sock, event)
             while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
-                    try:
-                        data = sock.recv(65536)
-                    except OSError:
-                        data = b""
-                    self.received[sock] = (self.received[sock] + data)[:65536]
-                    if not data:
-                        selector.unregister(sock)
-                        self.closed_by_service.add(sock)
+                    with contextlib.suppress(OSError):
+                        if act(sock):
+                            continue
+                    selector.unregister(sock)
+                    done.add(sock)
+        return done
 
     def statuses(self) -> Counter[str]:
         """Count the connections by the status of their first response.
@@ -176,9 +177,8 @@ class Bystander:
 
     pause: ClassVar[float] = 0.002  # between two requests, in seconds
 
-    def __init__(self, service: Target, *, probe: bool = False) -> None:
-        address = {"scheme": service.scheme, "host": service.host, "port": service.port, "token": service.token}
-        options = json.dumps(address | {"pause": self.pause, "probe": probe})
+    def __init__(self, service: Target | Deployment, *, probe: bool = False, pause: float = 0.0) -> None:
+        options = json.dumps({"url": service.url, "token": service.token, "pause": pause or self.pause, "probe": probe})
         command = [*NO_SUBPROCESS_COVERAGE, sys.executable, "-m", "tests.audits.bystander", options]
         self._process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=hosted.CHECKOUT)
 

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from plants import Plant, PlantStore, StoreUnavailable
-from tests.audits.bystander import Response, exchange
+from tests.audits.bystander import Response, exchange, http_client
 from tests.support.process import children, free_port, kill, start, wait_until
 
 TOKEN = "audit"
@@ -71,26 +72,18 @@ class Deployment:
         if self._master:
             kill(self._master)
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def status(self, path: str) -> int:
-        with contextlib.closing(Client(self.url, self.token)) as client:
-            return client.request("GET", path).status
+        with contextlib.closing(http_client(self.url)) as client:
+            return exchange(client, "GET", path, self.token).status
 
-
-class Client:
-    """One connection, reopened after it is lost."""
-
-    def __init__(self, url: str, token: str) -> None:
-        parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-        self._path = parts.path.rstrip("/")
-        self._token = token
-
-    def add(self, plant: Plant) -> Response:
+    def add(self, client: http.client.HTTPConnection, plant: Plant) -> Response:
+        """Create a plant on a connection that stays open."""
         members = {"id": plant.id, "name": plant.name} | ({} if plant.tag is None else {"tag": plant.tag})
-        return self.request("POST", "/plants", json.dumps(members).encode())
-
-    def request(self, method: str, path: str, body: bytes | None = None) -> Response:
-        return exchange(self._connection, method, self._path + path, self._token, body)
-
-    def close(self) -> None:
-        self._connection.close()
+        return exchange(client, "POST", "/plants", self.token, json.dumps(members).encode())

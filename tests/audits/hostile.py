@@ -28,7 +28,6 @@ from tests.audits.report import Verdict, add_only_option, audit_parser, report
 from tests.support.loop_driver import LIMITS
 from tests.support.process import comes_true
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
-from tests.support.worker_server import running_worker
 
 KIB = 1024
 DEAR_ACCEPT = b"Accept: %b\r\n" % (b"/," * 3900) * 7
@@ -364,18 +363,6 @@ def full_is_fair(service: Target, seconds: float = 6) -> Verdict:
     return Verdict(statuses.keys() == {200}, f"uploads {dict(statuses)} beside {opened:,} connections of one address")
 
 
-def foreign_application(_service: Target) -> Verdict:
-    """Serve another application: a body above the limit gets 413, and does not reach it as an empty one."""
-    found = []
-    with tempfile.TemporaryDirectory() as folder, running_worker(Path(folder)) as server:
-        for size in (1000, 1001):
-            head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
-            found.append(server.client().send(head + b"x" * size).response().status)
-        called = server.notes()
-    holds = found == [200, 413] and called == ["POST / 1000 of 1000"]
-    return Verdict(holds, f"1,000 and 1,001 bytes get {found}; the application was called for {called}")
-
-
 # The checks, and how the service of each is started
 CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     strangers_with_bodies: ("--worker-connections=1500", "PLANTS_MAX_BODY_BYTES=262144"),
@@ -389,7 +376,6 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     large_bodies: (),
     many_bodies: (),
     full_is_fair: ("--worker-connections=300",),
-    foreign_application: (),
 }
 
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Self
 
 from plants import Plant, PlantStore, open_store
-from tests.audits.bystander import Response
-from tests.audits.deployment import ID_IN_USE, Client, Deployment, read_plant
+from tests.audits.bystander import Response, http_client
+from tests.audits.deployment import ID_IN_USE, Deployment, read_plant
 from tests.audits.report import audit_parser, report_findings
 from tests.support.postgres_server import PostgresServer
 
@@ -61,8 +61,15 @@ class JournaledLoad:
         for thread in self._threads:
             thread.join()
 
+    def attempts(self) -> list[Attempts]:
+        """Return the attempts for each id."""
+        return [attempts for part in self.journal for attempts in part.values() if attempts]
+
+    def responses(self) -> list[Response]:
+        return [response for attempts in self.attempts() for _, response in attempts]
+
     def _write(self, number: int) -> None:
-        client = Client(self._service.url, self._service.token)
+        client = http_client(self._service.url)
         plant_id = random.getrandbits(62) - 2**61
         while not self._over.wait(self._pause):
             plant_id += 1
@@ -72,7 +79,7 @@ class JournaledLoad:
                 plant = Plant(
                     plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
                 )
-                response = client.add(plant)
+                response = self._service.add(client, plant)
                 attempts.append((plant, response))
                 if response.status in {200, 400}:
                     self.acknowledged[number] += response.status == 200
@@ -101,9 +108,8 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
 
 def audit_load(store_url: str, load: JournaledLoad) -> bool:
     """Audit all plants that the clients tried to add, print the findings, and return whether none is a failure."""
-    journal = (attempts for part in load.journal for attempts in part.values() if attempts)
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
-        return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), journal)))
+        return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), load.attempts())))
 
 
 def compete(services: Sequence[Deployment], clients: int, ids: int) -> list[Attempts]:
@@ -112,9 +118,9 @@ def compete(services: Sequence[Deployment], clients: int, ids: int) -> list[Atte
     def add_all(number: int) -> Attempts:
         service = services[number % len(services)]
         plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
-        with closing(Client(service.url, service.token)) as client:
+        with closing(http_client(service.url)) as client:
             together.wait()
-            return [(plant, client.add(plant)) for plant in plants]
+            return [(plant, service.add(client, plant)) for plant in plants]
 
     first_id = random.getrandbits(62)
     together = threading.Barrier(clients)
@@ -153,21 +159,19 @@ def possible_kills(service: Deployment, database: PostgresServer | None) -> Iter
 
 
 def run(options: argparse.Namespace, store_url: str, database: PostgresServer | None) -> int:
-    service = Deployment(store_url, f"--workers {options.workers}")
     kills: Counter[str] = Counter()
     started = time.monotonic()
-    try:
-        service.start()
-        with JournaledLoad(service, options.clients) as load:
-            for name, kill in possible_kills(service, database):
-                time.sleep(random.uniform(0.1, 1))
-                kill()
-                kills[name] += 1
-                service.start()
-                if kills.total() >= options.kills and sum(load.acknowledged) >= options.plants:
-                    break
-    finally:
-        service.kill()
+    with (
+        Deployment(store_url, f"--workers {options.workers}") as service,
+        JournaledLoad(service, options.clients) as load,
+    ):
+        for name, kill in possible_kills(service, database):
+            time.sleep(random.uniform(0.1, 1))
+            kill()
+            kills[name] += 1
+            service.start()
+            if kills.total() >= options.kills and sum(load.acknowledged) >= options.plants:
+                break
     print(f"{time.monotonic() - started:.0f} s; killed: {', '.join(f'{n} x {name}' for name, n in kills.items())}")
     return int(not audit_load(store_url, load))
 

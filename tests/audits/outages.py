@@ -22,18 +22,16 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from plants import open_store
-from tests.audits.bystander import Response
-from tests.audits.deployment import ID_IN_USE, Client, Deployment
+from tests.audits.clients import Bystander
+from tests.audits.deployment import ID_IN_USE, Deployment
 from tests.audits.kills import JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import Verdict, add_only_option, audit_parser, report, report_findings
 from tests.support.postgres_server import PostgresServer
@@ -138,35 +136,6 @@ def small_disk(directory: Path) -> Iterator[None]:
         wait_until(lambda: subprocess.run(["umount", directory], check=False).returncode == 0)
 
 
-@contextmanager
-def running(service: Deployment) -> Iterator[Deployment]:
-    try:
-        service.start()
-        yield service
-    finally:
-        service.kill()
-
-
-@contextmanager
-def probed(*services: Deployment) -> Iterator[list[list[Response]]]:
-    """Get /livez of each service at most 50 times a second, each on a new connection, as an orchestrator does."""
-    responses: list[list[Response]] = [[] for _ in services]
-    over = threading.Event()
-
-    def probe() -> None:
-        while not over.wait(0.02):
-            for service, received in zip(services, responses, strict=True):
-                with closing(Client(service.url, service.token)) as client:
-                    received.append(client.request("GET", "/livez"))
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(probe)
-        try:
-            yield responses
-        finally:
-            over.set()
-
-
 def prepare(name: str, place: Place) -> str:
     """Start what the outage of this name needs, and return the URL of the store."""
     if name.startswith("file"):
@@ -184,9 +153,10 @@ def prepare(name: str, place: Place) -> str:
 def run(name: str, place: Place, seconds: float) -> Verdict:
     url = prepare(name, place)
     with (
-        running(Deployment(url, "--workers 2")) as service,
-        running(Deployment("memory:")) as idle_service,
-        probed(service, idle_service) as probes,
+        Deployment(url, "--workers 2") as service,
+        Deployment("memory:") as idle_service,
+        Bystander(service, probe=True, pause=PAUSE_SECONDS) as probes,
+        Bystander(idle_service, probe=True, pause=PAUSE_SECONDS) as idle_probes,
         JournaledLoad(service, CLIENTS, PAUSE_SECONDS) as load,
     ):
         time.sleep(WARM_UP_SECONDS)
@@ -195,7 +165,7 @@ def run(name: str, place: Place, seconds: float) -> Verdict:
             time.sleep(seconds)
         ended = time.monotonic()
         time.sleep(RESPONSE_SECONDS)
-    responses = [response for part in load.journal for attempts in part.values() for _, response in attempts]
+    responses = load.responses()
     unexpected = Counter(
         response.error or response.status
         for response in responses
@@ -208,22 +178,19 @@ def run(name: str, place: Place, seconds: float) -> Verdict:
         (response.ended for response in responses if response.status == 200 and response.began > ended),
         default=float("inf"),
     )
-    slowest, slowest_probe, slowest_idle = (
-        max(response.ended - response.began for response in part) for part in (responses, *probes)
-    )
+    slowest = max(response.ended - response.began for response in responses)
     holds = (
         audit_load(url, load)
         and not unexpected
         and slowest < RESPONSE_SECONDS
         and recovered_at < ended + RESPONSE_SECONDS
-        and {response.status for response in probes[0]} == {200}
-        and slowest_probe < MAX_PROBE_DELAY_SECONDS + slowest_idle
+        and probes.verdict(MAX_PROBE_DELAY_SECONDS + idle_probes.slowest).holds
     )
     return Verdict(
         holds,
         f"{dict(meanwhile)} in {ended - began:.0f} s, first 200 after {recovered_at - ended:.2f} s, "
         f"other failures {dict(unexpected)}\n      slowest create {slowest:.2f} s, "
-        f"/livez {slowest_probe * 1000:.0f} ms, of an idle service {slowest_idle * 1000:.0f} ms",
+        f"/livez {probes.slowest * 1000:.0f} ms, of an idle service {idle_probes.slowest * 1000:.0f} ms",
     )
 
 
@@ -232,7 +199,7 @@ def race(place: Place) -> Verdict:
     place.server.start()
     holds = []
     for url in (f"sqlite:///{place.file}", place.server.url):
-        with running(Deployment(url, "--workers 2")) as service, closing(open_store(url)) as store:
+        with Deployment(url, "--workers 2") as service, closing(open_store(url)) as store:
             holds.append(report_findings(audit_race(store, compete([service], clients=64, ids=1000))))
     return Verdict(all(holds), "1,000 ids on each store")
 

@@ -1,4 +1,4 @@
-"""Clients with idle pauses, behind nginx, Caddy and HAProxy with the recipes of docs/hosting.md: no create may fail.
+"""Clients with idle pauses, behind nginx, Caddy and HAProxy with the recipes in deploy/: no create may fail.
 
 A relay between the proxy and the service delays all data by 10 ms, so the proxy may send a request while the service
 closes the connection.

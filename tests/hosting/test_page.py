@@ -24,6 +24,7 @@ from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths
+from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
@@ -41,8 +42,13 @@ LABELS_OF_FIELDS = """
 
 def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
     service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
-    other = build_app(MemoryStore(), BearerAuth(public_paths=public_paths(others)), others)
-    return lambda environ, start: (other if environ["PATH_INFO"] in others else service)(environ, start)
+    other = build_app(MemoryStore(), BearerAuth(Tokens([TOKEN]), public_paths=public_paths(others)), others)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        is_other = other.router.template_of(environ["PATH_INFO"]) in others
+        return (other if is_other else service)(environ, start_response)
+
+    return app
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
@@ -168,10 +174,26 @@ def test_after_a_200_the_form_has_the_next_id_unrounded(browser: Browser) -> Non
     fill(browser, TOKEN, '{"name": "Fern", "id": 9007199254740993}')
     assert send(browser).startswith("200 ")
     assert browser.run("return document.getElementById('body').value") == '{"name": "Fern", "id": 9007199254740994}'
-    assert '"id": 9007199254740994' in text_of(browser, "curl")
     assert text_of(browser, "hint") == "The id in the body was incremented."
     fill(browser, "wrong", '{"name": "Fern", "id": 9007199254740994}')
     assert send(browser).startswith("401 ")
+    assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
+
+
+@needs_chromium
+def test_after_a_200_the_curl_command_is_that_of_the_request(browser: Browser) -> None:
+    fill(browser, TOKEN, '{"id": 15, "name": "Fern"}')
+    assert send(browser).startswith("200 ")
+    assert '"id": 15' in text_of(browser, "curl")
+    assert '"id": 15' in copied(browser)
+
+
+@needs_chromium
+def test_after_the_largest_id_there_is_no_next_id(browser: Browser) -> None:
+    body = '{"id": 9223372036854775807, "name": "Fern"}'
+    fill(browser, TOKEN, body)
+    assert send(browser).startswith("200 ")
+    assert browser.run("return document.getElementById('body').value") == body
     assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from importlib import import_module
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
@@ -109,18 +108,3 @@ def test_psycopg_waits_in_a_method_with_a_timeout(server: PostgresServer) -> Non
         assert connection.execute("SELECT 1").fetchall() == [(1,)]
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT pg_sleep(60)")
-
-
-def test_prometheus_value_continues_the_file_of_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``values.MultiProcessValue``: its argument names the files, and a later process adds to the counts in them."""
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    multiprocess: Any = import_module("prometheus_client.multiprocess")
-    values: Any = import_module("prometheus_client.values")
-    for _ in range(2):
-        value = values.MultiProcessValue(lambda: "slot")("counter", "plants", "plants_total", (), (), "Plants.")
-        value.inc(2)
-        value._file.close()
-    (file,) = tmp_path.iterdir()
-    assert file.name == "counter_slot.db"
-    (metric,) = multiprocess.MultiProcessCollector.merge([str(file)])
-    assert [sample.value for sample in metric.samples] == [4]

@@ -134,7 +134,7 @@ def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) ->
     run(RESTART)
     calls = (tmp_path / "calls").read_text().splitlines()
     enabled = "plants.socket plants.service plants-backup.timer"
-    assert calls == ["daemon-reload", f"enable --now {enabled}", "restart plants"]
+    assert calls == ["daemon-reload", f"enable --now {enabled}", "daemon-reload", "restart plants"]
     assert {file.name for file in units.iterdir()} == {"plants-backup.service", *enabled.split()}
     assert (tmp_path / "opt/plants/backup.py").is_file()
     tokens = tmp_path / "etc/plants/tokens"

@@ -176,7 +176,7 @@ def test_the_documented_token_check_decides() -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_documented_hook_runs_and_the_documented_log_line_is_written(tmp_path: Path) -> None:
+def test_the_documented_hook_and_log_line_are_right(tmp_path: Path) -> None:
     (configuration,) = blocks(page("operating"), "python")
     (tmp_path / "own.py").write_text(configuration)
     (example,) = (json.loads(line) for line in page("operating").splitlines() if line.startswith('{"ts"'))

@@ -1,4 +1,4 @@
-"""The service as docs/hosting.md starts it, over TLS, and behind proxies."""
+"""The service behind the proxies for which deploy/ has recipes."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_the_service_works_behind_a_proxy_with_a_prefix(port: int) -> None:
     headers = [AUTH, JSON_TYPE]
-    assert send_to(port, new_plant(), path="/v1/plants", headers=headers).plant == {"name": "Fern"}
+    created = send_to(port, new_plant(), path="/v1/plants", headers=[*headers, ("X-Request-ID", "own-1")])
+    assert (created.plant, created.headers["x-request-id"]) == ({"name": "Fern"}, "own-1")
     assert send_to(port, new_plant(), path="/v1/plants", headers=headers).error == 40003
     assert b"docs/page.js" in send_to(port, method="GET", path="/v1/docs", headers=[]).body
     description: Any = json.loads(send_to(port, method="GET", path="/v1/openapi.json", headers=[]).body)

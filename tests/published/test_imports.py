@@ -4,6 +4,7 @@ import ast
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import plants
 from tests.support.hosted import CHECKOUT
@@ -72,7 +73,9 @@ DEFINED = re.compile(r"(?:^|\bdef |\bclass |\.)(_[a-z]\w*)", re.IGNORECASE | re.
 
 
 def test_only_tests_in_private_use_a_private_name_of_the_package() -> None:
-    private = {name for file in MODULES.values() for name in DEFINED.findall(file.read_text())}
+    private = {name for file in MODULES.values() for name in DEFINED.findall(file.read_text())} - {
+        *dir(NamedTuple("T", []))
+    }
     found = {
         (file.parent.name, name)
         for file in (CHECKOUT / "tests").rglob("*.py")

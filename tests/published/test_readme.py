@@ -10,13 +10,11 @@ import sys
 import tarfile
 from importlib.metadata import metadata
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import plants
-from plants.testing import Server
 from tests.contract import TOKEN
 from tests.support.calls import call
 from tests.support.hosted import CHECKOUT, Service
@@ -24,7 +22,7 @@ from tests.support.needs import needs
 
 README = (CHECKOUT / "README.md").read_text()
 START, CURL, _TEST, INVALID_CURL = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+(EMBEDDING,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def curl(command: str, service: Service) -> dict[str, str]:
@@ -130,17 +128,10 @@ def test_the_description_for_a_package_index_has_no_dead_link() -> None:
     assert [link for link in re.findall(r"\]\(([^)]*)\)", description) if not link.startswith("https://")] == []
 
 
-def test_the_first_snippet_creates_an_application() -> None:
+def test_the_snippet_creates_an_application() -> None:
     names: dict[str, object] = {}
-    exec(SNIPPETS[0].replace("secret", TOKEN), names)
+    exec(EMBEDDING.replace("secret", TOKEN), names)
     assert call(names["app"], None, CONTENT_LENGTH="0").error == 40001
-
-
-def test_the_second_snippet_is_a_test_that_passes(plants_server: Server) -> None:
-    names: dict[str, Any] = {}
-    exec(SNIPPETS[1], names)
-    names["test_my_client"](plants_server)
-    assert plants_server.store.get(1) == plants.Plant(1, "Fern")
 
 
 def test_every_public_name_exists() -> None:

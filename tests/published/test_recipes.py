@@ -67,5 +67,5 @@ def test_an_added_member_is_validated_stored_and_returned(copy: Path, url: str, 
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_with_an_added_member_the_application_follows_its_contract(copy: Path) -> None:
+def test_with_an_added_member_the_app_follows_its_contract(copy: Path) -> None:
     run(copy, "-m", "pytest", "-q", *TESTS)

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
 from tests.support.hosted import CHECKOUT, send_to
 from tests.support.needs import needs
-from tests.support.process import free_port, wait_until
+from tests.support.process import accepts_connections, free_port, wait_until
 
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
 
@@ -229,7 +228,7 @@ test_z = test_y  # The id is free again, because each test has a new store.
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_fixtures_and_the_documented_test_work_with_warnings_as_errors(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_and_the_documented_test_warn_of_nothing(pytester: pytest.Pytester) -> None:
     (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
     files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
     # Disable these plugins, because they take longer to load than the tests take to run.
@@ -250,7 +249,7 @@ def send_command(process: "subprocess.Popen[str]", line: str) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def test_the_documented_command_fails_and_resets_a_service_for_a_test_in_any_language() -> None:
+def test_the_documented_command_fails_and_resets_a_service() -> None:
     (options,) = re.findall(r"^python -m plants\.testing (--.* secret)$", TESTING, re.MULTILINE)
     with start_command(*options.split()) as process:
         assert process.stdout
@@ -284,12 +283,7 @@ def test_the_documented_shell_script_works(tmp_path: Path) -> None:
     result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["error"] == 50300
     assert list(tmp_path.iterdir()) == []
-    wait_until(lambda: is_free(port))
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) != 0
+    wait_until(lambda: not accepts_connections(port))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

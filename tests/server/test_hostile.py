@@ -23,7 +23,6 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.large_bodies: {"clients": 4, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.many_bodies: {"clients": 40, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.full_is_fair: {"seconds": 0.4},
-    hostile.foreign_application: {},
 }
 
 

@@ -76,7 +76,7 @@ def test_an_incomplete_head_has_the_limits_of_a_complete_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"get / HTTP/1.1\r\n", b"\r\n\r\n", b"\r\n\n"])
-def test_a_malformed_line_is_rejected_before_the_head_is_complete(data: bytes) -> None:
+def test_a_malformed_line_is_rejected_before_the_head_ends(data: bytes) -> None:
     assert rejection(check_growing_head, data[:-1], LIMITS) == 0
     assert rejection(check_growing_head, data, LIMITS) == 400
 
@@ -182,6 +182,6 @@ def test_trailers_have_the_limits_of_the_head() -> None:
             assert rejection(feed, ChunkedBody(LIMITS), data[:cut], data[cut:]) == status
 
 
-def test_incomplete_trailers_have_the_limit_of_an_incomplete_head() -> None:
+def test_incomplete_trailers_have_the_limit_of_a_growing_head() -> None:
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(1 + HEAD_BYTES, b"a")) == 0
     assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(2 + HEAD_BYTES, b"a")) == 431

@@ -138,7 +138,7 @@ def test_nothing_is_held_however_a_connection_ends(make: Make, sent: bytes, stat
     driver.assert_nothing_is_held()
 
 
-def test_a_request_in_flight_holds_nothing_after_its_connection_is_closed(make: Make) -> None:
+def test_a_request_in_flight_holds_nothing_after_a_close(make: Make) -> None:
     gated = GatedApp()
     driver = make(app=gated, threads=1, body_bytes=10**6)
     requests = []
@@ -171,7 +171,7 @@ def turned_away(caplog: pytest.LogCaptureFixture) -> int:
     return sum(map(int, re.findall("full: ([0-9]+) clients were turned away", caplog.text)))
 
 
-def test_a_large_body_without_a_place_is_503_and_the_others_finish(make: Make) -> None:
+def test_a_large_body_without_a_place_is_503_others_finish(make: Make) -> None:
     driver = make(body_bytes=10**6, places=2)
     uploads = [driver.connect(post("/limit", LARGE_BODY)[:-1]) for _ in range(3)]
     driver.run_until(lambda: any(is_readable(client) for client, _ in uploads))
@@ -189,9 +189,7 @@ def test_a_large_body_without_a_place_is_503_and_the_others_finish(make: Make) -
     assert not driver.loop.shared.place_holders
 
 
-def test_a_client_that_does_not_read_is_closed_if_there_is_no_place(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_does_not_read_is_closed_without_a_place(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     driver = make(app=large_response, places=1)
     connections = [driver.connect(get("/trusted/large"))[1] for _ in range(3)]
     driver.run_until(lambda: turned_away(caplog) == 2)
@@ -228,7 +226,7 @@ def test_100_continue_is_sent_once(make: Make) -> None:
     assert b'"body": "%b"' % (b"x" * 1000) in received
 
 
-def test_a_rejection_follows_what_the_client_has_not_received_yet(driver: Driver) -> None:
+def test_a_rejection_follows_what_is_still_unsent(driver: Driver) -> None:
     client, connection = driver.connect()
     filled = fill(connection)
     client.sendall(EXPECTING)
@@ -241,7 +239,7 @@ def test_a_rejection_follows_what_the_client_has_not_received_yet(driver: Driver
 
 
 @pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])
-def test_a_probe_with_an_incomplete_body_gets_its_response_at_once(make: Make, fields: bytes) -> None:
+def test_a_probe_does_not_wait_for_an_incomplete_body(make: Make, fields: bytes) -> None:
     driver = make(service=Admitting())
     client, _ = driver.connect(b"GET /probe HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % fields)
     driver.run_until_readable(client)
@@ -305,9 +303,7 @@ def full(make: Make) -> Any:
         ("a:: ::ffff:1.1.1.1 ::ffff:1.1.1.2 ::ffff:1.1.1.1", "b::", 1),
     ],
 )
-def test_a_full_loop_evicts_from_the_network_with_most_connections(
-    waiting: str, host: str, evicted: int | None
-) -> None:
+def test_eviction_is_from_the_network_with_most_connections(waiting: str, host: str, evicted: int | None) -> None:
     networks = dict(enumerate(map(network_of, waiting.split())))
     assert connection_to_evict(networks, network_of(host)) == evicted
 
@@ -341,7 +337,7 @@ def test_a_full_loop_evicts_the_longest_inactive_connection(full: FullDriver) ->
     assert clients[0].recv(1000).count(b"HTTP/1.1 200") == 2
 
 
-def test_a_full_loop_evicts_no_client_that_is_alone_at_its_address(full: FullDriver) -> None:
+def test_a_full_loop_never_evicts_the_only_client_of_an_address(full: FullDriver) -> None:
     honest = full.accept(GET[:-2], "127.0.0.2")
     for _ in range(5):
         full.accept(host="127.0.0.3")
@@ -426,9 +422,7 @@ def test_accepting_pauses_while_descriptors_are_exhausted(make: Make, caplog: py
         driver.loop.run(0)  # It ends, although it cannot accept the backlog.
 
 
-def test_the_event_of_a_connection_that_the_same_iteration_closed_is_ignored(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_event_of_a_connection_just_evicted_is_ignored(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     full = make(kind=FullDriver)
     clients = [full.accept() for _ in range(3)]
     # The event of the listener comes first. Accepting this client closes another one, whose event follows.
@@ -505,7 +499,7 @@ def test_a_connection_without_a_request_is_closed_silently(driver: Driver, sent:
 # Calls of the application
 
 
-def test_an_iteration_has_one_time_limit_for_its_calls_and_probes_take_turns(make: Make) -> None:
+def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None:
     called: list[str] = []
 
     def slow(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -563,7 +557,7 @@ class Recording(Service):
 
 
 @pytest.mark.parametrize("size", [0, 40_000], ids=["small", "large"])
-def test_a_request_that_got_503_is_not_executed_and_gets_no_late_response(make: Make, size: int) -> None:
+def test_a_request_that_timed_out_gets_one_503_and_is_not_run(make: Make, size: int) -> None:
     gated, service = GatedApp(), Recording()
     driver = make(app=gated, service=service, threads=1, body_bytes=10**6)
     paths = ("/late", "/rejected", "/last")
@@ -610,7 +604,7 @@ def test_each_completed_batch_wakes_the_loop(make: Make) -> None:
 # The worker stops
 
 
-def test_a_stopping_worker_waits_briefly_for_a_request_and_for_a_close(driver: Driver) -> None:
+def test_a_stopping_worker_shortens_each_deadline(driver: Driver) -> None:
     driver.loop.stop()
     client, connection = driver.connect()
     driver.step(connection, connection.stop)

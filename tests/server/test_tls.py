@@ -106,6 +106,18 @@ def test_the_minimum_version_is_raised_but_not_lowered(configured: ssl.TLSVersio
     assert context.options == options | ssl.OP_NO_RENEGOTIATION
 
 
+def test_tls_1_2_requires_an_aead_cipher(certificate: Path) -> None:
+    client, server = trusting(TLS12), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate)
+    client.set_ciphers("ECDHE-ECDSA-AES128-SHA256")  # This suite encrypts in CBC mode.
+    connect(TLS(server), client)
+    with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
+        connect(TLS(restricted(server)), client)
+    server.set_ciphers("ECDHE-ECDSA-AES128-SHA256")
+    with pytest.raises(ssl.SSLError, match="No cipher"):
+        restricted(server)
+
+
 def test_a_client_that_offers_http_2_gets_http_1_1(context: ssl.SSLContext) -> None:
     context.set_alpn_protocols(["h2", "http/1.1"])
     client = trusting(TLS13)
@@ -201,7 +213,7 @@ def with_records(driver: Driver, tmp_path: Path) -> tuple[Peer, Records13]:
 WithRecords = tuple[Peer, Records13]
 
 
-def test_a_stranger_cannot_send_a_large_body_together_with_the_head(driver: Driver) -> None:
+def test_a_stranger_cannot_send_a_large_body_with_its_head(driver: Driver) -> None:
     peer = Peer(driver)
     ciphertext = peer.client.encrypt(POST.replace(b": 9\r\n", b": 20000\r\nX-Stranger: 1\r\n") + b"x" * 20_000)
     # One step decrypts what is left of an incomplete record, and what one call of recv returns: two records here.

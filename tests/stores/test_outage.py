@@ -1,4 +1,4 @@
-"""The circuit breaker of a store."""
+"""The circuit breaker of a store, and the log of its outages."""
 
 import threading
 import time
@@ -7,8 +7,9 @@ from contextlib import nullcontext
 
 import pytest
 
+from plants import MemoryStore, Plant, PlantIdInUse
 from plants.stores import StoreUnavailable, StoreUnusable
-from plants.stores.outage import CircuitBreaker
+from plants.stores.outage import CircuitBreaker, LoggedStore
 from tests.support.process import wait_until
 
 LATER = time.monotonic() + 3600  # a deadline that no test reaches
@@ -115,3 +116,38 @@ def test_failures_in_the_quiet_period_belong_to_one_outage(
     assert len(caplog.messages) == lines
     assert all(message.startswith(begin) for message in caplog.messages[::2])
     assert all(message == end for message in caplog.messages[1::2])
+
+
+class Garden(MemoryStore):
+    """A store of another package. It fails if it has a reason."""
+
+    reason = ""
+
+    def check(self) -> None:
+        if self.reason:
+            raise StoreUnavailable(self.reason)
+
+    def add(self, plant: Plant) -> None:
+        self.check()
+        super().add(plant)
+
+
+def test_an_outage_of_another_store_logs_its_start_and_its_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.0)
+    garden = Garden()
+    store = LoggedStore(garden)
+    store.add(Plant(1, "Fern"))
+    for garden.reason in ("closed\nfor lunch", "winter", "snow"):
+        for use in (store.check, lambda: store.add(Plant(2, "Rose"))):
+            with pytest.raises(StoreUnavailable):
+                use()
+    assert caplog.messages == ["the store is unavailable: closed for lunch"]
+    garden.reason = ""
+    store.check()
+    with pytest.raises(PlantIdInUse):
+        store.add(Plant(1, "Rose"))
+    assert store.get(1) == Plant(1, "Fern")
+    assert caplog.messages[1:] == ["the store is available again; requests rejected meanwhile: 3"]
+    store.close()

@@ -1,6 +1,9 @@
 """Call an application in this process."""
 
+import gc
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
@@ -48,31 +51,34 @@ class Stream(io.RawIOBase):
         return chunk
 
 
-class Call:
-    """A call of a WSGI application, as a server makes it. ``started`` has the status and the headers, if any yet.
-
-    A keyword ``wsgi_name`` stands for the key ``wsgi.name``, and ``server_name`` for ``server.name``.
-    """
-
-    def __init__(self, app: Any, stream: Any, **environ: Any) -> None:
-        environ = {key.replace("wsgi_", "wsgi.").replace("server_", "server."): environ[key] for key in environ}
-        environ = {
-            "REQUEST_METHOD": "POST",
-            "SCRIPT_NAME": "",
-            "PATH_INFO": "/plants",
-            "CONTENT_TYPE": "application/json",
-            "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
-            "wsgi.input": stream,
-        } | environ
-        setup_testing_defaults(environ)
-        self.started: list[tuple[str, list[tuple[str, str]]]] = []
-        self._iterable = app(environ, lambda status, headers: self.started.append((status, headers)))
-
-    def response(self) -> Response:
-        body = b"".join(self._iterable)
-        [(status, headers)] = self.started
-        return _response(int(status[:3]), headers, body)
-
-
 def call(app: Any, stream: Any, **environ: Any) -> Response:
-    return Call(app, stream, **environ).response()
+    """Call a WSGI application as a server does.
+
+    A keyword ``wsgi_name`` stands for the key ``wsgi.name``.
+    """
+    environ = {key.replace("wsgi_", "wsgi."): environ[key] for key in environ}
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "SCRIPT_NAME": "",
+        "PATH_INFO": "/plants",
+        "CONTENT_TYPE": "application/json",
+        "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
+        "wsgi.input": stream,
+    } | environ
+    setup_testing_defaults(environ)
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    body = b"".join(app(environ, lambda *head: started.append(head)))
+    [(status, headers)] = started
+    return _response(int(status[:3]), headers, body)
+
+
+@contextmanager
+def no_reference_cycle() -> Iterator[None]:
+    """Check that the block leaves no reference cycle, which would hold its memory until the garbage collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -145,6 +145,11 @@ def free_port() -> int:
         return port
 
 
+def accepts_connections(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 class Process:
     """A running process. Threads read its output continuously, so a full pipe never blocks it.
 

@@ -1,19 +1,19 @@
-"""Proxies with the recipes of docs/hosting.md, in front of a service on this machine."""
+"""Proxies with the recipes in deploy/, in front of a service on this machine."""
 
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.hosted import CHECKOUT, environment
-from tests.support.process import Process, free_port, wait_until
+from tests.support.process import Process, accepts_connections, free_port, wait_until
 
 COMMANDS = {
     "nginx": ["nginx", "-p", ".", "-c", "config"],
     "caddy": ["caddy", "run", "--adapter=caddyfile", "--config=config"],
     "haproxy": ["haproxy", "-db", "-f", "config"],
 }
+RECIPES = {"nginx": "nginx.conf", "caddy": "Caddyfile", "haproxy": "haproxy.cfg"}
 NGINX = """
 daemon off;
 pid nginx.pid;
@@ -35,20 +35,14 @@ http {
 def running_proxy(name: str, upstream_port: int, folder: Path) -> Iterator[int]:
     """Run a proxy with its recipe in front of a service, and yield the proxy's port."""
     port = free_port()
-    recipes = re.findall(rf"```{name}\n(.*?)```", (CHECKOUT / "docs/hosting.md").read_text(), re.DOTALL)
-    text = recipes[0].replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
+    text = (CHECKOUT / "deploy" / RECIPES[name]).read_text().replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
     if name == "nginx":
-        text = NGINX % f"server {{ listen 127.0.0.1:{port}; {text} }}"
+        text = NGINX % f"server {{ listen 127.0.0.1:{port};\n{text} }}"
     elif name == "caddy":
         text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
     else:
         text = re.sub("bind .*", f"bind 127.0.0.1:{port}", text)
     (folder / "config").write_text(text)
     with Process(COMMANDS[name], cwd=folder, env=environment(HOME=str(folder))):
-        wait_until(lambda: _accepts_connections(port))
+        wait_until(lambda: accepts_connections(port))
         yield port
-
-
-def _accepts_connections(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
