@@ -54,7 +54,7 @@ class LoggedStore(PlantStore):
 
     def add(self, plant: Plant) -> None:
         with self._logged(rejected=1):
-            self._store.add(plant)
+            return self._store.add(plant)  # An asynchronous store returns a coroutine, which the application rejects.
 
     def get(self, plant_id: int) -> Plant | None:
         return self._store.get(plant_id)
