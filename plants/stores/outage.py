@@ -3,14 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from plants.stores import Plant, PlantStore, StoreUnavailable
 
 RETRY_SECONDS = 0.5  # The store is down for this long after a failed attempt.
 FRESH_SECONDS = 0.5  # A probe this soon after a successful write does not call the store.
+_CHECK_SECONDS = 2.0  # how long a probe waits for another caller's check
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
 
 _T = TypeVar("_T")
@@ -43,37 +43,6 @@ class OutageLog:
             if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
                 _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
                 self._rejected_requests = None
-
-
-class LoggedStore(PlantStore):
-    """Another store, such as that of another package, with a log of its outages."""
-
-    def __init__(self, store: PlantStore) -> None:
-        self._store = store
-        self._outages = OutageLog()
-
-    def add(self, plant: Plant) -> None:
-        with self._logged(rejected=1):
-            self._store.add(plant)
-
-    def get(self, plant_id: int) -> Plant | None:
-        return self._store.get(plant_id)
-
-    def check(self) -> None:
-        with self._logged(rejected=0):
-            self._store.check()
-
-    def close(self) -> None:
-        self._store.close()
-
-    @contextmanager
-    def _logged(self, rejected: int) -> Iterator[None]:
-        try:
-            yield
-        except StoreUnavailable as error:
-            self._outages.record_failure(error, rejected=rejected)
-            raise
-        self._outages.record_success()
 
 
 class CircuitBreaker(OutageLog):
@@ -144,3 +113,30 @@ class CircuitBreaker(OutageLog):
         reason = self._reason
         if reason and time.monotonic() < self._down_until:
             raise StoreUnavailable(reason)
+
+
+class LoggedStore(PlantStore):
+    """Another store, such as that of another package, with a log of its outages. Probes share its check."""
+
+    def __init__(self, store: PlantStore) -> None:
+        self._store = store
+        self._breaker = CircuitBreaker(lambda _deadline: store.check())
+
+    def add(self, plant: Plant) -> None:
+        try:
+            # An asynchronous store returns a coroutine, which the application rejects.
+            added: object = self._store.add(plant)
+        except StoreUnavailable as error:
+            self._breaker.record_failure(error)
+            raise
+        self._breaker.record_success()
+        return added  # type: ignore[return-value]  # None, unless the store is not as declared
+
+    def get(self, plant_id: int) -> Plant | None:
+        return self._store.get(plant_id)
+
+    def check(self) -> None:
+        self._breaker.probe(time.monotonic() + _CHECK_SECONDS)
+
+    def close(self) -> None:
+        self._store.close()

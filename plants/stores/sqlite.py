@@ -235,7 +235,7 @@ class SQLiteStore(BatchStore):
 
 
 class _File:
-    """A database file. While this object exists, no other file is mistaken for it.
+    """A database file, at its path without links. While this object exists, no other file is mistaken for it.
 
     Linux uses the inode number of a removed file again, unless a descriptor refers to it. This one has O_PATH, because
     closing any other descriptor of the file releases the locks of SQLite in this process. A forked process inherits it.
@@ -251,18 +251,20 @@ class _File:
             descriptor = os.open(path, O_PATH)
             weakref.finalize(self, os.close, descriptor)
             status = os.fstat(descriptor)
+        self._path = path
         self._identity = status[1:3]
         if _is_mount_point(path):
             raise StoreUnusable(_MOUNTED_ALONE)
 
     def check(self, path: str) -> None:
-        """Raise an error unless the path leads to this file, and the file has no other name.
+        """Raise an error unless the path leads to this file, and the file was not moved and has no other name.
 
         :raises FileNotFoundError: there is no such file.
         :raises StoreUnusable: it is another file, or has another name.
         """
         status = os.stat(path)  # noqa: PTH116  # Path.stat takes twice as long, and this runs for each commit.
-        if status[1:3] != self._identity:
+        # If the file was moved, and a link to it is in its place, two processes would write to different logs (-wal).
+        if status[1:3] != self._identity or os.lstat(self._path)[1:3] != self._identity:
             raise StoreUnusable(f"the file was replaced; {_UNTIL_RETURNED}")
         if status.st_nlink > 1:
             raise StoreUnusable(_TWO_NAMES)

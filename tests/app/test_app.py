@@ -2,13 +2,15 @@
 
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
 import pytest
 
 import plants
-from plants import MemoryStore, Plant
+from plants import MemoryStore, Plant, PlantStore
+from plants.stores.outage import LoggedStore
 from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import Stream, call, no_reference_cycle
 
@@ -77,9 +79,10 @@ class AsyncStore(MemoryStore):
         super().add(plant)
 
 
+@pytest.mark.parametrize("kind", [AsyncStore, lambda: LoggedStore(AsyncStore())], ids=["embedded", "hosted"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_an_asynchronous_store_is_never_a_200(caplog: pytest.LogCaptureFixture) -> None:
-    app = plants.create_app(AsyncStore(), tokens=[TOKEN])
+def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], caplog: pytest.LogCaptureFixture) -> None:
+    app = plants.create_app(kind(), tokens=[TOKEN])
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
     assert "add() of the store returned coroutine, not None" in caplog.text
 

@@ -35,6 +35,7 @@ from tests.audits.deployment import ID_IN_USE, Deployment
 from tests.audits.kills import JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import Verdict, add_only_option, audit_parser, report, report_findings
 from tests.support.postgres_server import PostgresServer
+from tests.support.process import wait_until
 
 CLIENTS = 64
 PAUSE_SECONDS = 0.02  # of a client between a response and its next request
@@ -131,7 +132,8 @@ def small_disk(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", directory], check=True)
+        # Killed processes take a moment to end, and until then, the disk is busy.
+        wait_until(lambda: subprocess.run(["umount", directory], check=False).returncode == 0)
 
 
 def prepare(name: str, place: Place) -> str:

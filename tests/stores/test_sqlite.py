@@ -82,6 +82,15 @@ def replaced(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def a_link_to_the_moved_file(path: Path) -> Iterator[None]:
+    """The file is the same, but a new connection keeps its log (-wal) beside the link's target."""
+    elsewhere = path.rename(path.with_name("elsewhere"))
+    path.symlink_to(elsewhere)
+    yield
+    elsewhere.rename(path)
+
+
+@contextmanager
 def a_second_name(path: Path) -> Iterator[None]:
     path.with_name("second").hardlink_to(path)
     yield
@@ -129,7 +138,7 @@ def not_a_database(path: Path) -> Iterator[None]:
     path.write_bytes(content)
 
 
-WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_second_name, disk_full]
+WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_link_to_the_moved_file, a_second_name, disk_full]
 WHILE_CLOSED = [directory_moved_away, a_link_to_itself, disk_full, read_only, not_a_database]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
