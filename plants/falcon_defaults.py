@@ -129,8 +129,22 @@ class _JSONResponse(falcon.Response):
 class Router(CompiledRouter):
     """Falcon's router, but ``//plants`` is not ``/plants``, and a method that Falcon does not know is a 405."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._fixed_routes: dict[str, Any] = {}  # by path
+
+    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
+        """Add the route of a resource."""
+        super().add_route(uri_template, resource, **options)
+        if "{" not in uri_template:
+            self._fixed_routes[uri_template] = super().find(uri_template)
+
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what Falcon needs of the route for a path, or None."""
+        fixed = self._fixed_routes.get(uri)  # Falcon prefers these, but splits the path first.
+        if fixed:
+            resource, responders, _, template = fixed
+            return resource, responders, {}, template
         return None if uri.startswith("//") else super().find(uri, req)
 
     def template_of(self, path: str) -> str | None:
