@@ -151,6 +151,8 @@ class Router(CompiledRouter):
 
     def template_of(self, path: str) -> str | None:
         """Return the URI template of the route for a path, or None."""
+        if path in self._fixed_routes:
+            return path
         route = self.find(path)
         return route[3] if route else None
 
