@@ -101,7 +101,9 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
         # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
-        env["PATH_INFO"] = env.get("PATH_INFO", "").encode("latin-1", "replace").decode("latin-1")
+        path = env.setdefault("PATH_INFO", "")
+        if not path.isascii():
+            env["PATH_INFO"] = path.encode("latin-1", "replace").decode("latin-1")
         pending = env.get("server.pending")
         if pending is None:
             return super().__call__(env, start_response)
@@ -129,12 +131,28 @@ class _JSONResponse(falcon.Response):
 class Router(CompiledRouter):
     """Falcon's router, but ``//plants`` is not ``/plants``, and a method that Falcon does not know is a 405."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._fixed_routes: dict[str, Any] = {}  # by path
+
+    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
+        """Add the route of a resource."""
+        super().add_route(uri_template, resource, **options)
+        if "{" not in uri_template:
+            self._fixed_routes[uri_template] = super().find(uri_template)
+
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what Falcon needs of the route for a path, or None."""
+        fixed = self._fixed_routes.get(uri)  # Falcon prefers these, but splits the path first.
+        if fixed:
+            resource, responders, _, template = fixed
+            return resource, responders, {}, template
         return None if uri.startswith("//") else super().find(uri, req)
 
     def template_of(self, path: str) -> str | None:
         """Return the URI template of the route for a path, or None."""
+        if path in self._fixed_routes:
+            return path
         route = self.find(path)
         return route[3] if route else None
 

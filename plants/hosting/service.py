@@ -38,18 +38,14 @@ class PlantService(Service):
 
     def after_head(self, request: Request) -> Response | None:
         """Set the request id and the route, then return the response to a request without a valid token."""
-        self._set_request_id(request)
-        request.environ["plants.route"] = self._router.template_of(request.path) or "other"
-        return self._refusal(request) if request.head_parsed else None
-
-    def _set_request_id(self, request: Request) -> None:
-        """Set the request id: the client's, or a new one."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
             request_id = next(self._new_ids)
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
+        environ["plants.route"] = self._router.template_of(request.path) or "other"
+        return self._refusal(request) if request.head_parsed else None
 
     def _refusal(self, request: Request) -> Response | None:
         # The public paths and the metrics, which have a listener of their own, need no token and no body.
