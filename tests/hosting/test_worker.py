@@ -16,6 +16,7 @@ from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
 from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Listener, Request, SizedBody
+from plants.server.threads import current_request
 from plants.tokens import TokenCheck
 from tests.contract import TOKEN, Headers, new_plant
 from tests.support.calls import call
