@@ -219,10 +219,11 @@ class Output:
 
     def _run(self) -> None:
         while self._thread or not self._queue.empty():
-            data = self._queue.get()
+            batch = [self._queue.get()]
             time.sleep(_GATHER_SECONDS)  # If each line woke this thread, it would delay the event loop.
             while not self._queue.empty():
-                data += self._queue.get()
+                batch.append(self._queue.get())
+            data = b"".join(batch)
             self._write_out(data, timeout=None)
             self._written_bytes += len(data)
 
