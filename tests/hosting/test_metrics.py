@@ -175,7 +175,7 @@ def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.Monk
 
 
 def test_a_worker_without_memory_for_metrics_serves_anyway(port: int) -> None:
-    command = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *SERVE]  # the limit of a file, also of one in memory
+    command = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *SERVE]  # the limit of a file, also of one in memory
     with serving(command=command, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         line = service.wait_for(".*the metrics do not include this worker.*")[0]
         assert json.loads(line)["level"] == "error"
