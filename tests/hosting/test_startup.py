@@ -19,7 +19,16 @@ from plants.hosting.worker import Heartbeat
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, run, send_to, serving
 from tests.support.needs import needs_psycopg, needs_root
-from tests.support.process import END, Process, children, free_port, text_of, wait_for_workers, wait_until
+from tests.support.process import (
+    END,
+    NO_SUBPROCESS_COVERAGE,
+    Process,
+    children,
+    free_port,
+    text_of,
+    wait_for_workers,
+    wait_until,
+)
 from tests.support.servers import is_ready
 from tests.support.tls_client import make_certificate
 
@@ -105,7 +114,7 @@ def test_option_user_needs_a_file_that_this_user_may_write() -> None:
         os.chown(folder, 12345, 12345)
         assert [refusal.endswith(line) for refusal in refusals()] == [True, True]
         os.chown(file, 12345, 12345)
-        with serving(command=command, **env) as service:  # type: ignore[arg-type]
+        with serving(command=[*NO_SUBPROCESS_COVERAGE, *command], **env) as service:  # type: ignore[arg-type]
             assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
             status = Path(f"/proc/{service.process.pid}/status").read_text()
             assert re.search(r"^Uid:(\t0){4}$", status, re.MULTILINE)
@@ -204,6 +213,11 @@ def test_check_config_warns_of_a_database_that_does_not_respond() -> None:
     result = run(*SERVE, "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=url)
     assert (result.returncode, result.stderr.count("\n")) == (0, 1)
     assert result.stderr.startswith("the store cannot be used now: ")
+
+
+def test_check_config_creates_no_store_and_says_nothing_of_it(tmp_path: Path) -> None:
+    result = run(*SERVE, "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db")
+    assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (0, "", [])
 
 
 def test_a_hook_that_makes_no_tls_context_stops_the_start(tmp_path: Path) -> None:
