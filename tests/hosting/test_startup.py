@@ -114,6 +114,7 @@ def test_option_user_needs_a_file_that_this_user_may_write() -> None:
         os.chown(folder, 12345, 12345)
         assert [refusal.endswith(line) for refusal in refusals()] == [True, True]
         os.chown(file, 12345, 12345)
+        assert run(*command, "--check-config", **env).stderr == ""
         with serving(command=[*NO_SUBPROCESS_COVERAGE, *command], **env) as service:  # type: ignore[arg-type]
             assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
             status = Path(f"/proc/{service.process.pid}/status").read_text()
