@@ -25,7 +25,7 @@ assert send(new_plant(id=2), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"
 assert "light: " in send(new_plant(id=3, light=1), headers=[AUTH, JSON_TYPE]).message
 store.close()
 """
-STORES = {"memory:": "TestMemoryStore"}
+STORES = {"memory:": "TestMemoryStore", "sqlite:///plants.db": "TestSQLiteStore"}
 TESTS = ["tests/app/test_schemas.py", "tests/app/test_app.py", "-k", "described or members or new_plant or valid_plant"]
 
 
@@ -64,6 +64,11 @@ def run(copy: Path, *command: str) -> None:
 def test_an_added_member_is_validated_stored_and_returned(copy: Path, url: str, suite: str) -> None:
     run(copy, "-c", CREATE, url)
     run(copy, "-m", "pytest", "-q", f"tests/stores/test_every_store.py::{suite}")
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_postgresql_stores_an_added_member(copy: Path) -> None:
+    run(copy, "-m", "pytest", "-q", "tests/stores/test_every_store.py::TestPostgresStore")
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
