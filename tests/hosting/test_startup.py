@@ -186,9 +186,9 @@ def error_line(*options: str, **env: str) -> str:
     [
         ("-w 2", "PLANTS_STORE=memory: cannot be shared by 2 worker processes; use one (WEB_CONCURRENCY or "),
         ("-w 0", "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
-        ("--certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory."),
+        ("--certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
         ("--keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesystem path."),
-        ("--certfile /x --keyfile /y", "cannot use certfile=/x and keyfile=/y: [Errno 2] No such file or directory."),
+        ("--certfile /x --keyfile /y", "cannot use certfile=/x and keyfile=/y: [Errno 2] No such file or directory"),
         ({"PLANTS_TOKENS_CHECK": "nothing"}, "PLANTS_TOKENS_CHECK is not usable: set package.module:object."),
         *(
             ({name: value}, f"{name} is not usable: set a number from ")
