@@ -87,13 +87,26 @@ def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
     assert max(map(len, received)) <= PIPE_BUF
 
 
-def test_lines_for_a_full_disk_are_dropped_and_counted(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_for_a_full_disk_are_dropped_and_counted(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = os.write
+    failed = bytearray()
+
+    def recording_failures(descriptor: int, data: bytes) -> int:
+        try:
+            return write(descriptor, data)
+        except OSError:
+            failed.extend(data)
+            raise
+
+    monkeypatch.setattr(os, "write", recording_failures)
     end = os.dup(pipe.write_end)
     with Path("/dev/full").open("w") as full:
         os.dup2(full.fileno(), pipe.write_end)
     for _ in range(2):
         pipe.output.write(LINE)
-    time.sleep(0.5)
+    wait_until(lambda: failed.decode() == 2 * LINE)
     os.dup2(end, pipe.write_end)
     os.close(end)
     pipe.output.write("next\n")

@@ -50,6 +50,7 @@ def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
 def test_a_killed_worker_logs_that_its_plants_in_memory_are_lost(name: str) -> None:
     with serving(**{name: "1"}) as service:  # type: ignore[arg-type]
         [worker] = children(service.process.pid)
+        service.wait_for("Booting")  # A worker that is killed does not write the lines that it has queued.
         service.signal(signal.SIGTTIN)
         service.wait_for(r"PLANTS_STORE=memory: cannot be shared by 2 worker processes")
         os.kill(worker, signal.SIGKILL)
