@@ -76,11 +76,10 @@ class _PendingResponse:
             status, headers, body = failure
             # Nothing was sent, so this replaces what Falcon has started. Some hosts raise the error instead.
             self._start_response(status, headers, (type(self._error), self._error, None))  # type: ignore[arg-type]  # no traceback
-            yield body
-            return
+            return iter([body])
         if self._blocks is None:
             self._blocks = [*self._response]
-        yield from self._blocks
+        return iter(self._blocks)
 
     def close(self) -> None:
         """Close the response that was started."""

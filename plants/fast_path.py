@@ -47,7 +47,7 @@ def loader(schema: Schema) -> Callable[[Any], Plant]:
                 members.append(default)
             else:
                 return Plant(**schema.load(document))
-        return Plant._make(members)
+        return tuple.__new__(Plant, members)  # Plant._make would count them again.
 
     return load
 

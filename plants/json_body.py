@@ -16,7 +16,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-_LENGTH = re.compile("[ \t]*([0-9]{1,640})[ \t]*")  # Python may be set to convert no more than 640 digits.
+_MAX_DIGITS = 640  # Python may be set to convert no more to an integer.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _LONGEST_INT64 = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -46,10 +46,10 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
     length = None
     if (value := req.env.get("CONTENT_LENGTH")) not in (None, ""):
-        digits = _LENGTH.fullmatch(str(value))
-        if not digits:
+        digits = str(value).strip(" \t")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
             raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
-        length = int(digits[1])
+        length = int(digits)
         if length > max_bytes:
             raise _too_large(max_bytes)
     elif not req.env.get("wsgi.input_terminated"):
@@ -81,8 +81,8 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
-    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. An
-    integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
+    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. In
+    a long text, an integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """
@@ -92,7 +92,9 @@ def parse_json(body: bytes | bytearray) -> Any:
         # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
         if len(text) > _MAX_DEPTH < text.count("[") + text.count("{") and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
-        document, end = _decoder.raw_decode(text, start)
+        # No literal of a short text is too long for int().
+        decoder = _decoder if len(text) <= _MAX_DIGITS else _decoder_of_long_texts
+        document, end = decoder.raw_decode(text, start)
     except ValueError as error:
         reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else str(error)
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {reason}.") from None
@@ -124,4 +126,5 @@ def _no_constant(literal: str) -> Never:
     raise ValueError(f"{literal} is not a JSON value")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_decoder_of_long_texts = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-B64TOKEN = r"[A-Za-z0-9\-._~+/]+=*"  # RFC 6750, section 2.1
+B64TOKEN = r"[A-Za-z0-9\-._~+/]++=*+"  # RFC 6750, section 2.1
 
 _B64TOKEN = re.compile(B64TOKEN)
 _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
@@ -51,8 +51,10 @@ class Tokens:
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""
         presented = hashlib.sha256(token.encode()).digest()
-        # Compare all, so that the time does not show which one matched.
-        return True in [hmac.compare_digest(presented, digest) for digest in self._digests]
+        accepted = False
+        for digest in self._digests:  # Compare all, so that the time does not show which one matched.
+            accepted |= hmac.compare_digest(presented, digest)
+        return accepted
 
 
 class TokenFile(Tokens):

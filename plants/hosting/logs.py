@@ -24,7 +24,7 @@ from gunicorn import glogging
 from plants.app import OPERATIONS
 from plants.server.request import Request
 from plants.server.response import Response
-from plants.server.threads import current_request
+from plants.server.threads import current
 
 _STDOUT = 1
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
@@ -55,7 +55,7 @@ class Formatter(logging.Formatter):
             "pid": record.process,
             "msg": record.getMessage(),
         }
-        request = getattr(record, "request", None) or current_request.get()
+        request = getattr(record, "request", None) or getattr(current, "request", None)
         if request:
             line["request_id"] = request.environ.get("plants.request_id", "")
         error = record.exc_info[1] if record.exc_info else None

@@ -17,7 +17,7 @@ from plants.public_paths import non_blocking_paths
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from plants.server.threads import current_request
+from plants.server.threads import current
 
 _NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -34,14 +34,15 @@ class PlantService(Service):
         self._access_log = access_log
         self._metrics = metrics
         self._responses: list[tuple[Request, Response, tuple[int, str], float]] = []
-        self._new_ids = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count())
+        self._id_prefix = secrets.token_hex(6)
+        self._id_numbers = itertools.count()
 
     def after_head(self, request: Request) -> Response | None:
         """Set the request id and the route, then return the response to a request without a valid token."""
         environ = request.environ
         request_id = environ.get("HTTP_X_REQUEST_ID")
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
-            request_id = next(self._new_ids)
+            request_id = f"{self._id_prefix}-{next(self._id_numbers):x}"
         environ["plants.request_id"] = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
         environ["plants.route"] = self._router.template_of(request.path) or "other"
@@ -63,9 +64,9 @@ class PlantService(Service):
             request.trusted = True
             request.environ["plants.auth"] = self._auth  # The application does not check the token again.
             return None
-        current_request.set(request)  # so that a line in the log has its id
+        current.request = request  # so that a line in the log has its id
         response = _error_response(error, request)
-        current_request.set(None)
+        current.request = None
         return response
 
     def error_response(self, error: HTTPError, request: Request) -> Response:

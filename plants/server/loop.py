@@ -24,7 +24,7 @@ from plants.server.bounds import Limits, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
-from plants.server.threads import Call, Completed, Job, Threads, current_request
+from plants.server.threads import Call, Completed, Job, Threads, current
 from plants.server.tls import TLS
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
@@ -218,7 +218,7 @@ class Loop:
             if connection.request is request:  # It may have been rejected while it waited.
                 queues.reverse()
                 completed.append((connection, request, Call(request, request.body.content, self._log).response()))
-        current_request.set(None)
+        current.request = None
         for connection, request, response in completed:
             self.step(connection, connection.respond, request, response)
 

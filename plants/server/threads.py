@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from io import BytesIO
 from typing import Any, Final
 
@@ -35,8 +34,7 @@ Completed = tuple[Connection, Request, Response | None]
 Failure = tuple[str, Headers, bytes]  # the status, the headers and the body of a response
 Outcome = Callable[[], Failure | None]  # waits for the work of one request
 
-# The request that this thread responds to.
-current_request: Final[ContextVar[Request | None]] = ContextVar("current_request", default=None)
+current: Final = threading.local()  # ``request`` is the one that this thread responds to, or None.
 
 
 class Call:
@@ -61,7 +59,7 @@ class Call:
         if outcomes is not None:
             environ["server.pending"] = outcomes
         environ["wsgi.input"] = BytesIO(body)
-        current_request.set(request)
+        current.request = request
         try:
             self._iterable = request.listener.application(environ, self._start_response)
         except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
@@ -195,7 +193,7 @@ class Threads:
                 if time.monotonic() > until:
                     break
         for (connection, request), call in waiting:
-            current_request.set(request)
+            current.request = request
             completed.append((connection, request, call.response()))
-        current_request.set(None)
+        current.request = None
         return completed, jobs[done:]

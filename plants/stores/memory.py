@@ -23,11 +23,11 @@ class MemoryStore(PlantStore):
 
     def add(self, plant: Plant) -> None:
         self._owner.check()
-        plant_id, name, *others = plant
+        plant_id, name = plant[:2]
         with self._lock:
             if plant_id in self._names:
                 raise PlantIdInUse(plant_id)
-            for values, value in zip(self._others, others, strict=True):
+            for values, value in zip(self._others, plant[2:], strict=True):
                 if value is not None:
                     values[plant_id] = value
             self._names[plant_id] = name  # From now on, other threads find the plant.

@@ -16,7 +16,7 @@ from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
 from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Listener, Request, SizedBody
-from plants.server.threads import current_request
+from plants.server.threads import current
 from plants.tokens import TokenCheck
 from tests.contract import TOKEN, Headers, new_plant
 from tests.support.calls import call
@@ -142,7 +142,7 @@ def test_a_token_check_that_raises_before_the_body_is_a_500(
 ) -> None:
     request = request_for("/plants")
     requests: list[object] = []
-    monkeypatch.setattr(caplog.handler, "filter", lambda _record: not requests.append(current_request.get()))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(caplog.handler, "filter", lambda _record: not requests.append(current.request))  # type: ignore[func-returns-value]
     response = service_with(FailingCheck(error)).after_head(request)
     assert requests == [request]  # The line has the id of this request.
     assert response

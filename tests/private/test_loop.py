@@ -11,7 +11,7 @@ import pytest
 from plants.server.connection import RESPONDING
 from plants.server.loop import _allow_descriptors
 from plants.server.request import HTTPError
-from plants.server.threads import current_request
+from plants.server.threads import current
 from tests.support.loop_driver import GET, Driver, GatedApp, get, post
 from tests.support.process import wait_until
 
@@ -63,7 +63,7 @@ class DeferredApp:
         return self.read(path, start_response)
 
     def read(self, path: str, start_response: Callable[..., Any]) -> Iterator[bytes]:
-        request = current_request.get()
+        request = current.request
         assert request
         assert request.path == path
         self.events.append(f"read {path}")
