@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 README = Path("README.md").read_text(encoding="utf-8")
-START, CURL, TEST, _ = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
+START, CURL, TEST = re.findall(r"```console\n(.*?)\n```", README, re.DOTALL)
 
 
 def _send_the_request_of_the_readme(port: int) -> str:

@@ -52,22 +52,26 @@ class _PendingResponse:
         self._blocks: list[bytes] | None = None
         self._error: Exception | None = None
         self._failure: tuple[str, list[tuple[str, str]], bytes] | None = None
-        self._wait = self._attempt(submit)
-
-    def _attempt(self, step: Callable[[], Any]) -> Any:
+        self._wait: Callable[[], None] | None = None
         try:
-            return step()
+            self._wait = submit()
         except Exception as error:
-            status, headers, body = error_response(error, self._environ)
-            headers |= {"Content-Length": str(len(body))}
-            self._failure = status, [(name.lower(), value) for name, value in headers.items()], body
-            self._error = error.with_traceback(None)  # Its frames would refer to this object.
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        status, headers, body = error_response(error, self._environ)
+        headers |= {"Content-Length": str(len(body))}
+        self._failure = status, [(name.lower(), value) for name, value in headers.items()], body
+        self._error = error.with_traceback(None)  # Its frames would refer to this object.
 
     def outcome(self) -> tuple[str, list[tuple[str, str]], bytes] | None:
         """Wait for the work; return None, or if it failed, the status, the headers and the body of the response."""
         wait, self._wait = self._wait, None
         if wait:
-            self._attempt(wait)
+            try:
+                wait()
+            except Exception as error:
+                self._fail(error)
         return self._failure
 
     def __iter__(self) -> Iterator[bytes]:

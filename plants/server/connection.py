@@ -226,7 +226,7 @@ class Connection:
 
     def _trust(self, request: Request) -> None:
         """From now on, close this connection to make room only while it is idle, if the service trusts its client."""
-        if request.trusted:
+        if request.trusted and self._network is not None:
             self._network = None
             self._shared.strangers.pop(self, None)
 

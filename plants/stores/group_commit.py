@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import NoneType
+from typing import Any
 
 from plants.stores import (
     COLUMNS,
@@ -31,6 +32,7 @@ from plants.stores.outage import CircuitBreaker
 
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
+_TEXTS = tuple(index for index, column in enumerate(COLUMNS) if column.type is str)
 _SAMPLE = Plant._make(None if column.nullable else column.type(1) for column in COLUMNS)
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
@@ -243,10 +245,10 @@ class BatchStore(GroupCommitStore):
 
 def _count_characters(plant: Plant) -> int:
     # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
+    if not all(map(isinstance, plant, _TYPES)):
+        raise TypeError("a member of a plant has a wrong type")
+    members: tuple[Any, ...] = plant
     characters = 0
-    for types, value in zip(_TYPES, plant, strict=True):
-        if not isinstance(value, types):
-            raise TypeError(f"a member of a plant is {type(value).__name__}")
-        if isinstance(value, str):
-            characters += len(value)
+    for index in _TEXTS:
+        characters += len(members[index] or "")
     return characters

@@ -21,7 +21,7 @@ from tests.support.proxies import NGINX
 from tests.support.servers import is_ready
 
 OPERATING = (CHECKOUT / "docs/operating.md").read_text()
-DIAGNOSE, SEARCH, INSTALL, ROTATE, RELOAD, RESTART, DRAIN = re.findall(r"```console\n(.*?)```", OPERATING, re.DOTALL)
+DIAGNOSE, INSTALL, ROTATE, RELOAD, RESTART, DRAIN = re.findall(r"```console\n(.*?)```", OPERATING, re.DOTALL)
 pytestmark = pytest.mark.usefixtures("no_subprocess_coverage")
 SERVERS = """
 upstream plants {
@@ -104,15 +104,6 @@ def test_the_diagnostic_commands_work_as_documented(run: Run) -> None:
         assert run(check_config, **address) == ""
         assert re.search(rf"^bind += \['127.0.0.1:{service.port}'\]$", run(print_config, **address), re.MULTILINE)
     assert run(version).startswith(f"plants {plants.__version__}")
-
-
-def test_a_request_id_is_found_in_the_logs(run: Run, tmp_path: Path, env: dict[str, str]) -> None:
-    start, search = SEARCH.splitlines()
-    with started(start, tmp_path, env) as port:
-        request_id = search.split()[2]
-        send_to(port, new_plant(), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
-        wait_until(lambda: request_id in (tmp_path / "access.log").read_text())
-        assert '"status":200' in run(search)
 
 
 def test_the_systemd_installation_prepares_the_unit(run: Run, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from plants import MAX_BODY_BYTES, Plant, __version__
 from plants.errors import ErrorCode
 from plants.hosting import cli, metrics
 from plants.hosting.settings import GUNICORN_SETTINGS, SETTINGS
-from plants.hosting.worker import UNUSED_SETTINGS, Worker
+from plants.hosting.worker import Worker
 from plants.server import bounds, tls
 from plants.stores.group_commit import BatchStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
@@ -99,11 +99,6 @@ def test_the_table_of_settings_agrees_with_the_code() -> None:
         assert meaning.replace("`", "").startswith(row.meaning), name
 
 
-def test_the_settings_without_effect_are_those_of_the_worker() -> None:
-    (sentence,) = re.findall(r"ignores these settings[^:]*: ([^.]*)\.", " ".join(page("hosting").split()))
-    assert tuple(re.findall("`(.*?)`", sentence)) == UNUSED_SETTINGS
-
-
 def test_the_table_of_packaged_settings_agrees_with_the_code() -> None:
     named = first_column(page("hosting"), "| Gunicorn | packaged | why |")
     assert named == {"threads", *GUNICORN_SETTINGS} - {"wsgi_app", "logger_class", "worker_class"}
@@ -177,10 +172,12 @@ def test_the_documented_token_check_decides() -> None:
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_documented_hook_and_log_line_are_right(tmp_path: Path) -> None:
-    (configuration,) = blocks(page("operating"), "python")
-    (tmp_path / "own.py").write_text(configuration)
+    (call,) = re.findall(r"must call that one: `plants\.hosting\.(gunicorn_conf\.(\w+)\(.*?\))`", page("operating"))
+    hook = f"def {call[1]}(server):\n    {call[0]}\n    server.log.info('the garden opens')\n"
+    (tmp_path / "own.py").write_text(f"from plants.hosting import gunicorn_conf\n{hook}")
     (example,) = (json.loads(line) for line in page("operating").splitlines() if line.startswith('{"ts"'))
     with serving(f"--config={tmp_path}/own.py") as service:
+        service.wait_for("plants are stored in memory:")
         service.wait_for("the garden opens")
         for request_id in ("first", example["request_id"]):
             service.send(new_plant(id=17), headers=[AUTH, JSON_TYPE, ("X-Request-ID", request_id)])
