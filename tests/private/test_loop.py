@@ -76,6 +76,12 @@ class DeferredApp:
             self.events.append(f"close {path}")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow for a busy machine, which may take long for the calls of a batch."""
+    monkeypatch.setattr("plants.server.threads._MAX_CALL_SECONDS", 60)
+
+
 def events_of_a_batch(requests: Iterable[bytes], *, one_per_iteration: bool = False, **options: Any) -> Any:
     """Return the events of requests that one thread handles, and the start of each response.
 
