@@ -8,7 +8,7 @@ import falcon
 from plants.errors import ErrorCode, http_error
 from plants.tokens import B64TOKEN, TokenCheck
 
-_BEARER = re.compile(f"(?i:bearer) ++({B64TOKEN})", re.ASCII)
+_BEARER = re.compile(f"[Bb][Ee][Aa][Rr][Ee][Rr] ++({B64TOKEN})")
 _CHALLENGE = 'Bearer realm="plants"'
 
 

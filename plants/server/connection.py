@@ -224,12 +224,6 @@ class Connection:
         if self._network is not None and self.state not in (RESPONDING, CLOSED):
             strangers[self] = self._network
 
-    def _trust(self, request: Request) -> None:
-        """From now on, close this connection to make room only while it is idle, if the service trusts its client."""
-        if request.trusted and self._network is not None:
-            self._network = None
-            self._shared.strangers.pop(self, None)
-
     def _receive(self) -> None:
         try:
             data = self.sock.recv(READ_BYTES)
@@ -290,7 +284,10 @@ class Connection:
         request.parse_head(self._input[: end + 4].decode("latin-1"), limits)
         self._input = self._input[end + 4 - request.body.overlap :]
         response = self._shared.service.after_head(request)
-        self._trust(request)
+        if request.trusted and self._network is not None:
+            # From now on, close this connection to make room only while it is idle.
+            self._network = None
+            self._shared.strangers.pop(self, None)
         if response:
             self._finish_request(request, response, close=True)
         return response is None

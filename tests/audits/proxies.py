@@ -43,7 +43,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _relay(port: int, target: int) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", target)
-        await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
         upstream_writer.close()
         writer.close()
 
@@ -55,18 +56,21 @@ async def _relay(port: int, target: int) -> None:
 def delayed(target: int) -> Iterator[int]:
     """Relay connections to the port ``target``, and yield the relay's port."""
     port, loop = free_port(), asyncio.new_event_loop()
-    relay = loop.create_task(_relay(port, target))
 
     def run() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(relay)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner, contextlib.suppress(asyncio.CancelledError):
+            runner.run(_relay(port, target))
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
         yield port
     finally:
-        loop.call_soon_threadsafe(relay.cancel)
+        loop.call_soon_threadsafe(cancel)
         thread.join()
 
 
