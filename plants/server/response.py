@@ -21,13 +21,15 @@ class Response:
     """A complete response.
 
     ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
-    hop-by-hop headers. ``length`` is the length of the body, or None if the status allows no body. The response to a
-    HEAD request has the length, but its ``body`` is empty. A service may set ``error``, to log what failed.
+    hop-by-hop headers; ``has_date`` is whether it has a Date. ``length`` is the length of the body, or None if the
+    status allows no body. The response to a HEAD request has the length, but its ``body`` is empty. A service may set
+    ``error``, to log what failed.
     """
 
-    def __init__(self, status: str, head: bytes, length: int | None, body: bytes) -> None:
+    def __init__(self, status: str, head: bytes, has_date: bool, length: int | None, body: bytes) -> None:
         self.status = status
         self.head = head
+        self.has_date = has_date
         self.length = length
         self.body = body
         self.error: Any = None
@@ -38,35 +40,28 @@ def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) 
 
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
-    head, length = _render_head(status, tuple(headers))
+    head, has_date, length = _render_head(status, tuple(headers))
     if length is None:
         length = len(body)
     elif length != len(body) and not is_head:
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
     if status.startswith(_NO_CONTENT_STATUSES):
-        return Response(status, head, None, b"")
-    return Response(status, head, length, b"" if is_head else body)
+        return Response(status, head, has_date, None, b"")
+    return Response(status, head, has_date, length, b"" if is_head else body)
 
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
     """Return the bytes of a response; with ``close``, it announces that the connection will be closed."""
-    date = b"" if b"\r\nDate: " in response.head else _date(int(time.time()))
-    parts = [response.head, date, request.extra_headers]
-    if response.length is not None:
-        parts.append(b"Content-Length: %d\r\n" % response.length)
-    if close:
-        parts.append(b"Connection: close\r\n")
-    elif not request.is_1_1:
-        parts.append(b"Connection: keep-alive\r\n")
-    parts.append(b"\r\n")
-    parts.append(response.body)
-    return b"".join(parts)
+    date = b"" if response.has_date else _date(int(time.time()))
+    length = b"" if response.length is None else b"Content-Length: %d\r\n" % response.length
+    connection = b"Connection: close\r\n" if close else b"" if request.is_1_1 else b"Connection: keep-alive\r\n"
+    return b"".join((response.head, date, request.extra_headers, length, connection, b"\r\n", response.body))
 
 
 # Most responses have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
-    """Return the head in bytes, and the value of Content-Length, or None if the application did not set it."""
+def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, bool, int | None]:
+    """Return the head in bytes, whether it has a Date, and the value of Content-Length, if the application set it."""
     if not _FINAL_STATUS.fullmatch(status):
         raise ValueError("a final status is a number from 200 to 599, a space and a phrase")
     lines = [f"HTTP/1.1 {status}\r\n"]
@@ -80,7 +75,8 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             # Some applications write names in lower case, unlike this server.
             spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
             lines.append(f"{spelling}: {value}\r\n")
-    return "".join(lines).encode("latin-1"), length
+    head = "".join(lines).encode("latin-1")
+    return head, b"\r\nDate: " in head, length
 
 
 @lru_cache(maxsize=1)
