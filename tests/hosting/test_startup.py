@@ -296,7 +296,7 @@ def test_a_stop_just_after_a_new_worker_takes_no_grace_period(tmp_path: Path) ->
             time.sleep(0.002)
         began = time.monotonic()
         assert service.wait_for_exit() == 0
-        assert time.monotonic() - began < 10  # Without a signal to one worker, this would be 30 s.
+        assert time.monotonic() - began < 25  # Without a signal to one worker, this would be 30 s.
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
