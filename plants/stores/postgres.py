@@ -84,7 +84,7 @@ _LAST_PAUSE = 0.1  # A statement that the server reports as not done is sent aga
 HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
-_POLL_SECONDS = 0.05  # A caller that waits for a connection looks this often whether one could be opened.
+_POLL_SECONDS = 0.002  # A caller that waits for a connection looks this often whether one is idle.
 RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
 
 _log = logging.getLogger(__name__)
@@ -406,18 +406,17 @@ class _Pool:
 
         :raises StoreUnavailable: none is idle in time, or none could be opened.
         """
-        began = now = time.monotonic()
-        wait = 0.0
-        while now <= deadline and (self._open or self._failed_at < began):
+        began = time.monotonic()
+        while time.monotonic() <= deadline and (self._open or self._failed_at < began):
             with suppress(Empty):
-                connection = self._idle.get(timeout=wait)
+                # With a timeout, get() of Python 3.11 and 3.12 may wait for ever, if another thread was faster.
+                connection = self._idle.get_nowait()
                 # The outcome of a statement is unknown if the server has closed the connection before.
                 if not connection.has_unread_input():
                     return connection
                 self._discard(connection)
             self._open_another()
-            now = time.monotonic()
-            wait = max(0.0, min(_POLL_SECONDS, deadline - now))
+            time.sleep(_POLL_SECONDS)
         failure = self._failure or StoreUnavailable("no connection in time")
         raise type(failure)(*failure.args)
 

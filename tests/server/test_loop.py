@@ -500,12 +500,14 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
     driver = make(app=slow, service=Admitting())
     clients = [driver.connect(get(f"/{number}")) for number in range(200)]
     driver.run_once()
-    assert called == ["/0", "/1"]
+    first = len(called)  # 2, or 1 if the machine is so busy that one call takes 0.1 s
+    assert called == ["/0", "/1"][: max(first, 1)]
     clients += [driver.connect(get("/probe")) for _ in range(2)]
     # This request is rejected while it waits, so the application is not called for it.
     driver.step(clients[2][1], clients[2][1].reject, HTTPError(503))
     driver.run_once()
-    assert called[2:] == ["/probe", "/3"]
+    second = len(called) - first
+    assert called[first:] == ["/probe", "/3" if first > 1 else "/1"][: max(second, 1)]
 
 
 @pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
