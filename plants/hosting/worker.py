@@ -21,7 +21,7 @@ from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 # Gunicorn's settings that have no effect, because the service has its own server, access log and metrics.
-UNUSED_SETTINGS: Final = (
+_UNUSED_SETTINGS: Final = (
     *("accesslog", "access_log_format", "disable_redirect_access_to_syslog", "pre_request", "post_request", "*statsd*"),
     *("protocol", "http_protocols", "http_parser", "http2_*", "asgi_*", "websocket_*", "proxy_*", "uwsgi_*"),
     *("root_path", "header_map", "forward*", "secure_scheme_headers", "permit_*", "strip_*", "casefold_*"),
@@ -85,7 +85,7 @@ class Worker(ServerWorker):
             packaged = type(setting)()
             if name in GUNICORN_SETTINGS:
                 packaged.set(GUNICORN_SETTINGS[name])
-            if setting.get() != packaged.get() and any(fnmatch(name, pattern) for pattern in UNUSED_SETTINGS):
+            if setting.get() != packaged.get() and any(fnmatch(name, pattern) for pattern in _UNUSED_SETTINGS):
                 log.warning("the setting %s has no effect", name)
 
     def __init__(self, *args: Any) -> None:
