@@ -16,8 +16,9 @@ import pytest
 from plants.store_suite import StoreSuite
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.group_commit import BatchStore
+from plants.stores.sqlite import SQLiteStore
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import wait_until
+from tests.support.process import PATIENCE_SECONDS, wait_until
 
 FORKING = """
 import os, sys
@@ -132,12 +133,6 @@ class StoreContract(StoreSuite):
 class PersistentContract(StoreContract):
     """Tests of a store that commits in batches and outlives its processes."""
 
-    @pytest.fixture
-    def store(self, store_url: str) -> Iterator[BatchStore]:
-        with contextlib.closing(open_store(store_url)) as store:
-            assert isinstance(store, BatchStore)
-            yield store
-
     def test_a_batch_ends_at_two_million_characters(self, store: BatchStore) -> None:
         plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
         first, second, third = map(store.submit, plants)
@@ -237,11 +232,23 @@ class TestSQLiteStore(PersistentContract):
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/plants.db"
 
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[BatchStore]:
+        with contextlib.closing(SQLiteStore(f"{tmp_path}/plants.db", PATIENCE_SECONDS)) as store:
+            yield store
+
 
 class TestPostgresStore(PersistentContract):
     @pytest.fixture
     def store_url(self, server: PostgresServer) -> str:
         return server.url
+
+    @pytest.fixture
+    def store(self, server: PostgresServer) -> Iterator[BatchStore]:
+        from plants.stores.postgres import PostgresStore
+
+        with contextlib.closing(PostgresStore(server.url, PATIENCE_SECONDS)) as store:
+            yield store
 
 
 START = "^a store's URL starts with one of memory:, sqlite:, postgresql:"
