@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from select import PIPE_BUF, select
@@ -12,7 +11,7 @@ from select import PIPE_BUF, select
 import pytest
 
 from plants.hosting import logs
-from plants.hosting.logs import STOP_SECONDS, Output
+from plants.hosting.logs import Output
 from tests.support.process import PATIENCE_SECONDS, wait_until
 
 PIPE_BYTES = 65536
@@ -146,9 +145,7 @@ def test_a_process_that_ends_or_forks_writes_its_lines_once() -> None:
     assert sorted(result.stdout.splitlines()) == ["child", "parent"]
 
 
-def test_a_stalled_reader_delays_the_end_of_a_process_briefly() -> None:
+def test_a_process_ends_although_its_reader_has_stalled() -> None:
     script = f"from plants.hosting.logs import Output; Output(1).write({LINE!r} * 200)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        start = time.monotonic()
         assert process.wait(PATIENCE_SECONDS) == 0
-        assert time.monotonic() < start + STOP_SECONDS + 10
