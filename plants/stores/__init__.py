@@ -4,10 +4,7 @@ import abc
 import os
 from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args, get_type_hints
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from typing import Any, ClassVar, Final, NamedTuple, get_args, get_type_hints
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -201,45 +198,40 @@ def open_store(url: str) -> PlantStore:
 
     :raises ValueError: the URL names no store, or its driver is not installed; the message says how to fix it.
     """
-    scheme = url.partition(":")[0] if isinstance(url, str) else ""
-    if scheme in _OPENERS:
-        return _OPENERS[scheme](url)
+    match url.partition(":")[0] if isinstance(url, str) else "":
+        case "memory":
+            from plants.stores.memory import MemoryStore
+
+            if url != "memory:":
+                raise ValueError("the dictionary store takes no path and no options: its URL is 'memory:'")
+            return MemoryStore()
+        case "sqlite":
+            from plants.stores.sqlite import SQLiteStore
+
+            return SQLiteStore.from_url(url)
+        case "postgresql" | "postgres":
+            try:
+                from plants.stores.postgres import PostgresStore
+            except ImportError as error:
+                raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
+            return PostgresStore.from_url(url)
+        case scheme:
+            return _open_plugin(scheme, url)
+
+
+def _open_plugin(scheme: str, url: str) -> PlantStore:
     from importlib.metadata import entry_points  # It is slow to import.
 
-    plugins = {plugin.name: plugin for plugin in entry_points(group=_PLUGINS)}
+    group = "plants.stores"
+    plugins = {plugin.name: plugin for plugin in entry_points(group=group)}
     if scheme not in plugins:
         known = ", ".join(f"{name}:" for name in ("memory", "sqlite", "postgresql", *sorted(plugins)))
         raise ValueError(
             f"a store's URL starts with one of {known}; "
-            f"another package can add a scheme by an entry point in the group {_PLUGINS}"
+            f"another package can add a scheme by an entry point in the group {group}"
         )
-    return _open_plugin(plugins[scheme], url)
-
-
-def _open_memory(url: str) -> PlantStore:
-    from plants.stores.memory import MemoryStore
-
-    if url != "memory:":
-        raise ValueError("the dictionary store takes no path and no options: its URL is 'memory:'")
-    return MemoryStore()
-
-
-def _open_sqlite(url: str) -> PlantStore:
-    from plants.stores.sqlite import SQLiteStore
-
-    return SQLiteStore.from_url(url)
-
-
-def _open_postgres(url: str) -> PlantStore:
-    try:
-        from plants.stores.postgres import PostgresStore
-    except ImportError as error:
-        raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
-    return PostgresStore.from_url(url)
-
-
-def _open_plugin(plugin: "EntryPoint", url: str) -> PlantStore:
-    culprit = f"the store {plugin.name}: ({plugin.value})"
+    plugin = plugins[scheme]
+    culprit = f"the store {scheme}: ({plugin.value})"
     try:
         opener = plugin.load()
     except Exception as error:
@@ -257,7 +249,3 @@ def _open_plugin(plugin: "EntryPoint", url: str) -> PlantStore:
         if not hasattr(store, name):
             raise ValueError(f"{culprit} does not declare {name}")
     return store
-
-
-_PLUGINS = "plants.stores"
-_OPENERS = {"memory": _open_memory, "sqlite": _open_sqlite, "postgresql": _open_postgres, "postgres": _open_postgres}
