@@ -18,11 +18,21 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class OutageLog:
-    """The log of a store's outages: a line when one starts, and one when it ends."""
+class CircuitBreaker:
+    """A circuit breaker, and the log of its store's outages: a line when one starts, and one when it ends.
 
-    def __init__(self) -> None:
+    A failure starts an outage in the log even if it does not open the breaker.
+
+    :param check: raises StoreUnavailable if a plant cannot be added.
+    """
+
+    def __init__(self, check: Callable[[float], None]) -> None:
+        self.written_at = 0.0  #: when the store last accepted a write
+        self._check = check
         self._lock = threading.Lock()
+        self._probe_lock = threading.Lock()
+        self._reason: str | None = None  # why the store is down
+        self._down_until = 0.0
         self._failed_at = 0.0
         self._rejected_requests: int | None = None  # in the outage whose start has been logged
 
@@ -43,21 +53,6 @@ class OutageLog:
             if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
                 _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
                 self._rejected_requests = None
-
-
-class CircuitBreaker(OutageLog):
-    """A circuit breaker, which logs a failure even if the breaker is closed.
-
-    :param check: raises StoreUnavailable if a plant cannot be added.
-    """
-
-    def __init__(self, check: Callable[[float], None]) -> None:
-        super().__init__()
-        self.written_at = 0.0  #: when the store last accepted a write
-        self._check = check
-        self._probe_lock = threading.Lock()
-        self._reason: str | None = None  # why the store is down
-        self._down_until = 0.0
 
     def run(self, work: Callable[[float], _T], deadline: float) -> _T:
         """Return what the work returns. If the store is down, check it first.
