@@ -233,10 +233,9 @@ class BatchStore(GroupCommitStore):
                 return [error.reason]
             # Bisect the batch, so that only the rejected plants fail.
             middle = len(plants) // 2
-            first, second = plants[:middle], plants[middle:]
-            outcomes = self._insert_or_bisect(lambda: first, deadline) + self._insert_or_bisect(
-                lambda: second, deadline
-            )
+            outcomes: Outcomes = []
+            for half in (plants[:middle], plants[middle:]):
+                outcomes += self._insert_or_bisect(half.copy, deadline)
             if error.may_be_stored:
                 unknown = "the id is in use, perhaps by this plant"
                 outcomes = [StoreUnavailable(unknown) if isinstance(each, PlantIdInUse) else each for each in outcomes]
