@@ -11,11 +11,11 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from importlib.resources import files
-from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -150,9 +150,8 @@ class PostgresStore(BatchStore):
             raise ValueError(f"libpq has no parameter {name}" if (name := _unknown_parameter(url)) else _URL) from None
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        held: set[int] = set()
         try:
-            stored = self._run(partial(self._insert_batch, collect, held), deadline)
+            stored, held = self._run(partial(self._insert_batch, collect), deadline)
         except StoreUnavailable as error:
             if isinstance(error.__context__, errors.SerializationFailure | errors.DeadlockDetected):
                 raise PlantRejected(error) from None  # It is not an outage.
@@ -179,8 +178,8 @@ class PostgresStore(BatchStore):
         return outcomes
 
     def _find(self, plant_id: int, deadline: float) -> Plant | None:
-        rows = self._run(lambda connection: connection.run(self._table.select, [str(plant_id)]), deadline)
-        return Plant(*rows[0]) if rows else None
+        row = self._run(lambda connection: connection.execute(self._table.select, [str(plant_id)]).fetchone(), deadline)
+        return Plant(*row) if row else None
 
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
@@ -196,36 +195,33 @@ class PostgresStore(BatchStore):
         """Return what the work returns; retry for some 0.2 s while the server reports that nothing was stored."""
         pause = 0.005
         while True:
+            self._check_open()
+            pool = self._pool
+            connection = pool.acquire(deadline)
             try:
-                with self._connection(deadline) as connection:
-                    return work(connection)
+                connection.deadline = deadline
+                return work(connection)
             except psycopg.Error as error:
+                if isinstance(error, errors.ReadOnlySqlTransaction):
+                    connection.close()
                 may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _LAST_PAUSE
                 if not may_retry or time.monotonic() + pause > deadline:
                     raise StoreUnavailable(_reason(error)) from None
+            finally:
+                pool.release(connection)
             time.sleep(pause)
             pause *= 2  # exponential backoff
 
-    @contextmanager
-    def _connection(self, deadline: float) -> Iterator["_Connection"]:
-        self._check_open()
-        pool = self._pool
-        connection = pool.acquire(deadline)
-        try:
-            connection.deadline = deadline
-            yield connection
-        finally:
-            pool.release(connection)
-
-    def _insert_batch(self, collect: Callable[[], list[Plant]], held: set[int], connection: "_Connection") -> set[int]:
+    def _insert_batch(self, collect: Callable[[], list[Plant]], connection: "_Connection") -> tuple[set[int], set[int]]:
+        """Return the ids of the plants that were stored, and the ids that were left out."""
         if time.monotonic() - self._checked_at > RECHECK_SECONDS:
             self._find_faults(connection)
         first_by_id = {plant.id: plant for plant in reversed(collect())}
-        held.update(filter(self._is_held, first_by_id))
+        held = set(filter(self._is_held, first_by_id))
         # Sort them, so that two batches with common ids cannot deadlock.
         plants = sorted(plant for plant in first_by_id.values() if plant.id not in held)
         try:
-            return self._insert_plants(connection, plants) if plants else set()
+            return self._insert_plants(connection, plants) if plants else set(), held
         except UnicodeEncodeError as error:
             raise PlantRejected(error) from None
         except psycopg.Error as error:
@@ -244,7 +240,7 @@ class PostgresStore(BatchStore):
     def _run_durably(self, query: bytes, parameters: Sequence[str | None], connection: "_Connection") -> set[int]:
         """Return the ids that a statement returns, once it is known that it ran where it should, and is durable."""
         connection.warning = None
-        rows = connection.run(query, parameters)
+        rows = connection.execute(query, parameters).fetchall()
         if connection.warning:
             connection.close()
             raise psycopg.OperationalError(connection.warning)
@@ -266,7 +262,7 @@ class PostgresStore(BatchStore):
 
     def _reject(self, error: psycopg.Error, plants: list[Plant], connection: "_Connection") -> None:
         """Raise PlantRejected if one of the plants may be the cause of the error."""
-        if not connection.is_idle():
+        if isinstance(error, errors.ReadOnlySqlTransaction) or not connection.is_idle():
             return
         if isinstance(error, psycopg.ProgrammingError):
             self._check_table(connection)  # If the table is the cause, this raises, too.
@@ -297,18 +293,18 @@ class PostgresStore(BatchStore):
         """Raise StoreUnusable if the table could lose a plant; create what is missing; remember the table."""
         self._checked_at = time.monotonic()
         known = self._table
-        [(fault, lacking, oid, schema, leaves)] = connection.query(_INSPECT, [str(known.oid), known.name, *_EXPECTED])
-        is_complete = oid and not lacking
-        if is_complete and connection.is_citus:
+        [(fault, alter, oid, name, leaves)] = connection.query(_INSPECT, [str(known.oid), known.name, *_EXPECTED])
+        completion = alter if oid else _CREATE
+        if connection.is_citus and not completion:
             [(citus_fault,)] = connection.query(_INSPECT_CITUS, [str(oid), _DISTRIBUTE])
             fault = fault or citus_fault
         if fault:
             raise StoreUnusable(f"the table plants {fault}")
-        if not is_complete:
-            self._complete(connection, _alter(schema, lacking) if oid else _CREATE)
+        if completion:
+            self._complete(connection, completion)
             return self._find_faults(connection)
         self._may_create = False
-        self._table = known if known.oid else _Table(oid, f"{schema}.plants", is_citus=connection.is_citus)
+        self._table = known if known.oid else _Table(oid, name, is_citus=connection.is_citus)
         self._table.leaves.update(leaves)
         return None
 
@@ -391,9 +387,9 @@ class _Pool:
     def __init__(self, connect: Callable[[], "_Connection"], max_connections: int) -> None:
         self._connect = connect
         self._max_connections = max_connections
-        # SimpleQueue.put never blocks, so a caller that is interrupted, for example by gevent's Timeout, always puts
-        # its connection back.
-        self._idle: SimpleQueue[_Connection] = SimpleQueue()
+        # A deque never blocks, so a caller that is interrupted, for example by gevent's Timeout, always puts its
+        # connection back.
+        self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()  # guards the opener
         self._opener: threading.Thread | None = None
@@ -408,9 +404,8 @@ class _Pool:
         """
         began = time.monotonic()
         while time.monotonic() <= deadline and (self._open or self._failed_at < began):
-            with suppress(Empty):
-                # With a timeout, get() of Python 3.11 and 3.12 may wait for ever, if another thread was faster.
-                connection = self._idle.get_nowait()
+            with suppress(IndexError):
+                connection = self._idle.popleft()
                 # The outcome of a statement is unknown if the server has closed the connection before.
                 if not connection.has_unread_input():
                     return connection
@@ -422,7 +417,7 @@ class _Pool:
 
     def release(self, connection: "_Connection") -> None:
         if connection.is_idle():
-            self._idle.put(connection)
+            self._idle.append(connection)
         else:
             self._discard(connection)
         if self._closed or not connection.is_idle():
@@ -459,9 +454,9 @@ class _Pool:
         connection.close()
 
     def _discard_idle(self) -> None:
-        with suppress(Empty):
+        with suppress(IndexError):
             while True:
-                self._discard(self._idle.get_nowait())
+                self._discard(self._idle.popleft())
 
 
 class _Connection(psycopg.Connection[_Row]):
@@ -479,17 +474,10 @@ class _Connection(psycopg.Connection[_Row]):
         connection.add_notice_handler(connection.note_warning)
         return connection
 
-    def run(self, query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
-        try:
-            return self.execute(query, parameters).fetchall()
-        except errors.ReadOnlySqlTransaction:
-            self.close()
-            raise
-
     def query(self, query: bytes, parameters: Sequence[str] = ()) -> list[_Row]:
         """Run a statement without plants; the error has the server's own message."""
         try:
-            return self.run(query, parameters)
+            return self.execute(query, parameters).fetchall()
         except psycopg.Error as error:
             if isinstance(error, _RETRYABLE_ERRORS) or not error.sqlstate:
                 raise
@@ -511,10 +499,6 @@ class _Connection(psycopg.Connection[_Row]):
         # node's warning under another function name, and only in English.
         if notice.source_function == "SyncRepWaitForLSN" or "synchronous replication" in str(notice.message_primary):
             self.warning = f"a warning from {notice.source_function} leaves the outcome unknown"
-
-
-def _alter(schema: str, lacking: list[str]) -> str:
-    return f"ALTER TABLE {schema}.plants " + ", ".join(f"ADD COLUMN IF NOT EXISTS {column}" for column in lacking)
 
 
 def _unknown_parameter(url: str) -> str | None:

@@ -1,10 +1,11 @@
--- One row: the first reason why the table could lose or alter a plant without an error; the nullable columns that it
--- lacks; its oid, its schema, and the oids of the tables that have its rows.
+-- One row: the first reason why the table could lose or alter a plant without an error; the statement that adds the
+-- nullable columns that it lacks; its oid, its name with its schema, and the oids of the tables that have its rows.
 -- $1 is the oid of the table that the store found first, or 0; $2 the table's name; $3, $4 and $5 are the names and types
 -- of its columns, and whether each is nullable.
 -- Look the table up in pg_class: to_regclass also finds one that another transaction has just created, and whose columns
 -- this statement does not see yet.
-WITH RECURSIVE root AS (SELECT (SELECT oid FROM pg_class WHERE oid = to_regclass($2)) AS root),
+WITH RECURSIVE root AS (SELECT oid AS root, relnamespace::regnamespace::text || '.plants' AS full_name
+    FROM (VALUES (1)) AS one_row LEFT JOIN pg_class ON oid = to_regclass($2)),
 tree AS (SELECT root AS t FROM root WHERE root IS NOT NULL UNION ALL
     SELECT inhrelid FROM tree, pg_inherits WHERE inhparent = t),
 lacking AS (SELECT name, type, nullable AND attname IS NULL AS can_be_added FROM root
@@ -28,5 +29,6 @@ UNION ALL SELECT 8, 'has the trigger ' || tgname FROM pg_trigger, tree WHERE tgr
     AND tgenabled <> 'D' AND tgtype & 4 > 0
 UNION ALL SELECT 9, 'has the rule ' || rulename FROM pg_rewrite, tree WHERE ev_class = t AND ev_type = '3'
 UNION ALL SELECT 10, 'is on a server with fsync = off' WHERE current_setting('fsync', true) = 'off')
-SELECT (SELECT fault FROM faults ORDER BY priority LIMIT 1), ARRAY(SELECT name || ' ' || type FROM lacking WHERE can_be_added),
-    root, (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = root), ARRAY(SELECT t FROM tree) FROM root
+SELECT (SELECT fault FROM faults ORDER BY priority LIMIT 1),
+    (SELECT 'ALTER TABLE ' || full_name || ' ' || string_agg('ADD COLUMN IF NOT EXISTS ' || name || ' ' || type, ', ')
+    FROM lacking WHERE can_be_added), root, full_name, ARRAY(SELECT t FROM tree) FROM root
