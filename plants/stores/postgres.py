@@ -185,7 +185,12 @@ class PostgresStore(BatchStore):
         self._run(self._check_table, deadline)
 
     def _try_insert(self, plant: Plant, deadline: float) -> None:
-        self._run(partial(self._insert_and_roll_back, plant), deadline)
+        def insert_and_roll_back(connection: _Connection) -> None:
+            self._check_table(connection)
+            with connection.transaction(force_rollback=True):
+                self._insert_plants(connection, [plant])
+
+        self._run(insert_and_roll_back, deadline)
 
     def _disconnect(self, deadline: float) -> None:
         pool, self._pool = self._pool, _Pool(self._connect, self._max_connections)
@@ -273,7 +278,8 @@ class PostgresStore(BatchStore):
             self._hold(plants[0].id)
         # With 08, a cluster has lost its connection to another node, which may have committed its part.
         may_be_stored = (error.sqlstate or "").startswith("08")
-        raise PlantRejected(_rejection(error), may_be_stored=may_be_stored) from None
+        kind = PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable
+        raise PlantRejected(kind(_HELD if is_held else _reason(error)), may_be_stored=may_be_stored) from None
 
     def _hold(self, plant_id: int) -> None:
         now = time.monotonic()
@@ -283,11 +289,6 @@ class PostgresStore(BatchStore):
     def _check_table(self, connection: "_Connection") -> None:
         self._find_faults(connection)
         connection.query(self._table.insert_nothing)
-
-    def _insert_and_roll_back(self, plant: Plant, connection: "_Connection") -> None:
-        self._check_table(connection)
-        with connection.transaction(force_rollback=True):
-            self._insert_plants(connection, [plant])
 
     def _find_faults(self, connection: "_Connection") -> None:
         """Raise StoreUnusable if the table could lose a plant; create what is missing; remember the table."""
@@ -507,12 +508,6 @@ def _unknown_parameter(url: str) -> str | None:
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     names = [name for name in re.findall(r"(?:^|&)(\w+)=", query) if name not in known]
     return names[0] if names and "password" not in query else None
-
-
-def _rejection(error: psycopg.Error) -> Exception:
-    if isinstance(error, errors.LockNotAvailable):
-        return StoreUnavailable(_HELD)
-    return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
 
 
 def _reason(error: Exception, *, with_text: bool = False) -> str:
