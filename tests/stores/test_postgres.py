@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -464,11 +463,17 @@ def test_citus_only_the_warning_of_a_canceled_wait_is_a_failure(citus: PostgresS
         citus.add(Plant(3, "oak"))
 
 
-def test_the_start_adds_a_nullable_column_once(server: PostgresServer, admin: psycopg.Connection) -> None:
-    server.execute("CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL)")
+@pytest.mark.parametrize(
+    "definition", ["", "CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL)"], ids=["table", "column"]
+)
+def test_stores_that_start_together_create_what_is_missing_once(
+    server: PostgresServer, admin: psycopg.Connection, definition: str
+) -> None:
     with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
-        stores = [stack.enter_context(closing(PostgresStore(server.url, timeout=20))) for _ in range(4)]
-        list(threads.map(PostgresStore.prepare, stores))
+        for _ in range(5):  # The stores collide in most rounds, not in each.
+            server.execute(f"DROP TABLE IF EXISTS plants; {definition}")
+            stores = [stack.enter_context(closing(PostgresStore(server.url, timeout=20))) for _ in range(4)]
+            list(threads.map(PostgresStore.prepare, stores))
         stores[0].add(Plant(1, "oak", "tree"))
         admin.execute("ALTER TABLE plants DROP tag")
         wait_until(lambda: all("its owner must send: ALTER TABLE public.plants ADD" in reason(each) for each in stores))
@@ -595,16 +600,6 @@ def test_a_host_name_that_cannot_be_resolved_is_unavailable() -> None:
         store.add(Plant(1, "oak"))
 
 
-def test_an_id_in_use_is_as_durable_as_an_added_plant(
-    impatient_store: PostgresStore, admin: psycopg.Connection
-) -> None:
-    """The server may have crashed while an earlier transaction waited for the standby."""
-    impatient_store.add(Plant(1, "oak"))
-    with setting(admin, "synchronous_standby_names", "absent"):
-        wait_until(lambda: add_together(impatient_store, [Plant(1, "fern")]) == ["unavailable"])
-    wait_until(lambda: add_together(impatient_store, [Plant(1, "fern")]) == ["in use"])
-
-
 def test_silent_connections_cost_one_timeout_in_all(
     server: PostgresServer, impatient_store: PostgresStore, admin: psycopg.Connection
 ) -> None:
@@ -710,19 +705,6 @@ def test_a_batch_inserts_its_plants_in_the_order_of_their_ids(store: PostgresSto
     """If batches used different orders, two batches with the same ids could wait for each other."""
     assert add_together(store, [Plant(plant_id, "oak") for plant_id in (2, 3, 1)]) == ["added"] * 3
     assert rows(admin, "SELECT id FROM plants ORDER BY ctid") == [(1,), (2,), (3,)]
-
-
-def test_threads_that_find_no_table_at_the_same_time_create_one(server: PostgresServer) -> None:
-    barrier = threading.Barrier(4)
-
-    def get(store: PostgresStore) -> Plant | None:
-        barrier.wait()
-        return store.get(1)
-
-    for _ in range(20):
-        server.execute("DROP TABLE IF EXISTS plants")
-        with closing(PostgresStore(server.url, timeout=20)) as store, ThreadPoolExecutor(4) as threads:
-            assert list(threads.map(get, [store] * 4)) == [None] * 4
 
 
 def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
