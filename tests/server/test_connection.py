@@ -1,56 +1,16 @@
-"""Timeouts, limits, shutdown and logs of the worker."""
+"""Limits of Gunicorn's settings, the worker's shutdown, and the end of a worker."""
 
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.loop_driver import is_readable
+from tests.support.loop_driver import GET, get, post
 from tests.support.process import resident_bytes, wait_until
 from tests.support.worker_server import Server, running_worker
 
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
-
-
-def get(target: str) -> bytes:
-    return f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
-
-
-@pytest.fixture(scope="module")
-def server_with_1s_timeout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_worker(tmp_path_factory.mktemp("server"), PLANTS_REQUEST_TIMEOUT="1") as server:
-        yield server
-
-
-def test_a_stalled_request_is_408_and_other_clients_are_served(server_with_1s_timeout: Server) -> None:
-    stalled = [server_with_1s_timeout.client().send(POST[:length]) for length in (1, 20, len(POST) - 1)]
-    after_another = server_with_1s_timeout.client().send(POST + POST[:20])
-    assert after_another.response().status == 200
-    assert server_with_1s_timeout.get().status == 200
-    for client in [*stalled, after_another]:
-        (rejection,) = client.responses()
-        assert rejection.status == 408
-
-
-def test_a_trickling_client_does_not_extend_the_request_timeout(server_with_1s_timeout: Server) -> None:
-    with server_with_1s_timeout.client() as client:
-        client.send(b"GET /")
-        while not is_readable(client.sock):
-            client.send(b"a")
-            time.sleep(0.05)
-        assert client.response().status == 408
-
-
-def test_the_keepalive_timeout_closes_an_idle_connection(tmp_path: Path) -> None:
-    # The request timeout is so long that only the keep-alive timeout can close the connection.
-    with running_worker(tmp_path, "--keep-alive=1", PLANTS_REQUEST_TIMEOUT="600") as server:
-        client = server.client()
-        assert client.send(GET).response().status == 200
-        assert client.is_closed()
+POST = post("/", 4)
 
 
 def _worker_pid(server: Server) -> int:
@@ -97,7 +57,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
         assert idle.response().status == 200
         client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
         alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        wait_until(lambda: server.notes().count("waiting") == 2)
+        server.wait_for("waiting for the file", times=2)
         server.signal(signal.SIGTERM)
         assert idle.is_closed()  # The worker has received the signal.
         (tmp_path / "gate").touch()
@@ -113,7 +73,7 @@ def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
 def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        wait_until(lambda: "waiting" in server.notes())
+        server.wait_for("waiting for the file")
         server.signal(signal.SIGTERM)
         with pytest.raises((ConnectionResetError, EOFError)):
             client.response()

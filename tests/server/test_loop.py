@@ -17,7 +17,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
-from tests.support.loop_driver import GET, PIPE, Driver, GatedApp, fill, get, is_readable, post
+from tests.support.loop_driver import GET, LIMITS, PIPE, Driver, GatedApp, fill, get, is_readable, post
 
 
 @pytest.fixture
@@ -428,6 +428,18 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(make: Make, caplog: p
 
 
 # Requests
+
+
+def test_a_trickling_client_does_not_extend_the_request_timeout(driver: Driver) -> None:
+    client, connection = driver.connect(GET)
+    driver.run_once()
+    assert (connection.state, connection.deadline) == (IDLE, driver.loop.shared.now + LIMITS.keepalive_seconds)
+    deadlines = set()
+    for byte in post("/late", 4)[:-1]:
+        client.sendall(bytes([byte]))
+        driver.run_once()
+        deadlines.add(connection.deadline)
+    assert (connection.state, len(deadlines)) == (RECEIVING, 1)
 
 
 def test_an_empty_line_after_a_request_starts_no_new_request(driver: Driver) -> None:

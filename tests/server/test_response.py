@@ -1,6 +1,5 @@
 """The response of an application, in memory."""
 
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from plants.server.request import Listener, Request, SizedBody
 from plants.server.response import make_response, to_bytes
 from plants.server.threads import Call
 from plants.server.worker import ErrorLog
+from tests.support.loop_driver import LOG
 
 
 @pytest.fixture
@@ -27,6 +27,25 @@ def remove_input(environ: dict[str, Any], start_response: Callable[..., Any]) ->
 def keep_input(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
     start_response("200 OK", [])
     return [environ["wsgi.input"].read()]
+
+
+class Closable(list[bytes]):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_blocks_are_joined_and_their_iterable_is_closed(sock: socket.socket) -> None:
+    blocks = Closable([b"", b"one ", b"", b"two ", b"three"])
+
+    def return_blocks(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response("200 OK", [])
+        return blocks
+
+    response = Call(Request(Listener(sock, return_blocks), {}, 0.0), b"", LOG).response()
+    assert response
+    assert (response.body, blocks.closed) == (b"one two three", True)
 
 
 class Unclosable(list[bytes]):
@@ -46,7 +65,7 @@ def test_a_call_that_has_begun_keeps_its_body_until_it_ends(sock: socket.socket,
     assert body is not None
     assert request.claim() is None
     request.cancel()
-    response = Call(request, body, logging.getLogger("tests.server")).response()
+    response = Call(request, body, LOG).response()
     assert response is not None
     assert response.body == b"body"
     assert request.environ == {}
@@ -101,7 +120,7 @@ def test_an_invalid_response_is_an_error(status: str, headers: list[tuple[str, s
 
 
 def test_wsgi_errors_strips_trailing_white_space(caplog: pytest.LogCaptureFixture) -> None:
-    errors = ErrorLog(logging.getLogger("tests.server"))
+    errors = ErrorLog(LOG)
     assert errors.write("  100 %s \n") == 10
     assert errors.write(" \n") == 2
     errors.writelines(["a\n", "b"])

@@ -1,32 +1,33 @@
-"""A plain WSGI application for the tests of the worker: each path returns a different kind of response."""
+"""The server's worker with patient timeouts, and a WSGI application whose paths return different responses."""
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
 from wsgiref.validate import validator
 
+from plants.server import worker
+
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 JSON = [("Content-Type", "application/json")]
-NOTES = Path(os.environ.get("TEST_NOTES", os.devnull))
 
 
-def note(text: str) -> None:
-    """Append a line to the notes file."""
-    with NOTES.open("a") as notes:
-        notes.write(f"{text}\n")
+class Worker(worker.Worker):
+    """A worker with a small limit, and with timeouts that no busy machine exceeds."""
+
+    max_body_bytes = 1000
+    request_timeout = 60.0
+    response_timeout = 60.0
 
 
 def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Respond with the body, and with the strings and booleans of the environ."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
-    note(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {len(body)} of {length}")
     plain = {key: value for key, value in environ.items() if isinstance(value, bool | str)}
     response = json.dumps({"environ": plain, "body": body.decode("latin-1")}).encode()
     start_response("200 OK", [*JSON, ("Content-Length", str(len(response)))])
@@ -41,30 +42,11 @@ def limit(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond once the file named in the query exists."""
-    note("waiting")
+    """Log a line, and respond once the file named in the query exists."""
+    environ["wsgi.errors"].write("waiting for the file")
     while not Path(environ["QUERY_STRING"]).exists():
         time.sleep(0.01)
     return echo(environ, start_response)
-
-
-class Blocks:
-    """An iterable of blocks that notes when it is closed."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._blocks
-
-    def close(self) -> None:
-        note("closed")
-
-
-def blocks(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond without a Content-Length, in blocks, some of which are empty."""
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return Blocks(iter([b"", b"one ", b"", b"two ", b"three"]))
 
 
 def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -113,19 +95,8 @@ def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
     raise RuntimeError("secret details")
 
 
-def leave(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
-    """Try to end the process."""
-    sys.exit(3)
-
-
 def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
     """Never call start_response."""
-    return [b"body"]
-
-
-def wrong_length(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Announce another length than that of the body."""
-    start_response("200 OK", [("Content-Length", "9")])
     return [b"body"]
 
 

@@ -86,15 +86,10 @@ class Server(Process):
     A test might not notice a crash, because Gunicorn replaces a crashed worker.
     """
 
-    def __init__(self, command: list[str], notes: Path, env: dict[str, str]) -> None:
-        super().__init__(command, cwd=notes.parent, env=env)
+    def __init__(self, command: list[str], cwd: Path) -> None:
+        super().__init__(command, cwd=cwd, env=dict(os.environ))
         self.address = ""
         self.clients: list[Client] = []
-        self._notes = notes
-
-    def notes(self) -> list[str]:
-        """Return the lines that the application has noted."""
-        return self._notes.read_text().splitlines()
 
     def client(self) -> Client:
         if self.address.startswith("/"):
@@ -118,18 +113,13 @@ class Server(Process):
 
 
 @contextmanager
-def running_worker(
-    folder: Path, *options: str, workers: int = 1, bind: str = "127.0.0.1:0", app: str = "app", **environ: str
-) -> Iterator[Server]:
-    """Run Gunicorn with the worker and an application of ``worker_app``, by default on a free port."""
-    notes = folder / "notes"
-    notes.touch()
+def running_worker(folder: Path, *options: str, bind: str = "127.0.0.1:0") -> Iterator[Server]:
+    """Run Gunicorn with the worker and the application of ``worker_app``, by default on a free port."""
     gunicorn = Path(sys.executable).with_name("gunicorn")
-    command = [str(gunicorn), f"--bind={bind}", f"--workers={workers}", "--graceful-timeout=20"]
+    command = [str(gunicorn), f"--bind={bind}", "--graceful-timeout=20"]
     command += ["--no-control-socket"] * hasattr(config, "ControlSocketDisable")  # Older versions have no such socket.
-    command += ["--worker-class=patient_worker.Worker", f"--pythonpath={SUPPORT}", *options, f"worker_app:{app}"]
-    settings = {"PLANTS_MAX_BODY_BYTES": "1000", "PLANTS_REQUEST_TIMEOUT": "60", "TEST_NOTES": str(notes)}
-    with Server(command, notes, os.environ | settings | environ) as server:
+    command += ["--worker-class=worker_app.Worker", f"--pythonpath={SUPPORT}", *options, "worker_app:app"]
+    with Server(command, folder) as server:
         server.address = server.wait_for(r"Listening at: (?:unix:|https?://)(\S+)")[1]
-        wait_for_workers(server.process.pid, workers)
+        wait_for_workers(server.process.pid, 1)
         yield server
