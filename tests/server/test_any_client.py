@@ -2,7 +2,7 @@
 
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.loop_driver import Driver
+from tests.support.loop_driver import Driver, Recorder
 from tests.support.tls_client import TLSClient, make_certificate, server_context, trusting
 
 LIMIT = 40_000
@@ -142,15 +142,6 @@ class Client:
         self.read()
 
 
-class Recorder(list[bytes]):
-    """An application that records the bodies that it gets."""
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        self.append(environ["wsgi.input"].read())
-        start_response("200 OK", [])
-        return [b"done"]
-
-
 @pytest.fixture(scope="module", params=["in-the-event-loop", "in-threads", "tls"])
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     is_tls = request.param == "tls"
@@ -191,4 +182,4 @@ def test_every_client_gets_what_the_model_says(setup: Any, plans: list[Plan], or
         assert statuses == [item.status for item in expected(client.plan)]
     if len(finished) == len(clients):
         called = [item.body for client in clients for item in expected(client.plan) if item.status == 200]
-        assert sorted(recorder) == sorted(called)
+        assert sorted(body for _, body in recorder) == sorted(called)

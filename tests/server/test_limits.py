@@ -155,14 +155,6 @@ def test_packet_boundaries_do_not_change_a_chunked_body(size: int) -> None:
         assert (body.complete, body.content, body.size) == (True, b"content", 7)
 
 
-def test_a_chunked_body_is_incomplete_until_its_last_byte() -> None:
-    for end in range(len(CHUNKS)):
-        body = ChunkedBody(LIMITS)
-        feed(body, CHUNKS[:end])
-        assert not body.complete
-    assert feed(ChunkedBody(LIMITS), CHUNKS + b"\n") == b"\n"
-
-
 def test_the_line_of_a_chunk_is_limited_to_1_kib() -> None:
     def line(size: int) -> bytes:
         return b"1;a=".ljust(size - 2, b"b") + b"\r\n"

@@ -15,9 +15,21 @@ import pytest
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, connection_to_evict, network_of
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
 from plants.server.request import HTTPError, Request
-from plants.server.response import Response, make_response
+from plants.server.response import Response
 from plants.server.service import Service
-from tests.support.loop_driver import GET, LIMITS, PIPE, Driver, GatedApp, fill, get, is_readable, post
+from tests.support.loop_driver import (
+    GET,
+    LIMITS,
+    PIPE,
+    REFUSED,
+    Admitting,
+    Driver,
+    GatedApp,
+    fill,
+    get,
+    is_readable,
+    post,
+)
 
 
 @pytest.fixture
@@ -71,21 +83,7 @@ def test_a_failure_closes_one_connection_only(
 # Nothing is left of a connection
 
 
-class Admitting(Service):
-    """A service whose clients have shown a token if the path of their request begins with /trusted."""
-
-    non_blocking_paths = frozenset({"/probe"})
-
-    def after_head(self, request: Request) -> Response | None:
-        request.trusted = request.path.startswith("/trusted")
-        if request.path == "/probe":
-            request.drop_body()
-        is_refused = request.path in (REFUSED, "/stranger")
-        return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
-
-
 LARGE_BODY = 2 * SMALL_BODY_BYTES
-REFUSED = "/trusted/refused"
 
 
 def large_response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:

@@ -15,7 +15,8 @@ from typing import Any
 from plants.server.bounds import Limits
 from plants.server.connection import Connection
 from plants.server.loop import Config, Loop
-from plants.server.request import Listener
+from plants.server.request import Listener, Request
+from plants.server.response import Response, make_response
 from plants.server.service import Service
 from tests.support.process import wait_until
 from tests.support.worker_app import app
@@ -32,9 +33,23 @@ LIMITS = Limits(
     connections=1000,
     places=4,
 )
+REFUSED = "/trusted/refused"
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 # All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
 PIPE = os.pipe()
+
+
+class Admitting(Service):
+    """A service whose clients have shown a token if the path of their request begins with /trusted."""
+
+    non_blocking_paths = frozenset({"/probe"})
+
+    def after_head(self, request: Request) -> Response | None:
+        request.trusted = request.path.startswith("/trusted")
+        if request.path == "/probe":
+            request.drop_body()
+        is_refused = request.path in (REFUSED, "/stranger")
+        return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
 
 
 class Driver:
@@ -157,3 +172,12 @@ class GatedApp:
             self.gate.wait(60)
         start_response("200 OK", [])
         return [b"late"]
+
+
+class Recorder(list[tuple[str, bytes]]):
+    """An application that records the method and path, and the body, of each request."""
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        self.append((f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", environ["wsgi.input"].read()))
+        start_response("200 OK", [])
+        return [b"done"]
