@@ -326,6 +326,7 @@ def test_a_full_loop_evicts_the_longest_inactive_connection(full: FullDriver) ->
 
 def test_a_full_loop_never_evicts_the_only_client_of_an_address(full: FullDriver) -> None:
     honest = full.accept(GET[:-2], "127.0.0.2")
+    full.accept(host="127.0.0.4")  # Now the third address evicts its own clients, although each address has only one.
     for _ in range(5):
         full.accept(host="127.0.0.3")
     honest.sendall(GET[-2:])
