@@ -10,37 +10,12 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
-import falcon
 import pytest
-from falcon.testing import StartResponseMock, create_environ
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.workers.base import Worker
 
 from tests.support.postgres_server import PostgresServer
-
-
-def test_falcon_response_has_headers_with_names_in_lower_case() -> None:
-    """``_headers``: a dictionary of all headers that were set."""
-    response = falcon.Response()
-    response.set_header("X-Plant", "Fern")
-    response.content_type = "text/plain"
-    assert response._headers == {"x-plant": "Fern", "content-type": "text/plain"}
-    response._headers = {"x-tag": "shade"}
-    assert response._wsgi_headers()[0] == ("x-tag", "shade")
-
-
-class AnyMethod(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2.
-    _META_METHODS = frozenset()
-
-
-@pytest.mark.parametrize(("kind", "status"), [(falcon.App, 400), (AnyMethod, 404)])
-def test_falcon_rejects_the_methods_in_meta_methods(kind: Any, status: int) -> None:
-    """``_META_METHODS``: Falcon rejects these methods before it calls the middleware."""
-    start_response = StartResponseMock()
-    kind()(create_environ() | {"REQUEST_METHOD": "WEBSOCKET"}, start_response)
-    assert str(start_response.status).startswith(str(status))
-
 
 OBSERVED = """
 import falcon
