@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from benchmarks.measure import TOKEN, Load, cpu_seconds, load, measured_with, median, median_ratio
 from plants import Plant, open_store
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.servers import COMMANDS, running_server
 
 PACKAGE = "this package"
@@ -163,17 +163,12 @@ def run(args: argparse.Namespace) -> None:
         filesystem = subprocess.check_output(["stat", "-f", "-c", "%T", name], text=True).strip()
         assert filesystem not in {"tmpfs", "ramfs"}, f"{name} is in memory, so set --data to a directory on a disk"
         flush = flush_ms(directory)
-        postgres = PostgresServer(directory / "postgres")
-        postgres.create()
-        postgres.start(fsync="on", synchronous_commit="on")
-        try:
+        with running_postgres(directory, fsync="on", synchronous_commit="on") as postgres:
             for number, store in itertools.product(range(args.rounds), servers):
                 for position, (server, command) in enumerate(servers[store].items()):
                     database = new_database(store, f"round{number}_{position}", directory, postgres)
                     for count, figures in measure(command, database, args).items():
                         found[store, server, count].append(figures)
-        finally:
-            postgres.kill()
     print(f"{measured_with()}; {filesystem}, a flush takes {flush:.2f} ms; medians of {args.rounds} rounds\n")
     print("| connections | store | server | creates/s | ratio | CPU us | with database | p50 ms | p99 ms | failures |")
     print("|---" * 10 + "|")

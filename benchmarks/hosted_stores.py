@@ -7,18 +7,15 @@ The rounds are interleaved: each measures every store in turn, with each number 
 
 import argparse
 import itertools
-import os
 import statistics
-import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from benchmarks.measure import TOKEN, Load, load, measured_with, median, median_ratio
+from benchmarks.measure import TOKEN, Load, cpu_seconds, load, measured_with, median, median_ratio
 from tests.audits.deployment import Deployment
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import running_postgres, server_directory
 
 
 class Figures(NamedTuple):
@@ -28,15 +25,10 @@ class Figures(NamedTuple):
     cpu: float
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(service: Deployment, connections: int, seconds: int, first_id: int) -> Figures:
-    before = cpu_seconds(service.workers())
+    before = sum(map(cpu_seconds, service.workers()))
     seen = load(urlsplit(service.url).port or 80, connections, seconds, first_id)
-    used = cpu_seconds(service.workers()) - before
+    used = sum(map(cpu_seconds, service.workers())) - before
     return Figures(seen, used / (seen.rate * seconds) * 1e6)
 
 
@@ -50,13 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     first_ids = itertools.count(10**9, 2 * 10**7)
     found: dict[tuple[str, int], list[Figures]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        directory = Path(name)
-        directory.chmod(0o755)
-        server = PostgresServer(directory / "postgres")
-        server.create()
-        stack.callback(server.kill)
-        server.start()
+    with server_directory() as directory, running_postgres(directory) as server, ExitStack() as stack:
         urls = {"memory": "memory:", "SQLite": f"sqlite:///{directory}/plants.db", "PostgreSQL": server.url}
         services = {}
         for store, url in urls.items():

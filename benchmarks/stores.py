@@ -7,27 +7,22 @@ python -m benchmarks.stores million     add one million plants with distinct sho
 import argparse
 import gc
 import itertools
+import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 from plants import Plant, PlantStore, open_store
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import running_postgres, server_directory
+from tests.support.process import resident_bytes
 
 
 @contextmanager
 def stores() -> Iterator[dict[str, PlantStore]]:
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        server = PostgresServer(directory / "postgres")
-        server.create()
-        server.start()
+    with server_directory() as directory, running_postgres(directory) as server:
         urls = {"memory": "memory:", "SQLite": f"sqlite:///{directory}/plants.db", "PostgreSQL": server.url}
         opened = {name: open_store(url) for name, url in urls.items()}
         try:
@@ -35,7 +30,6 @@ def stores() -> Iterator[dict[str, PlantStore]]:
         finally:
             for store in opened.values():
                 store.close()
-            server.kill()
 
 
 def speed(rounds: int, seconds: float) -> None:
@@ -79,13 +73,13 @@ def million(plants: int) -> None:
             tenths = []
             longest = 0.0
             gc.collect()
-            before = resident()
+            before = resident_bytes(os.getpid())
             for tenth in range(10):
                 ids = range(tenth * plants // 10, (tenth + 1) * plants // 10)
                 began = time.perf_counter()
                 longest = max(longest, add_all(store, threads, ids))
                 tenths.append(time.perf_counter() - began)
-            grown = (resident() - before) / plants
+            grown = (resident_bytes(os.getpid()) - before) / plants
             print(f"{name:10}", *(f"{seconds:.2f}" for seconds in tenths), f"{tenths[0] / tenths[-1]:.2f}")
             print(f"{name:10} {grown:.0f} bytes a plant in this process; highest CPU of an add {longest * 1e3:.1f} ms")
 
@@ -104,10 +98,6 @@ def add_all(store: PlantStore, threads: int, ids: range) -> float:
 
     with ThreadPoolExecutor(threads) as executor:
         return max(executor.map(add, range(threads)))
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def main() -> None:

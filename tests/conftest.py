@@ -9,7 +9,7 @@ import plants
 from plants import MemoryStore, PlantStore
 from tests.contract import LIMIT, TOKEN, Send
 from tests.support.calls import sender
-from tests.support.postgres_server import PostgresServer, find_binaries
+from tests.support.postgres_server import PostgresServer, find_binaries, running_postgres
 from tests.support.postgres_server import server_directory as open_directory
 
 
@@ -63,11 +63,8 @@ def server_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def session_server(server_directory: Path) -> Iterator[PostgresServer]:
-    server = PostgresServer(server_directory / "postgres")
-    server.create()
-    server.start()
-    yield server
-    server.kill()
+    with running_postgres(server_directory) as server:
+        yield server
 
 
 @pytest.fixture

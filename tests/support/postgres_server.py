@@ -124,3 +124,15 @@ class PostgresServer:
                     os.kill(pid, signal.SIGKILL)
             end(process)
         self._running.clear()
+
+
+@contextmanager
+def running_postgres(directory: Path, **settings: str) -> Iterator[PostgresServer]:
+    """Run a new server with these settings in a folder below ``directory``, which every user must be able to enter."""
+    server = PostgresServer(directory / "postgres")
+    server.create()
+    server.start(**settings)
+    try:
+        yield server
+    finally:
+        server.kill()
