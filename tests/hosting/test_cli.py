@@ -21,22 +21,12 @@ from plants.hosting import cli, settings
 from plants.hosting.settings import Settings
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN
-from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, run, serving
+from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, error_line, run, serving
 from tests.support.needs import needs_psycopg
 from tests.support.process import PATIENCE_SECONDS, free_port, wait_until
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
-
-
-def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
-    """Check that a command failed with one line, and return the line."""
-    assert result.returncode == status
-    assert result.stdout == ""
-    assert result.stderr.endswith("\n")
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("plants: ")
-    return result.stderr.removeprefix("plants: ").rstrip()
 
 
 @pytest.mark.parametrize("arguments", ["--help", "-h"])

@@ -23,7 +23,9 @@ TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 # If this path were logged verbatim, it would end its line and forge a second one.
 FORGED = "/%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%20200%20%C2%85"
 
-APP = """
+OWN = """
+wsgi_app = "own:app"
+
 import logging
 from plants import MemoryStore
 from plants.app import build_app
@@ -52,7 +54,7 @@ def app(environ, start_response):
 
 # A traceback as people read it.
 STACK = r"""Traceback \(most recent call last\):
-  File ".*faulty\.py", line \d+, in app
+  File ".*own\.py", line \d+, in app
     raise KeyError\(.*
 KeyError
 
@@ -60,7 +62,7 @@ which led to:
 
 Traceback \(most recent call last\):
 (  .*
-)+  File ".*faulty\.py", line \d+, in app
+)+  File ".*own\.py", line \d+, in app
     raise SystemExit\(.*
 SystemExit
 ?"""
@@ -104,7 +106,7 @@ def test_each_request_is_logged_on_standard_output(service: Service) -> None:
 
 
 def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
-    with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
+    with service.client() as client:
         request_id = "x" * 128
         client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
         assert client.response().status == 401
@@ -171,10 +173,8 @@ def test_the_text_format_is_human_readable(text_service: Service) -> None:
 
 @contextmanager
 def serving_faulty(folder: Path, log_format: str, log_level: str) -> Iterator[Service]:
-    (folder / "faulty.py").write_text(APP)
-    (folder / "conf.py").write_text("wsgi_app = 'faulty:app'")
-    options = [f"--pythonpath={folder}", f"-c={folder}/conf.py", f"--log-level={log_level}"]
-    with serving(*options, PLANTS_LOG_FORMAT=log_format) as service:
+    (folder / "own.py").write_text(OWN)
+    with serving("-c=own.py", f"--log-level={log_level}", cwd=folder, PLANTS_LOG_FORMAT=log_format) as service:
         yield service
 
 

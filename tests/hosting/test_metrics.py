@@ -22,7 +22,9 @@ from tests.support.hosted import SERVE, Service, send_to, serving
 from tests.support.process import children, free_port, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
-APP = """
+OWN = """
+wsgi_app = "own:app"
+
 from plants.wsgi import app as service
 
 def app(environ, start_response):
@@ -94,7 +96,7 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path:
         service.send(method="GET", path="/elsewhere", headers=[AUTH])
         service.send(method="HEAD", path="/livez", headers=[])
         service.send(method="BREW", headers=[AUTH])
-        with Client(socket.create_connection(("127.0.0.1", service.port))) as client:
+        with service.client() as client:
             client.send(b"not HTTP\r\n\r\n").response()
         after = request_counts(port) - before
         assert after == {
@@ -120,7 +122,7 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path:
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_gauges_do_not_include_ended_workers(port: int, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        clients = [Client(socket.create_connection(("127.0.0.1", service.port))) for _ in range(8)]
+        clients = [service.client() for _ in range(8)]
         wait_until(lambda: value(port, "plants_connections") >= 8)
         workers = children(service.process.pid)
         service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
@@ -138,7 +140,7 @@ def test_metrics_respond_while_requests_wait_for_the_store(port: int, tmp_path: 
         create(service, 0, 1)
         with (
             closing(sqlite3.connect(tmp_path / "plants.db", isolation_level=None)) as locker,
-            Client(socket.create_connection(("127.0.0.1", service.port))) as client,
+            service.client() as client,
         ):
             locker.execute("BEGIN IMMEDIATE")
             body = new_plant(id=2)
@@ -187,10 +189,8 @@ def test_a_worker_without_memory_for_metrics_serves_anyway(port: int) -> None:
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_unusual_status_has_the_label_other(port: int, tmp_path: Path) -> None:
-    (tmp_path / "odd.py").write_text(APP)
-    (tmp_path / "conf.py").write_text("wsgi_app = 'odd:app'")
-    options = [f"--pythonpath={tmp_path}", f"-c={tmp_path}/conf.py"]
-    with serving(*options, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+    (tmp_path / "own.py").write_text(OWN)
+    with serving("-c=own.py", cwd=tmp_path, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         for status in (299, 599, 402):
             assert service.send(method="GET", path=f"/{status}", headers=[AUTH]).status == status
         counts = {labels[2]: count for labels, count in request_counts(port).items() if labels[1] == "other"}
@@ -204,7 +204,7 @@ def test_a_503_of_a_full_worker_is_no_failure_of_the_store(port: int) -> None:
     bind = f"127.0.0.1:{port}"
     with serving(PLANTS_METRICS_BIND=bind, PLANTS_MAX_BODY_BYTES="20000") as service, ExitStack() as clients:
         for _ in range(PLACES + 1):
-            client = clients.enter_context(Client(socket.create_connection(("127.0.0.1", service.port))))
+            client = clients.enter_context(service.client())
             client.send(head.encode() + b" " * 17000)
         wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
         assert value(port, "plants_store_failures_total") == 0

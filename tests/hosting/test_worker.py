@@ -22,7 +22,6 @@ from tests.contract import TOKEN, Headers, new_plant
 from tests.support.calls import call
 from tests.support.hosted import Service, serving
 from tests.support.process import wait_until
-from tests.support.worker_server import Client
 
 GENERATED_ID = r"[0-9a-f]{12}-[0-9a-f]+"
 
@@ -31,10 +30,6 @@ GENERATED_ID = r"[0-9a-f]{12}-[0-9a-f]+"
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with serving(workers=2, PLANTS_STORE=f"sqlite:///{tmp_path_factory.mktemp('store')}/plants.db") as service:
         yield service
-
-
-def client_of(service: Service) -> Client:
-    return Client(socket.create_connection(("127.0.0.1", service.port)))
 
 
 def test_a_401_has_the_expected_headers_and_no_others(service: Service) -> None:
@@ -90,7 +85,7 @@ def test_request_ids_differ_between_processes(service: Service) -> None:
     ],
 )
 def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, request_: bytes, status: int) -> None:
-    with client_of(service) as client:
+    with service.client() as client:
         response = client.send(request_).response()
     request_id = response.headers["x-request-id"]
     assert (request_id == "mine") == (b"mine" in request_)
@@ -105,7 +100,7 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
 def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
     head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer correct-horse\r\nContent-Length: 9\r\n\r\n"
     with serving(PLANTS_REQUEST_TIMEOUT="1") as service:
-        clients = [client_of(service).send(head[:length]) for length in (19, len(head))]
+        clients = [service.client().send(head[:length]) for length in (19, len(head))]
         for client, request in zip(clients, [("", ""), ("POST", "/plants")], strict=True):
             (response,) = client.responses()
             line = service.line_of(response.headers["x-request-id"])

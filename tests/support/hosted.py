@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 from plants.hosting import cli
 from tests.contract import LIMIT, TOKEN, Headers, Response
 from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_workers
+from tests.support.worker_server import Client
 
 CHECKOUT = Path(__file__).parents[2]
 PLANTS = [sys.executable, "-m", "plants"]
@@ -64,6 +66,9 @@ class Service(Process):
 
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         return send_to(self.port, body, method=method, path=path, headers=headers)
+
+    def client(self) -> Client:
+        return Client(socket.create_connection(("127.0.0.1", self.port)))
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -146,6 +151,16 @@ def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.
         for file in (output, errors):
             file.seek(0)
         return subprocess.CompletedProcess(arguments, status or 0, output.read(), errors.read())
+
+
+def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    """Check that a command failed with one line, and return the line."""
+    assert result.returncode == status
+    assert result.stdout == ""
+    assert result.stderr.endswith("\n")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("plants: ")
+    return result.stderr.removeprefix("plants: ").rstrip()
 
 
 @contextmanager
