@@ -27,14 +27,9 @@ OWN = """
 wsgi_app = "own:app"
 
 import logging
-from plants import MemoryStore
-from plants.app import build_app
-from plants.auth import BearerAuth
-from plants.public_paths import public_paths, public_resources
+from plants.wsgi import app as service
 
 SECRETS = "the first secret", "the last secret\\n2026-11-21T00:00:00.000000Z info\\x1b[2J"
-resources = public_resources(MemoryStore())
-service = build_app(MemoryStore(), BearerAuth(public_paths=public_paths(resources)), resources)
 
 def app(environ, start_response):
     if environ["PATH_INFO"] == "/livez":
