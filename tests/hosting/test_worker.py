@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import re
-import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,12 +14,13 @@ from plants.hosting.application import create_service
 from plants.hosting.logs import AccessLog
 from plants.hosting.service import PlantService
 from plants.hosting.settings import Settings
-from plants.server.request import HTTPError, Listener, Request, SizedBody
+from plants.server.request import HTTPError, Request, SizedBody
 from plants.server.threads import current
 from plants.tokens import TokenCheck
 from tests.contract import TOKEN, Headers, new_plant
 from tests.support.calls import call
 from tests.support.hosted import Service, serving
+from tests.support.loop_driver import new_request
 from tests.support.process import wait_until
 
 GENERATED_ID = r"[0-9a-f]{12}-[0-9a-f]+"
@@ -123,8 +123,7 @@ def service_with(check: TokenCheck) -> PlantService:
 
 
 def request_for(path: str) -> Request:
-    with socket.socket() as sock:
-        request = Request(Listener(sock, lambda *_: []), {"HTTP_AUTHORIZATION": "Bearer x"}, 0.0)
+    request = new_request(HTTP_AUTHORIZATION="Bearer x")
     request.path = path
     request.body = SizedBody(5)
     request.head_parsed = True

@@ -1,6 +1,5 @@
 """Request parsing in memory: each limit is exact, and packet boundaries do not change the result."""
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,16 +7,16 @@ from typing import Any
 import pytest
 
 from plants.server.bounds import Limits
-from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Listener, Request, SizedBody, check_growing_head
+from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Request, SizedBody, check_growing_head
 from tests.support.loop_driver import LIMITS as LARGE
+from tests.support.loop_driver import new_request
 
 LIMITS = replace(LARGE, line_bytes=60, field_bytes=50, max_fields=4)
 HOST = b"Host: a\r\n"
 
 
 def parse(head: bytes, limits: Limits = LIMITS) -> Request:
-    with socket.socket() as sock:
-        request = Request(Listener(sock, lambda *_: []), {"SCRIPT_NAME": ""}, 0.0)
+    request = new_request(SCRIPT_NAME="")
     request.parse_head(head.decode("latin-1"), limits)
     return request
 

@@ -1,22 +1,15 @@
 """The response of an application, in memory."""
 
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from plants.server.request import Listener, Request, SizedBody
+from plants.server.request import SizedBody
 from plants.server.response import make_response, to_bytes
 from plants.server.threads import Call
 from plants.server.worker import ErrorLog
-from tests.support.loop_driver import LOG
-
-
-@pytest.fixture
-def sock() -> Iterator[socket.socket]:
-    with socket.socket() as sock:
-        yield sock
+from tests.support.loop_driver import LOG, new_request
 
 
 def remove_input(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -36,14 +29,14 @@ class Closable(list[bytes]):
         self.closed = True
 
 
-def test_blocks_are_joined_and_their_iterable_is_closed(sock: socket.socket) -> None:
+def test_blocks_are_joined_and_their_iterable_is_closed() -> None:
     blocks = Closable([b"", b"one ", b"", b"two ", b"three"])
 
     def return_blocks(_environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         start_response("200 OK", [])
         return blocks
 
-    response = Call(Request(Listener(sock, return_blocks), {}, 0.0), b"", LOG).response()
+    response = Call(new_request(return_blocks), b"", LOG).response()
     assert response
     assert (response.body, blocks.closed) == (b"one two three", True)
 
@@ -57,8 +50,8 @@ def return_unclosable(environ: dict[str, Any], start_response: Callable[..., Any
 
 
 @pytest.mark.parametrize("app", [remove_input, keep_input, return_unclosable])
-def test_a_call_that_has_begun_keeps_its_body_until_it_ends(sock: socket.socket, app: Callable[..., Any]) -> None:
-    request = Request(Listener(sock, app), {}, 0.0)
+def test_a_call_that_has_begun_keeps_its_body_until_it_ends(app: Callable[..., Any]) -> None:
+    request = new_request(app)
     request.body = SizedBody(4)
     request.body.feed(b"body")
     body = request.claim()
@@ -71,8 +64,8 @@ def test_a_call_that_has_begun_keeps_its_body_until_it_ends(sock: socket.socket,
     assert request.environ == {}
 
 
-def test_the_date_of_a_response_is_the_current_second(sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request(Listener(sock, keep_input), {}, 0.0)
+def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = new_request()
     response = make_response("200 OK", [], b"", is_head=False)
     for second, date in ((0.0, b"00:00:00"), (1.9, b"00:00:01"), (3.0, b"00:00:03")):
         monkeypatch.setattr("time.time", lambda second=second: second)
@@ -94,10 +87,10 @@ DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
 )
 @pytest.mark.parametrize("date", ["Date", "date", "DATE"])
 def test_the_headers_of_the_application_are_sent(
-    sock: socket.socket, status: str, headers: list[tuple[str, str]], sent: str, date: str
+    status: str, headers: list[tuple[str, str]], sent: str, date: str
 ) -> None:
     response = make_response(status, [(date, DATE), *headers], b"body", is_head=False)
-    data = to_bytes(response, Request(Listener(sock, keep_input), {}, 0.0), close=False)
+    data = to_bytes(response, new_request(), close=False)
     assert data == f"HTTP/1.1 {status}\r\nDate: {DATE}\r\n{sent}".encode()
 
 

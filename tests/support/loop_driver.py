@@ -132,6 +132,12 @@ class Driver:
             sock.close()
 
 
+def new_request(app: Callable[..., Any] = app, **environ: str) -> Request:
+    """Return a request that did not arrive at any socket."""
+    no_socket: Any = None
+    return Request(Listener(no_socket, app), environ, 0.0)
+
+
 def get(path: str) -> bytes:
     return GET.replace(b"/late", path.encode())
 
