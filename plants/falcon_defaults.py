@@ -48,6 +48,8 @@ class _PendingResponse:
     ) -> None:
         self._response = response
         self._environ = environ
+        self._pending: list[Any] = environ["server.pending"]
+        self._pending.append(self.outcome)  # until a reader knows the outcome
         self._start_response = start_response
         self._blocks: list[bytes] | None = None
         self._error: Exception | None = None
@@ -80,9 +82,11 @@ class _PendingResponse:
             status, headers, body = failure
             # Nothing was sent, so this replaces what Falcon has started. Some hosts raise the error instead.
             self._start_response(status, headers, (type(self._error), self._error, None))  # type: ignore[arg-type]  # no traceback
-            return iter([body])
-        if self._blocks is None:
+            self._blocks = [body]
+        elif self._blocks is None:
             self._blocks = [*self._response]
+        if self.outcome in self._pending:
+            self._pending.remove(self.outcome)
         return iter(self._blocks)
 
     def close(self) -> None:
@@ -107,8 +111,7 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
         path = env.setdefault("PATH_INFO", "")
         if not path.isascii():
             env["PATH_INFO"] = path.encode("latin-1", "replace").decode("latin-1")
-        pending = env.get("server.pending")
-        if pending is None:
+        if env.get("server.pending") is None:
             return super().__call__(env, start_response)
         deferral = env["plants.deferral"] = _Deferral()
         try:
@@ -118,9 +121,7 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
             deferral.is_open = False
         if not deferral.submit:
             return response
-        waiting = _PendingResponse(response, deferral.submit, env, start_response)
-        pending.append(waiting.outcome)
-        return waiting
+        return _PendingResponse(response, deferral.submit, env, start_response)
 
 
 class _JSONResponse(falcon.Response):

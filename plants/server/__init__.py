@@ -20,7 +20,8 @@ Shared work. A thread calls the application for up to ``Worker.max_batch`` reque
 ``server.pending`` may append to it a function that waits for work that its request shares with others, such as a
 commit; then the thread calls the application for the rest of the batch before it calls this function and reads the
 response. The function returns None, or if the work failed, the status, the headers and the body of a response, which
-the server sends instead of any response with another status. It must not raise an exception.
+the server sends instead of a success. An application removes the function from the list once a reader of its response
+knows the outcome; otherwise the server sends this response instead of any other. It must not raise an exception.
 
 Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
 does; if it had, it continues, and its response is dropped.

@@ -79,26 +79,39 @@ class Call:
     def response(self) -> Response | None:
         """Wait for the pending work, read the body and return the response, or None if the application failed."""
         request = self._request
-        failure: Failure | None = None
         response: Response | None = None
+        error: BaseException | None = None
+        failure = self._wait()
         try:
-            for outcome in self._outcomes or ():
-                failure = outcome() or failure
             if not self._failed:
                 response = self._read()
-        except BaseException as error:
-            # If the work failed, the application's host may be unable to replace the response, and raise an exception.
-            if not failure:
-                self._log.error("the application failed", exc_info=error)
-        # Drop the body, and the references of the outcomes to this call.
-        request.environ.pop("wsgi.input", None)
+        except BaseException as raised:
+            error = raised
+        # The application has not told these outcomes. A generator calls the application only when it is read.
+        untold = self._wait()
         if self._outcomes:
-            self._outcomes.clear()
-        # A response with the status of the failure is the failure's, and middleware may have added headers to it. Any
-        # other one was made before the failure was known.
-        if failure and not (response and response.status[:3] == failure[0][:3]):
-            response = make_response(*failure, is_head=request.method == "HEAD")
+            self._outcomes.clear()  # They refer to this call.
+        request.environ.pop("wsgi.input", None)  # Drop the body.
+        if error and not failure and not untold:
+            self._log.error("the application failed", exc_info=error)
+        error = None  # Its traceback refers to this frame.
+        # Middleware may have changed the response to a failure. A success was started before the failure was known.
+        is_error = response is not None and response.status[0] in "45"
+        replacement = untold or (None if is_error else failure)
+        if replacement:
+            response = make_response(*replacement, is_head=request.method == "HEAD")
         return response
+
+    def _wait(self) -> Failure | None:
+        """Wait for the pending work, and forget what succeeded; return the last failure."""
+        failure: Failure | None = None
+        outcomes = self._outcomes or []
+        for outcome in tuple(outcomes):
+            found = outcome()
+            if found is None and outcome in outcomes:
+                outcomes.remove(outcome)
+            failure = found or failure
+        return failure
 
     def _read(self) -> Response:
         iterable, self._iterable = self._iterable, None

@@ -261,6 +261,48 @@ def test_middleware_adds_headers_to_a_pending_error(app: App) -> None:
     assert in_use.head.count(b"Access-Control-Allow-Origin: *") == 1
 
 
+def importing(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Create several plants, as a host's own operation does, and respond with their statuses."""
+    statuses = []
+    for body in PLANTS:
+        part = dict(environ) | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        statuses.append(b"")
+
+        def start(status: str, _headers: Any, _exc_info: Any = None) -> None:
+            statuses[-1] = status[:3].encode()
+
+        b"".join(app(part, start))
+    start_response("200 OK", [])
+    return [b" ".join(statuses)]
+
+
+def mapping(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    def start(status: str, *rest: Any) -> Any:
+        return start_response(status.replace("400 Bad Request", "409 Conflict"), *rest)
+
+    return app(environ, start)
+
+
+def dropping_late(app: App, environ: Any, start_response: Any) -> Iterator[bytes]:
+    app(environ, lambda *_: list)
+    start_response("200 OK", [])
+    yield SUCCESS[1]
+
+
+def test_a_host_that_has_read_the_responses_makes_its_own(app: App) -> None:
+    assert results(calls_of(partial(importing, app), b"")) == [(200, b"200 400 200")]
+
+
+def test_middleware_may_replace_the_status_of_an_error(app: App) -> None:
+    statuses = [status for status, _ in results(calls_of(partial(mapping, app), *PLANTS))]
+    assert statuses == [200, 409, 200]
+
+
+def test_a_generator_that_drops_the_response_waits_for_the_commit(app: App, store: PlantStore) -> None:
+    assert results(calls_of(partial(dropping_late, app), *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
+    assert store.get(2)
+
+
 def test_a_host_that_fails_after_a_commit_is_a_500(app: App, caplog: pytest.LogCaptureFixture) -> None:
     def failing(environ: Any, start_response: Any) -> Iterator[bytes]:
         yield from app(environ, start_response)
