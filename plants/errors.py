@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from enum import IntEnum
 from http.client import responses
 from typing import Any, Self
+from wsgiref.types import StartResponse
 
 import falcon
 
@@ -13,7 +14,7 @@ from plants.stores import PlantIdInUse, PlantRefused, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-RETRY_AFTER_SECONDS = 1
+_RETRY = {"Retry-After": "1"}  # in seconds
 _MAX_MESSAGE = 499
 
 _log = logging.getLogger(__name__)
@@ -48,12 +49,11 @@ class ErrorCode(IntEnum):
 
 
 _MESSAGES = {int(code): code.message for code in ErrorCode}
+_RETRY_CODES = {42900, ErrorCode.UNAVAILABLE}
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
-    """Return the exception for an error code; ``message`` defaults to the table's, and a 503 ignores ``headers``."""
-    if code == ErrorCode.UNAVAILABLE:
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    """Return the exception for an error code; ``message`` defaults to the table's."""
     return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
 
 
@@ -63,14 +63,7 @@ def error_message(code: int, message: str | None = None) -> str:
     return message[:_MAX_MESSAGE]
 
 
-def error_body(code: int, message: str | None = None) -> bytes:
-    """Return the Error body for a code, with the message of ``error_message``."""
-    return json.dumps({"error": code, "message": error_message(code, message)}).encode()
-
-
-def error_response(
-    error: BaseException, environ: MutableMapping[str, Any] | None = None
-) -> tuple[str, dict[str, str], bytes]:
+def error_response(error: BaseException, environ: MutableMapping[str, Any]) -> tuple[str, dict[str, str], bytes]:
     """Return the status, the headers and the body of the response to an exception.
 
     :param environ: gets the code and the message as ``plants.error``, so that a server can log them.
@@ -79,10 +72,17 @@ def error_response(
     # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
     code = http.code or http.status_code * 100
     message = error_message(code, http.description)
-    if environ is not None:
-        environ["plants.error"] = (code, message)
-    body = error_body(code, message)
-    return falcon.code_to_http_status(http.status), HEADERS | dict(http.headers or {}), body
+    environ["plants.error"] = (code, message)
+    headers = HEADERS | (_RETRY if code in _RETRY_CODES else {}) | dict(http.headers or {})
+    body = json.dumps({"error": code, "message": message}).encode()
+    return falcon.code_to_http_status(http.status), headers, body
+
+
+def respond(error: Exception, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
+    """Respond to a request with an exception, as a WSGI application (PEP 3333) does."""
+    status, headers, body = error_response(error, environ)
+    start_response(status, [*headers.items(), ("Content-Length", str(len(body)))])
+    return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
 
 
 def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:

@@ -25,7 +25,7 @@ from waitress.channel import ClientDisconnected
 
 from plants.app import OPERATIONS, build_app
 from plants.auth import BearerAuth
-from plants.errors import RETRY_AFTER_SECONDS, error_response
+from plants.errors import respond
 from plants.public_paths import public_paths, public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
@@ -202,7 +202,7 @@ class Server:
             return start_response(line, headers, *exc_info)
 
         if isinstance(failure, int):
-            response = _fail_with(failure, start)
+            response = b"".join(respond(falcon.HTTPError(failure), environ, start))
         elif failure != "close":
             response = b"".join(self._app(environ, start))
         if environ["REQUEST_METHOD"] == "HEAD":
@@ -213,13 +213,6 @@ class Server:
         if failure == "close":
             raise ConnectionClosed
         return [response]
-
-
-def _fail_with(status: int, start_response: Any) -> bytes:
-    retry_after = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in {429, 503} else None
-    line, headers, body = error_response(falcon.HTTPError(status, headers=retry_after))
-    start_response(line, [*headers.items(), ("Content-Length", str(len(body)))])
-    return body
 
 
 def _received(environ: dict[str, Any], body: bytes, status: int, response: bytes) -> Received:

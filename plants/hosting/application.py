@@ -7,10 +7,12 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
 
+import falcon
+
 from plants import __version__
 from plants.app import OPERATIONS, build_app
 from plants.auth import BearerAuth
-from plants.errors import HEADERS, ErrorCode, error_body
+from plants.errors import ErrorCode, http_error, respond
 from plants.falcon_defaults import App, Router
 from plants.hosting.settings import Settings
 from plants.public_paths import Constant, public_paths, public_resources
@@ -26,6 +28,10 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+
+_PLACE = "An interactive description is at the Location of this response."
+_REDIRECTION = falcon.HTTPError(302, description=_PLACE, headers={"Location": "docs"})
 
 
 class HostedService(NamedTuple):
@@ -76,16 +82,12 @@ def _hosted(app: App, settings: Settings, auth: BearerAuth) -> WSGIApplication:
     def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, app.router, auth):
             _log_processes(settings.shown_store)
-            body = error_body(ErrorCode.INTERNAL)
-            start_response("500 Internal Server Error", [*HEADERS.items(), ("Content-Length", str(len(body)))])
-            return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
+            return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
         is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
         # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
         if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
             return app(environ, start_response)
-        body = error_body(30200, "An interactive description is at the Location of this response.")
-        start_response("302 Found", [*HEADERS.items(), ("Location", "docs"), ("Content-Length", str(len(body)))])
-        return [body] if environ["REQUEST_METHOD"] == "GET" else []
+        return respond(_REDIRECTION, environ, start_response)
 
     return hosted
 

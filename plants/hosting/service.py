@@ -4,12 +4,11 @@ import itertools
 import re
 import secrets
 import time
-from http import HTTPStatus
 from typing import Any, Final
 
 import falcon
 
-from plants.errors import RETRY_AFTER_SECONDS, error_message, error_response
+from plants.errors import error_message, error_response
 from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_RESOURCES, Metrics
@@ -71,8 +70,7 @@ class PlantService(Service):
 
     def error_response(self, error: HTTPError, request: Request) -> Response:
         """Return a response with an Error body."""
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else None
-        return _error_response(falcon.HTTPError(error.status, description=error.message, headers=headers), request)
+        return _error_response(falcon.HTTPError(error.status, description=error.message), request)
 
     def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""

@@ -10,7 +10,7 @@ from marshmallow import ValidationError
 
 import plants
 from plants import PlantIdInUse, StoreUnavailable
-from plants.errors import ErrorCode, error_body
+from plants.errors import ErrorCode, error_response, http_error
 from plants.stores import PlantRefused
 from plants.testing import FaultyStore
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
@@ -60,8 +60,9 @@ def test_any_http_error_has_a_code_and_a_short_message() -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_has_a_message(code: ErrorCode) -> None:
-    assert json.loads(error_body(code)) == {"error": code, "message": code.message}
+    assert json.loads(error_response(http_error(code), {})[2]) == {"error": code, "message": code.message}
 
 
 def test_a_code_without_a_message_uses_the_status_phrase() -> None:
-    assert json.loads(error_body(43100)) == {"error": 43100, "message": "Request Header Fields Too Large"}
+    response = response_with(falcon.HTTPError(431))
+    assert (response.error, response.message) == (43100, "Request Header Fields Too Large")
