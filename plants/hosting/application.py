@@ -83,13 +83,18 @@ def _hosted(app: App, settings: Settings, auth: BearerAuth) -> WSGIApplication:
         if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, app.router, auth):
             _log_processes(settings.shown_store)
             return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
-        is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
-        # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
-        if not is_root or "text/html" not in environ.get("HTTP_ACCEPT", ""):
-            return app(environ, start_response)
-        return respond(_REDIRECTION, environ, start_response)
+        return (
+            respond(_REDIRECTION, environ, start_response) if is_redirected(environ) else app(environ, start_response)
+        )
 
     return hosted
+
+
+def is_redirected(environ: dict[str, Any]) -> bool:
+    """Return whether a browser requests ``/``, for which it needs no token."""
+    is_root = environ.get("PATH_INFO") == "/" and environ["REQUEST_METHOD"] in {"GET", "HEAD"}
+    # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
+    return is_root and "text/html" in environ.get("HTTP_ACCEPT", "")
 
 
 def _reaches_store(environ: dict[str, Any], router: Router, auth: BearerAuth) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import falcon
 
 from plants.errors import error_message, error_response
-from plants.hosting.application import HostedService
+from plants.hosting.application import HostedService, is_redirected
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_RESOURCES, Metrics
 from plants.public_paths import non_blocking_paths
@@ -50,8 +50,7 @@ class PlantService(Service):
     def _refusal(self, request: Request) -> Response | None:
         # The public paths and the metrics, which have a listener of their own, need no token and no body.
         if request.path in self._auth.public_paths or request.listener.reserved_connections:
-            if not request.body.complete:
-                request.drop_body()
+            _drop_body(request)
             return None
         try:
             error: BaseException | None = self._auth.refusal(
@@ -62,6 +61,9 @@ class PlantService(Service):
         if error is None:
             request.trusted = True
             request.environ["plants.auth"] = self._auth  # The application does not check the token again.
+            return None
+        if is_redirected(request.environ):
+            _drop_body(request)
             return None
         current.request = request  # so that a line in the log has its id
         response = _error_response(error, request)
@@ -89,6 +91,11 @@ class PlantService(Service):
             except Exception:
                 self._log.exception("a response could not be logged", extra={"request": request})
         self._access_log.flush()
+
+
+def _drop_body(request: Request) -> None:
+    if not request.body.complete:
+        request.drop_body()
 
 
 def _error_response(error: BaseException, request: Request) -> Response:
