@@ -21,7 +21,7 @@ import falcon
 import plants
 from benchmarks.measure import measured_with
 from plants.auth import BearerAuth
-from plants.falcon_defaults import json_app
+from plants.falcon_defaults import App
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema
 from plants.tokens import Tokens
@@ -61,11 +61,11 @@ def bearer() -> BearerAuth:
 
 STEPS: dict[str, Callable[[], Any]] = {
     "Falcon, read the body, constant bytes": lambda: with_route(falcon.App(), 0),
-    "strict methods and paths, headers": lambda: with_route(json_app(), 0),
-    "the bearer token": lambda: with_route(json_app(bearer()), 0),
-    "media type, strict JSON": lambda: with_route(json_app(bearer()), 1),
-    "validation by the schema": lambda: with_route(json_app(bearer()), 2),
-    "the dictionary store": lambda: with_route(json_app(bearer()), 3),
+    "strict methods and paths, headers": lambda: with_route(App(), 0),
+    "the bearer token": lambda: with_route(App(bearer()), 0),
+    "media type, strict JSON": lambda: with_route(App(bearer()), 1),
+    "validation by the schema": lambda: with_route(App(bearer()), 2),
+    "the dictionary store": lambda: with_route(App(bearer()), 3),
     "serialization by the schema: the whole service": lambda: plants.create_app(tokens=[TOKEN]),
 }
 

@@ -9,7 +9,7 @@ import falcon
 
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
-from plants.falcon_defaults import App, defer, json_app
+from plants.falcon_defaults import App, defer
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import Limits, PlantSchema
@@ -40,23 +40,17 @@ def create_app(
         raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
     auth = BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens))
-    return build_app(store, auth, limits=Limits(max_body_bytes))
+    return build_app(store, auth, {}, Limits(max_body_bytes))
 
 
-def build_app(
-    store: PlantStore,
-    auth: BearerAuth,
-    resources: Mapping[str, object] | None = None,
-    *,
-    limits: Limits | None = None,
-) -> App:
+def build_app(store: PlantStore, auth: BearerAuth, resources: Mapping[str, object], limits: Limits) -> App:
     """Return an application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
     :param auth: checks the token; its ``public_paths`` are those of the resources that need none.
     """
-    app = json_app(auth)
-    operations = {template: make(store, limits or Limits()) for template, make in OPERATIONS.items()}
-    for template, resource in (operations | dict(resources or {})).items():
+    app = App(auth)
+    operations = {template: make(store, limits) for template, make in OPERATIONS.items()}
+    for template, resource in {**operations, **resources}.items():
         app.add_route(template, resource)
     return app
 

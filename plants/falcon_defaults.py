@@ -12,14 +12,6 @@ from plants.errors import HEADERS, error_response, handle_error
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
 
 
-def json_app(*middleware: Any) -> "App":
-    """Return an application without routes. Responses are JSON by default, and every failure is an Error body."""
-    app = App(*middleware)
-    for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
-        app.add_error_handler(error, handle_error)
-    return app
-
-
 Submit = Callable[[], Callable[[], None]]  # queues work, and returns a function that waits for it
 
 
@@ -97,13 +89,18 @@ class _PendingResponse:
 
 
 class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
-    """A Falcon application with these defaults; ``router`` finds its routes."""
+    """A Falcon application whose responses are JSON by default, and every failure an Error body.
+
+    ``router`` finds its routes.
+    """
 
     _META_METHODS = frozenset()  # Falcon would reject the method WEBSOCKET before the middleware checks the token.
 
     def __init__(self, *middleware: Any) -> None:
         self.router = Router()
         super().__init__(middleware=list(middleware), response_type=_JSONResponse, router=self.router)
+        for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
+            self.add_error_handler(error, handle_error)
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""

@@ -27,6 +27,7 @@ from plants.app import OPERATIONS, build_app
 from plants.auth import BearerAuth
 from plants.errors import respond
 from plants.public_paths import public_paths, public_resources
+from plants.schemas import Limits
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 
@@ -153,7 +154,7 @@ class Server:
         self.reset()
         resources = public_resources(self.store)
         auth = BearerAuth(self, public_paths=public_paths(resources))
-        self._app = build_app(self.store, auth, resources)
+        self._app = build_app(self.store, auth, resources, Limits())
 
     @property
     def headers(self) -> dict[str, str]:

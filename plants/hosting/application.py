@@ -55,7 +55,7 @@ def create_service(settings: Settings) -> HostedService:
     resources = public_resources(store) | PAGE
     auth = BearerAuth(*settings.token_checks, public_paths=public_paths(resources))
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
-    app = build_app(store, auth, resources, limits=limits)
+    app = build_app(store, auth, resources, limits)
     return HostedService(settings, auth, _hosted(app, settings, auth), app.router, resources)
 
 
@@ -83,9 +83,9 @@ def _hosted(app: App, settings: Settings, auth: BearerAuth) -> WSGIApplication:
         if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, app.router, auth):
             _log_processes(settings.shown_store)
             return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
-        return (
-            respond(_REDIRECTION, environ, start_response) if is_redirected(environ) else app(environ, start_response)
-        )
+        if is_redirected(environ):
+            return respond(_REDIRECTION, environ, start_response)
+        return app(environ, start_response)
 
     return hosted
 

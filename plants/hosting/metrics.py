@@ -22,7 +22,7 @@ import plants
 from plants import server
 from plants.app import OPERATIONS, PLANTS_PATH
 from plants.errors import ErrorCode
-from plants.falcon_defaults import json_app
+from plants.falcon_defaults import App
 from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
@@ -161,7 +161,7 @@ METRICS_RESOURCES: Final = {"/metrics": Exposition()}
 
 def metrics_app() -> WSGIApplication:
     """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
-    app = json_app()
+    app = App()
     for path, resource in METRICS_RESOURCES.items():
         app.add_route(path, resource)
     return app

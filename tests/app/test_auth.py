@@ -9,6 +9,7 @@ import plants
 from plants import MemoryStore
 from plants.app import build_app
 from plants.auth import BearerAuth
+from plants.schemas import Limits
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import Stream, call, sender
 
@@ -16,7 +17,7 @@ from tests.support.calls import Stream, call, sender
 def test_a_token_that_the_server_checked_is_not_checked_again() -> None:
     check, other = Check(lambda _: True), Check(lambda _: True)
     auth = BearerAuth(check)
-    own, others = (build_app(MemoryStore(), each) for each in (auth, BearerAuth(other)))
+    own, others = (build_app(MemoryStore(), each, {}, Limits()) for each in (auth, BearerAuth(other)))
     for app in (own, others):
         assert call(app, Stream(), **{"plants.auth": auth}).error == 40001
     assert (check.checked, other.checked) == ([], [TOKEN])

@@ -11,6 +11,7 @@ from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.app import build_app
 from plants.auth import BearerAuth
 from plants.public_paths import public_paths, public_resources
+from plants.schemas import Limits
 from plants.testing import FaultyStore
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
@@ -20,7 +21,7 @@ from tests.support.calls import sender
 def client(store: PlantStore | None = None, environ: dict[str, Any] | None = None) -> WebTestApp:
     store = store or MemoryStore()
     resources = public_resources(store)
-    app = build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=public_paths(resources)), resources)
+    app = build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=public_paths(resources)), resources, Limits())
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
