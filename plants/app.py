@@ -39,20 +39,29 @@ def create_app(
     if max_body_bytes < 1:
         raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
-    auth = BearerAuth(tokens if isinstance(tokens, TokenCheck) else Tokens(tokens))
-    return build_app(store, auth, {}, Limits(max_body_bytes))
+    check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
+    return PlantApp(store, [check], {}, Limits(max_body_bytes))
 
 
-def build_app(store: PlantStore, auth: BearerAuth, resources: Mapping[str, object], limits: Limits) -> App:
-    """Return an application like that of ``create_app`` that also serves other resources, keyed by URI template.
+class PlantApp(App):
+    """An application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
-    :param auth: checks the token; its ``public_paths`` are those of the resources that need none.
+    A resource declares what a server must know before it calls the application: ``public = True`` if it needs no token
+    and reads no body, and ``blocks = False`` if it never waits. The path of such a resource has no parameters.
+
+    :param checks: a token is valid if any of these accepts it.
     """
-    app = App(auth)
-    operations = {template: make(store, limits) for template, make in OPERATIONS.items()}
-    for template, resource in {**operations, **resources}.items():
-        app.add_route(template, resource)
-    return app
+
+    def __init__(
+        self, store: PlantStore, checks: Iterable[TokenCheck], resources: Mapping[str, object], limits: Limits
+    ) -> None:
+        routes = {template: make(store, limits) for template, make in OPERATIONS.items()} | dict(resources)
+        public_paths = frozenset(path for path, resource in routes.items() if getattr(resource, "public", False))
+        self.non_blocking_paths = frozenset(path for path, each in routes.items() if not getattr(each, "blocks", True))
+        self.auth = BearerAuth(*checks, public_paths=public_paths)
+        super().__init__(self.auth)
+        for template, resource in routes.items():
+            self.add_route(template, resource)
 
 
 class PlantCollection:

@@ -19,7 +19,7 @@ class BearerAuth:
     :param public_paths: requests for these paths need no token.
     """
 
-    def __init__(self, *checks: TokenCheck, public_paths: Container[str] = ()) -> None:
+    def __init__(self, *checks: TokenCheck, public_paths: Container[str]) -> None:
         self._checks = checks
         self.public_paths = public_paths
 

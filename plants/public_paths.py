@@ -1,10 +1,5 @@
-"""The resources of a service beside its interface: probes and the interface description. They show no store data.
+"""The resources of a service beside its interface: probes and the interface description. They show no store data."""
 
-A resource declares what a server must know before it calls the application: ``public = True`` if it needs no token and
-reads no body, and ``blocks = False`` if it never waits. The path of such a resource has no parameters.
-"""
-
-from collections.abc import Mapping
 from importlib.resources import files
 
 import falcon
@@ -47,16 +42,6 @@ class Constant:
         resp.set_headers(self._headers)
 
     on_head = on_get
-
-
-def public_paths(resources: Mapping[str, object]) -> frozenset[str]:
-    """Return the paths of the resources that need no token and read no body."""
-    return frozenset(path for path, resource in resources.items() if getattr(resource, "public", False))
-
-
-def non_blocking_paths(resources: Mapping[str, object]) -> frozenset[str]:
-    """Return the paths of the resources that never wait."""
-    return frozenset(path for path, resource in resources.items() if not getattr(resource, "blocks", True))
 
 
 def public_resources(store: PlantStore) -> dict[str, object]:

@@ -23,10 +23,9 @@ import falcon
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
-from plants.app import OPERATIONS, build_app
-from plants.auth import BearerAuth
+from plants.app import OPERATIONS, PlantApp
 from plants.errors import respond
-from plants.public_paths import public_paths, public_resources
+from plants.public_paths import public_resources
 from plants.schemas import Limits
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
@@ -152,9 +151,7 @@ class Server:
         self._first_token = secrets.token_urlsafe() if token is None else token
         self.store = FaultyStore(store)
         self.reset()
-        resources = public_resources(self.store)
-        auth = BearerAuth(self, public_paths=public_paths(resources))
-        self._app = build_app(self.store, auth, resources, Limits())
+        self._app = PlantApp(self.store, [self], public_resources(self.store), Limits())
 
     @property
     def headers(self) -> dict[str, str]:

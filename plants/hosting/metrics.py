@@ -30,6 +30,7 @@ from plants.server.response import Response
 listening_sockets: Final[list[socket.socket]] = []
 _row_files: Final[list[int]] = []
 
+METRICS_PATH: Final = "/metrics"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*map(str, _BUCKETS), "+Inf")
 _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # The server's own 503 has other messages.
@@ -112,8 +113,6 @@ def reset_gauges(slot: int) -> None:
 class Exposition:
     """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
 
-    blocks = False
-
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Respond with the metrics."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -156,12 +155,8 @@ def _sum_of_rows() -> list[float]:
     return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
 
 
-METRICS_RESOURCES: Final = {"/metrics": Exposition()}
-
-
 def metrics_app() -> WSGIApplication:
     """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
     app = App()
-    for path, resource in METRICS_RESOURCES.items():
-        app.add_route(path, resource)
+    app.add_route(METRICS_PATH, Exposition())
     return app

@@ -7,8 +7,7 @@ import pytest
 
 import plants
 from plants import MemoryStore
-from plants.app import build_app
-from plants.auth import BearerAuth
+from plants.app import PlantApp
 from plants.schemas import Limits
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import Stream, call, sender
@@ -16,10 +15,9 @@ from tests.support.calls import Stream, call, sender
 
 def test_a_token_that_the_server_checked_is_not_checked_again() -> None:
     check, other = Check(lambda _: True), Check(lambda _: True)
-    auth = BearerAuth(check)
-    own, others = (build_app(MemoryStore(), each, {}, Limits()) for each in (auth, BearerAuth(other)))
+    own, others = (PlantApp(MemoryStore(), [each], {}, Limits()) for each in (check, other))
     for app in (own, others):
-        assert call(app, Stream(), **{"plants.auth": auth}).error == 40001
+        assert call(app, Stream(), **{"plants.auth": own.auth}).error == 40001
     assert (check.checked, other.checked) == ([], [TOKEN])
 
 

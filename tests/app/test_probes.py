@@ -8,9 +8,8 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
-from plants.app import build_app
-from plants.auth import BearerAuth
-from plants.public_paths import public_paths, public_resources
+from plants.app import OPERATIONS, PlantApp
+from plants.public_paths import Constant, public_resources
 from plants.schemas import Limits
 from plants.testing import FaultyStore
 from plants.tokens import Tokens
@@ -20,8 +19,7 @@ from tests.support.calls import sender
 
 def client(store: PlantStore | None = None, environ: dict[str, Any] | None = None) -> WebTestApp:
     store = store or MemoryStore()
-    resources = public_resources(store)
-    app = build_app(store, BearerAuth(Tokens([TOKEN]), public_paths=public_paths(resources)), resources, Limits())
+    app = PlantApp(store, [Tokens([TOKEN])], public_resources(store), Limits())
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 
@@ -36,6 +34,11 @@ def test_a_public_path_needs_no_token_and_allows_only_get(path: str) -> None:
         assert (response.json["error"], response.headers["Allow"]) == (40500, "GET, HEAD, OPTIONS")
     embedded = plants.create_app(tokens=[TOKEN])
     assert sender(embedded)(method="GET", path=path, headers=[AUTH]).error == 40400
+
+
+def test_an_operation_may_need_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPERATIONS, "/season", lambda *_: Constant(b'"spring"'))
+    assert client().get("/season").json == "spring"
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"], ids=repr)

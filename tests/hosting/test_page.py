@@ -18,12 +18,11 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MemoryStore
-from plants.app import build_app
-from plants.auth import BearerAuth
+from plants.app import PlantApp
 from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant, public_paths
+from plants.public_paths import Constant
 from plants.schemas import Limits
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
@@ -43,7 +42,7 @@ LABELS_OF_FIELDS = """
 
 def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
     service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
-    other = build_app(MemoryStore(), BearerAuth(Tokens([TOKEN]), public_paths=public_paths(others)), others, Limits())
+    other = PlantApp(MemoryStore(), [Tokens([TOKEN])], others, Limits())
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
         is_other = other.router.template_of(environ["PATH_INFO"]) in others
