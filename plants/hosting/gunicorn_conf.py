@@ -6,7 +6,6 @@ Its first import makes the service from the environment. ``HUP`` does not import
 import logging
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import plants
@@ -73,15 +72,8 @@ def when_ready(server: Any) -> None:
         facts.append(f"metrics: {startup.url_of(settings.metrics_bind, server.cfg)}/metrics")
     facts += [f"try it at {url}/docs" for url in urls if url.startswith("http")][:1]
     server.log.info("%s", "; ".join(facts))
-    if settings.in_memory and _is_deployed():
+    if settings.in_memory and not is_on_terminal():  # On a terminal, somebody tries the service.
         server.log.warning("all plants will be lost when this process ends; set PLANTS_STORE to keep them")
-
-
-def _is_deployed() -> bool:
-    """Return whether this runs in a container, or under systemd (without a terminal)."""
-    container = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-    names = {"container", "KUBERNETES_SERVICE_HOST", "INVOCATION_ID"}
-    return not is_on_terminal() and (container or bool(names & os.environ.keys()))
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
