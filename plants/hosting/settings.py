@@ -147,7 +147,10 @@ class Settings(NamedTuple):
         """
         if unknown := sorted(name for name in environ if name.startswith("PLANTS_") and name not in SETTINGS):
             raise SettingsError(_problem_of_name(unknown[0], environ[unknown[0]]))
-        values = {_field_of(name): _parse(row, name, environ.get(name, row.default)) for name, row in SETTINGS.items()}
+        values = {
+            name.removeprefix("PLANTS_").lower(): _parse(row, name, environ.get(name, row.default))
+            for name, row in SETTINGS.items()
+        }
         values["log_format"] = values["log_format"] or ("text" if is_on_terminal() else "json")
         return cls(**values, store_url=environ.get("PLANTS_STORE", SETTINGS["PLANTS_STORE"].default))
 
@@ -171,10 +174,6 @@ SETTINGS_HELP: Final = "\n".join(
     ]
 )
 _TOKEN_SETTINGS = {"PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"}
-
-
-def _field_of(variable: str) -> str:
-    return variable.removeprefix("PLANTS_").lower()
 
 
 def _problem_of_name(variable: str, value: str) -> str:

@@ -17,7 +17,6 @@ from plants.hosting.service import PlantService
 from plants.hosting.settings import GUNICORN_SETTINGS
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
-from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 # Gunicorn's settings that have no effect, because the service has its own server, access log and metrics.
@@ -76,7 +75,6 @@ class Worker(ServerWorker):
     _living: ClassVar["WeakSet[Worker]"] = WeakSet()
     metrics_slot: int
     _metrics: Metrics | None = None
-    _service: PlantService
 
     @staticmethod
     def check_config(cfg: Any, log: Any) -> None:
@@ -94,7 +92,7 @@ class Worker(ServerWorker):
         self.tmp.close()
         self.tmp = Heartbeat(self.cfg)
         settings = self.hosted.settings
-        self.may_block = not isinstance(settings.store, MemoryStore)  # Any other store may wait.
+        self.may_block = not settings.in_memory  # Any other store may wait.
         self.max_batch = settings.store.max_batch
         self.max_body_bytes = settings.max_body_bytes
         self.request_timeout = settings.request_timeout
@@ -123,8 +121,7 @@ class Worker(ServerWorker):
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
         access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format)
-        self._service = PlantService(self.hosted, self.log, access_log, self._metrics)
-        return self._service
+        return PlantService(self.hosted, self.log, access_log, self._metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
@@ -136,7 +133,7 @@ class Worker(ServerWorker):
     def notify(self) -> None:
         """Send the heartbeat, and update the gauges."""
         super().notify()
-        if self._metrics and hasattr(self, "loop"):
+        if self._metrics:
             self._metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
 
     def run(self) -> None:
@@ -144,5 +141,5 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
-            self._service.after_iteration()
+            self.loop.shared.service.after_iteration()
             self.hosted.settings.store.close()
