@@ -107,13 +107,6 @@ def browser(window: Browser, service: Service) -> Browser:
     return window
 
 
-def test_the_packaged_worker_redirects_a_browser_without_a_token(service: Service) -> None:
-    response = service.send(method="GET", path="/", headers=[("Accept", BROWSER)])
-    assert (response.status, response.headers["location"]) == (302, "docs")
-    assert service.send(method="GET", path="/", headers=[("Accept", "*/*")]).error == 40100
-    assert service.send(b"x", path="/", headers=[("Accept", BROWSER)]).error == 40100
-
-
 def fill(browser: Browser, token: str, body: str) -> None:
     browser.run(
         """for (const [id, value] of Object.entries(arguments[0])) {

@@ -38,6 +38,13 @@ def test_a_401_has_the_expected_headers_and_no_others(service: Service) -> None:
     assert names == ours | {"connection", "date", "content-length"}
 
 
+def test_a_browser_is_redirected_from_the_root_without_a_token(service: Service) -> None:
+    response = service.send(method="GET", path="/", headers=[("Accept", "text/html,*/*;q=0.8")])
+    assert (response.status, response.headers["location"]) == (302, "docs")
+    assert service.send(method="GET", path="/", headers=[("Accept", "*/*")]).error == 40100
+    assert service.send(b"x", path="/", headers=[("Accept", "text/html")]).error == 40100
+
+
 @pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 128])
 def test_a_request_id_from_the_client_is_returned(service: Service, request_id: str) -> None:
     response = service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id)])
