@@ -10,7 +10,6 @@ whether the body is kept. What a connection holds is bounded in each state; see 
 
 import contextlib
 import socket
-from collections import deque
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
@@ -66,7 +65,7 @@ class Shared:
         self.now: float = 0.0
         self.stopping: bool = False
         self.connections: set[Connection] = set()
-        self.unfinished_connections: deque[Connection] = deque()
+        self.unfinished_connections: set[Connection] = set()
         self.ready_requests: list[tuple[Connection, Request]] = []
 
     def take_place(self, connection: "Connection") -> bool:
@@ -106,7 +105,6 @@ class Connection:
         self._base = base
         self._tls = tls
         self._input: bytes = b""  # received and not parsed yet
-        self._unfinished: bool = False
         self._output: bytes = b""  # not accepted by the socket yet
         self._close_after_response: bool = False
         self._watched_events: int = 0
@@ -127,18 +125,17 @@ class Connection:
         elif self.state == RESPONDING:
             # Unwatch the socket only now. Few clients send before the response, so most requests save two system calls.
             self.watch(0)
-        elif not self._unfinished:
+        elif self not in self._shared.unfinished_connections:
             self._receive()
 
     def continue_reading(self) -> None:
         """Continue with received bytes that did not fit into one step, and then with the end of the client's data."""
-        self._unfinished = False
         if self._is_reading():
             if self._tls and self._tls.has_more:
                 self._decrypt(self._tls, b"")
             else:
                 self._parse()
-        if self._tls and self._tls.closed and self._is_reading() and not self._unfinished:
+        if self._tls and self._tls.closed and self._is_reading() and self not in self._shared.unfinished_connections:
             self._receive_plaintext(b"")
 
     def _is_reading(self) -> bool:
@@ -183,7 +180,7 @@ class Connection:
 
     def stop(self) -> None:
         """Wait at most STOPPING_SECONDS for a new request, or for the client to close."""
-        if self.state in (OPEN, IDLE, CLOSING) and not self._unfinished:
+        if self.state in (OPEN, IDLE, CLOSING) and self not in self._shared.unfinished_connections:
             self.deadline = min(self.deadline, self._shared.now + STOPPING_SECONDS)
 
     def close(self) -> None:
@@ -240,7 +237,7 @@ class Connection:
         try:
             data = tls.receive(ciphertext)
             if tls.has_more or tls.closed:
-                self._continue_later()
+                self._shared.unfinished_connections.add(self)
             if data:
                 self._receive_plaintext(data)
         finally:
@@ -308,7 +305,7 @@ class Connection:
                 request.awaits_continue = False
                 self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
             if 0 < len(self._input) < unread_bytes:
-                self._continue_later()
+                self._shared.unfinished_connections.add(self)
             self._note_activity()
             return
         if body.size:
@@ -316,11 +313,6 @@ class Connection:
         request.environ["server.stopping"] = shared.stopping
         self._enter(RESPONDING, shared.limits.response_seconds)
         shared.ready_requests.append((self, request))
-
-    def _continue_later(self) -> None:
-        if not self._unfinished:
-            self._unfinished = True
-            self._shared.unfinished_connections.append(self)
 
     def _finish_request(self, request: Request, response: Response, *, close: bool) -> None:
         data = to_bytes(response, request, close=close)
@@ -362,7 +354,7 @@ class Connection:
                 return
             self._enter(IDLE, self._shared.limits.keepalive_seconds)
         if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
-            self._continue_later()
+            self._shared.unfinished_connections.add(self)
         self.watch()
 
     def _hold_output(self, rest: memoryview) -> None:

@@ -143,9 +143,8 @@ class Loop:
                 self.step(handler, handler.ready)
             elif handler:
                 handler()
-        unfinished = shared.unfinished_connections
-        for _ in range(len(unfinished)):
-            connection = unfinished.popleft()
+        unfinished, shared.unfinished_connections = shared.unfinished_connections, set()
+        for connection in unfinished:
             self.step(connection, connection.continue_reading)
         self._dispatch()
         self._call_in_loop()
