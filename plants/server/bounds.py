@@ -41,20 +41,22 @@ class Limits:
     places: int = PLACES
 
 
-def connection_to_evict(waiting: dict[Any, Any], network: Any) -> Any:
+def connection_to_evict(evictable: dict[Any, Any], network: Any) -> Any:
     """Return the connection that makes room for a new one from ``network``, or None if there is no such connection.
 
-    It is the longest inactive one of the network that has most of them; in a tie, that of the new client.
+    It is the longest inactive one of the network that has most of them; in a tie, that of the new client. If no
+    connection has a network, it is the longest inactive one.
 
-    :param waiting: the connections that may be closed, longest inactive first, and their networks.
+    :param evictable: the connections that may be closed, longest inactive first, and their networks or None.
     """
-    if not waiting:
-        return None
-    counts = Counter(waiting.values())
+    counts = Counter(evictable.values())
+    del counts[None]
+    if not counts:
+        return next(iter(evictable), None)
     ((largest, count),) = counts.most_common(1)
     if counts[network] == count:
         largest = network
-    return next(connection for connection, other in waiting.items() if other == largest)
+    return next(connection for connection, other in evictable.items() if other == largest)
 
 
 def network_of(host: str) -> Any:

@@ -46,11 +46,11 @@ class Shared:
     """State that all connections of an event loop share.
 
     ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
-    the current iteration (``time.monotonic()``). ``strangers`` are the connections that wait for a client without a
-    checked token, longest inactive first, with the networks of these clients; ``idle_clients`` are the idle ones with a
-    token, longest idle first. ``place_holders`` have a large body or a large response. ``turned_away`` counts clients
-    that the worker had no room for. ``unfinished_connections`` have received bytes that are not parsed yet, because one
-    step parses little. ``ready_requests`` have arrived completely.
+    the current iteration (``time.monotonic()``). ``evictable`` are the connections that may be closed to make room,
+    longest inactive first: those that wait for a client without a checked token, with the client's network, and the
+    idle ones of the other clients, with None. ``place_holders`` have a large body or a large response. ``turned_away``
+    counts clients that the worker had no room for. ``unfinished_connections`` have received bytes that are not parsed
+    yet, because one step parses little. ``ready_requests`` have arrived completely.
     """
 
     def __init__(self, poll: Any, service: Service, limits: Limits) -> None:
@@ -58,8 +58,7 @@ class Shared:
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.limits = limits
-        self.strangers: dict[Connection, Any] = {}
-        self.idle_clients: dict[Connection, None] = {}
+        self.evictable: dict[Connection, Any] = {}
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
         self.now: float = 0.0
@@ -203,8 +202,6 @@ class Connection:
         if state not in _NEXT_STATES[self.state]:
             raise RuntimeError(f"a connection cannot be {state} after it was {self.state}")
         shared = self._shared
-        if self.state == IDLE:
-            shared.idle_clients.pop(self, None)
         self.state = state
         self.deadline = shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
@@ -212,14 +209,16 @@ class Connection:
         if self._network is not None:
             self._note_activity()
         elif state == IDLE:
-            shared.idle_clients[self] = None
+            shared.evictable[self] = None
+        else:
+            shared.evictable.pop(self, None)
 
     def _note_activity(self) -> None:
         """If the worker is full, close this connection after those that have been inactive for longer."""
-        strangers = self._shared.strangers
-        strangers.pop(self, None)
+        evictable = self._shared.evictable
+        evictable.pop(self, None)
         if self._network is not None and self.state not in (RESPONDING, CLOSED):
-            strangers[self] = self._network
+            evictable[self] = self._network
 
     def _receive(self) -> None:
         try:
@@ -281,10 +280,8 @@ class Connection:
         request.parse_head(self._input[: end + 4].decode("latin-1"), limits)
         self._input = self._input[end + 4 - request.body.overlap :]
         response = self._shared.service.after_head(request)
-        if request.trusted and self._network is not None:
-            # From now on, close this connection to make room only while it is idle.
-            self._network = None
-            self._shared.strangers.pop(self, None)
+        if request.trusted:
+            self._network = None  # From now on, close this connection to make room only while it is idle.
         if response:
             self._finish_request(request, response, close=True)
         return response is None

@@ -270,8 +270,7 @@ class Loop:
         """Return whether there is room for a new connection, if necessary after closing another one."""
         if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
             return True
-        stranger: Connection | None = connection_to_evict(self.shared.strangers, network_of(host))
-        connection = stranger or next(iter(self.shared.idle_clients), None)
+        connection: Connection | None = connection_to_evict(self.shared.evictable, network_of(host))
         if connection is None:
             return False
         self.shared.turned_away += 1

@@ -280,7 +280,7 @@ def full(make: Make) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "host", "evicted"),
+    ("waiting", "new", "evicted"),
     [
         ("", "1.1.1.1", None),
         ("1.1.1.1 2.2.2.2 2.2.2.2", "1.1.1.1", 1),
@@ -288,11 +288,13 @@ def full(make: Make) -> Any:
         ("1.1.1.1 2.2.2.2", "3.3.3.3", 0),
         ("1.1.1.1 a:b:c:d:1:: a:b:c:d:2::%eth0 a:b:c:e::", "1.1.1.1", 1),
         ("a:: ::ffff:1.1.1.1 ::ffff:1.1.1.2 ::ffff:1.1.1.1", "b::", 1),
+        ("token token 1.1.1.1", "2.2.2.2", 2),
+        ("token token", "1.1.1.1", 0),
     ],
 )
-def test_eviction_is_from_the_network_with_most_connections(waiting: str, host: str, evicted: int | None) -> None:
-    networks = dict(enumerate(map(network_of, waiting.split())))
-    assert connection_to_evict(networks, network_of(host)) == evicted
+def test_eviction_is_from_the_network_with_most_connections(waiting: str, new: str, evicted: int | None) -> None:
+    networks = {number: None if host == "token" else network_of(host) for number, host in enumerate(waiting.split())}
+    assert connection_to_evict(networks, network_of(new)) == evicted
 
 
 def test_a_full_loop_reads_before_it_accepts_the_next_client(full: FullDriver) -> None:

@@ -120,8 +120,7 @@ class Driver:
         assert not shared.connections
         assert not shared.ready_requests
         assert not shared.unfinished_connections
-        assert not shared.strangers
-        assert not shared.idle_clients
+        assert not shared.evictable
         assert not shared.place_holders
 
     def end(self) -> None:
