@@ -1,4 +1,4 @@
-"""What all connections of a worker together may hold, and which of them is closed when the worker is full.
+"""The configuration of a worker, what its connections together may hold, and which is closed when the worker is full.
 
 What one connection holds is a constant in each of its states. Only what may be larger needs a place, and the number of
 places is fixed. So the memory of a worker is a product, and nothing counts buffered bytes:
@@ -11,6 +11,7 @@ The sockets' buffers, which the kernel holds, and the store come on top. See tes
 from collections import Counter
 from dataclasses import dataclass
 from socket import AF_INET6, inet_pton
+from ssl import SSLContext
 from typing import Any, Final
 
 # A body or the rest of a response that is larger than this needs one of the places.
@@ -24,10 +25,13 @@ TLS_CONNECTION_BYTES: Final = CONNECTION_BYTES + 81_920
 
 
 @dataclass
-class Limits:
-    """The limits of a worker: sizes of requests in bytes, the number of fields in a head, and times in seconds.
+class Config:
+    """The configuration of an event loop; its limits are in bytes and in seconds.
 
-    ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's.
+    ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's. The loop
+    stops after ``max_requests`` requests. With ``threads`` 0, the loop calls the applications, which must not block.
+    Otherwise ``threads`` threads call them, each for up to ``max_batch`` requests at a time. ``environ`` has environ
+    keys that all requests share.
     """
 
     line_bytes: int
@@ -38,6 +42,11 @@ class Limits:
     response_seconds: float
     keepalive_seconds: float
     connections: int
+    max_requests: int
+    threads: int
+    max_batch: int
+    tls: SSLContext | None
+    environ: dict[str, Any]
     places: int = PLACES
 
 

@@ -13,7 +13,7 @@ import socket
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Limits, network_of
+from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
 from plants.server.request import Environ, HTTPError, Listener, Request, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
@@ -53,11 +53,11 @@ class Shared:
     yet, because one step parses little. ``ready_requests`` have arrived completely.
     """
 
-    def __init__(self, poll: Any, service: Service, limits: Limits) -> None:
+    def __init__(self, poll: Any, service: Service, config: Config) -> None:
         self.poll = poll
         self.handlers: dict[int, Any] = {}
         self.service = service
-        self.limits = limits
+        self.config = config
         self.evictable: dict[Connection, Any] = {}
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
@@ -69,7 +69,7 @@ class Shared:
 
     def take_place(self, connection: "Connection") -> bool:
         """Return whether the connection has a place now, for a large body and for the response to it."""
-        if connection not in self.place_holders and len(self.place_holders) >= self.limits.places:
+        if connection not in self.place_holders and len(self.place_holders) >= self.config.places:
             self.turned_away += 1
             return False
         self.place_holders.add(connection)
@@ -97,7 +97,7 @@ class Connection:
         self.sock = sock
         self._descriptor = sock.fileno()
         self.state: str = OPEN
-        self.deadline: float = shared.now + shared.limits.request_seconds
+        self.deadline: float = shared.now + shared.config.request_seconds
         self.request: Request | None = None
         self._shared = shared
         self._listener = listener
@@ -153,7 +153,7 @@ class Connection:
         # 2. connections are not kept alive, or
         # 3. the worker stops, and no other request has been received.
         is_stopping = shared.stopping and not self._input
-        close = not request.keep_alive or not shared.limits.keepalive_seconds or is_stopping
+        close = not request.keep_alive or not shared.config.keepalive_seconds or is_stopping
         self._finish_request(request, response, close=close)
 
     def reject(self, error: HTTPError) -> None:
@@ -267,17 +267,17 @@ class Connection:
 
     def _begin_request(self) -> Request:
         shared = self._shared
-        self._enter(RECEIVING, shared.limits.request_seconds)
+        self._enter(RECEIVING, shared.config.request_seconds)
         self.request = request = Request(self._listener, self._base, shared.now)
         return request
 
     def _parse_head(self, request: Request) -> bool:
-        limits = self._shared.limits
+        config = self._shared.config
         end = self._input.find(b"\r\n\r\n")
         if end < 0:
-            check_growing_head(self._input, limits)
+            check_growing_head(self._input, config)
             return False
-        request.parse_head(self._input[: end + 4].decode("latin-1"), limits)
+        request.parse_head(self._input[: end + 4].decode("latin-1"), config)
         self._input = self._input[end + 4 - request.body.overlap :]
         response = self._shared.service.after_head(request)
         if request.trusted:
@@ -289,7 +289,7 @@ class Connection:
     def _parse_body(self, request: Request) -> None:
         shared = self._shared
         body = request.body
-        limit = shared.limits.body_bytes
+        limit = shared.config.body_bytes
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
@@ -308,7 +308,7 @@ class Connection:
         if body.size:
             request.environ["CONTENT_LENGTH"] = str(body.size)
         request.environ["server.stopping"] = shared.stopping
-        self._enter(RESPONDING, shared.limits.response_seconds)
+        self._enter(RESPONDING, shared.config.response_seconds)
         shared.ready_requests.append((self, request))
 
     def _finish_request(self, request: Request, response: Response, *, close: bool) -> None:
@@ -318,7 +318,7 @@ class Connection:
         if close:
             self._input = b""
         self._shared.service.before_response(request, response)
-        self._enter(WRITING, self._shared.limits.request_seconds)
+        self._enter(WRITING, self._shared.config.request_seconds)
         self._send(data)
 
     def _drop_request(self) -> None:
@@ -349,7 +349,7 @@ class Connection:
             if self._close_after_response:
                 self._linger()
                 return
-            self._enter(IDLE, self._shared.limits.keepalive_seconds)
+            self._enter(IDLE, self._shared.config.keepalive_seconds)
         if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
             self._shared.unfinished_connections.add(self)
         self.watch()
@@ -369,7 +369,7 @@ class Connection:
 
     def _linger(self) -> None:
         """Continue to read, because a reset could destroy the last response (RFC 9112, section 9.6)."""
-        self._enter(CLOSING, self._shared.limits.request_seconds)
+        self._enter(CLOSING, self._shared.config.request_seconds)
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

@@ -17,10 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from ssl import SSLContext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from plants.server.bounds import Limits, connection_to_evict, network_of
+from plants.server.bounds import Config, connection_to_evict, network_of
 from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
@@ -45,27 +44,11 @@ _REPORT_SECONDS: Final = 10.0  # between two warnings that the worker is full
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
-class Config(NamedTuple):
-    """The configuration of an event loop.
-
-    ``environ`` has environ keys that all requests share. The loop stops after ``max_requests`` requests. With
-    ``threads`` 0, the loop calls the applications, which must not block. Otherwise ``threads`` threads call them, each
-    for up to ``max_batch`` requests at a time.
-    """
-
-    limits: Limits
-    environ: Environ
-    tls: SSLContext | None
-    max_requests: int
-    threads: int
-    max_batch: int
-
-
 class Loop:
     """An event loop for the connections of HTTP/1.1 clients."""
 
     def __init__(
-        self, config: Config, listeners: Sequence[Listener], service: Service, log: Any, wake_fds: tuple[int, int]
+        self, config: Config, listeners: Sequence[Listener], service: Service, log: Any, wake_fds: Sequence[int]
     ) -> None:
         """Start the threads.
 
@@ -78,12 +61,12 @@ class Loop:
         self._log = log
         self._wake_fd = wake_fds[0]
         self._tls = config.tls
-        self._max_connections = _allow_descriptors(config.limits.connections)
-        if self._max_connections < config.limits.connections:
+        self._max_connections = _allow_descriptors(config.connections)
+        if self._max_connections < config.connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
         # The classes of the module selectors would run Python code for each event.
-        self.shared = Shared(select.epoll(), service, config.limits)
+        self.shared = Shared(select.epoll(), service, config)
         self.shared.now = time.monotonic()
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application

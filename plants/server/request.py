@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
-from plants.server.bounds import Limits
+from plants.server.bounds import Config
 
 Environ = dict[str, Any]
 WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
@@ -101,11 +101,11 @@ class ChunkedBody:
 
     overlap: int = len(b"\r\n")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, config: Config) -> None:
         self.content: bytes | bytearray = bytearray()
         self.size: int = 0
         self.complete: bool = False
-        self._limits = limits
+        self._config = config
         self._missing_bytes = 0  # of the current chunk
         self._in_trailers = False
 
@@ -147,7 +147,7 @@ class ChunkedBody:
             if len(data) > HEAD_BYTES:
                 raise HTTPError(*_TOO_LARGE_FIELDS)
             return data
-        for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._limits):
+        for name, _ in _fields(data[: end + 4].decode("latin-1"), 2, self._config):
             if name.lower() in _FORBIDDEN_TRAILERS:
                 raise HTTPError(400)
         self.complete = True
@@ -206,19 +206,19 @@ class Request:
         self.awaits_continue = False
         self.keep_alive = False
 
-    def parse_head(self, head: str, limits: Limits) -> None:
+    def parse_head(self, head: str, config: Config) -> None:
         """Parse a complete head, with its empty line.
 
         :raises HTTPError: it is malformed or not supported.
         """
         end = head.find("\r\n", 2)
-        if end > limits.line_bytes:
+        if end > config.line_bytes:
             raise HTTPError(414, "The request line is too long.")
         environ = self.environ
         self.method, environ["RAW_URI"], environ["SERVER_PROTOCOL"] = _parse_request_line(head[: end + 2])
         environ["REQUEST_METHOD"] = self.method
         self.is_1_1 = environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-        for name, value in _fields(head, end + 2, limits):
+        for name, value in _fields(head, end + 2, config):
             key = _environ_keys.get(name) or _environ_key(name)
             if key not in environ:
                 environ[key] = value
@@ -230,7 +230,7 @@ class Request:
             del environ[""]
         self._parse_connection()
         self._parse_target()
-        self._parse_framing(limits)
+        self._parse_framing(config)
         self.head_parsed = True
 
     def _parse_connection(self) -> None:
@@ -267,7 +267,7 @@ class Request:
         self.environ["HTTP_HOST"], rest = absolute.groups(default="/")
         return rest if rest.startswith("/") else "/" + rest
 
-    def _parse_framing(self, limits: Limits) -> None:
+    def _parse_framing(self, config: Config) -> None:
         environ = self.environ
         length: str | None = environ.get("CONTENT_LENGTH")
         if length is not None:
@@ -282,20 +282,20 @@ class Request:
                 raise HTTPError(400)
             if codings != "chunked":
                 raise HTTPError(501, "The only supported transfer coding is chunked.")
-            self.body = ChunkedBody(limits)
+            self.body = ChunkedBody(config)
         if "HTTP_EXPECT" in environ:
             if environ["HTTP_EXPECT"].lower() != "100-continue":
                 raise HTTPError(417, "The only supported expectation is 100-continue.")
             self.awaits_continue = self.is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
 
 
-def check_growing_head(data: bytes, limits: Limits) -> None:
+def check_growing_head(data: bytes, config: Config) -> None:
     """Check the start of an incomplete head.
 
     :raises HTTPError: no valid head starts like this, or it is already too large.
     """
     end = data.find(b"\n", 2)
-    if (end if end >= 0 else len(data)) > limits.line_bytes + 1:
+    if (end if end >= 0 else len(data)) > config.line_bytes + 1:
         raise HTTPError(414, "The request line is too long.")
     if end >= 0:
         _parse_request_line(data[: end + 1].decode("latin-1"))
@@ -317,14 +317,14 @@ def _parse_request_line(line: str) -> tuple[str, str, str]:
     return method, target, version
 
 
-def _fields(section: str, start: int, limits: Limits) -> list[tuple[str, str]]:
+def _fields(section: str, start: int, config: Config) -> list[tuple[str, str]]:
     """Parse the fields of a head or of trailers: from ``start``, the beginning of a line, to the empty line."""
     fields = _FIELD.findall(section, start)
     # Each match is a complete line. If there are as many lines as matches, there is nothing else.
     if len(fields) != section.count("\n", start) - 1:
         raise HTTPError(400)
-    longest = max(map(len, section[start:].split("\r\n"))) if len(section) > limits.field_bytes else 0
-    if len(section) > HEAD_BYTES or len(fields) > limits.max_fields or longest > limits.field_bytes:
+    longest = max(map(len, section[start:].split("\r\n"))) if len(section) > config.field_bytes else 0
+    if len(section) > HEAD_BYTES or len(fields) > config.max_fields or longest > config.field_bytes:
         raise HTTPError(*_TOO_LARGE_FIELDS)
     if " \r\n" in section or "\t" in section:
         return [(name, value.rstrip(" \t")) for name, value in fields]

@@ -13,8 +13,8 @@ from gunicorn.http.message import MAX_HEADERS
 from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
-from plants.server.bounds import Limits
-from plants.server.loop import Config, Loop
+from plants.server.bounds import Config
+from plants.server.loop import Loop
 from plants.server.request import HEAD_BYTES, Listener
 from plants.server.service import Service
 from plants.server.tls import restricted
@@ -75,7 +75,7 @@ class Worker(base.Worker):
         """Load the application and create the event loop."""
         super().load_wsgi()
         cfg = self.cfg
-        limits = Limits(
+        config = Config(
             line_bytes=cfg.limit_request_line or HEAD_BYTES,
             field_bytes=cfg.limit_request_field_size or HEAD_BYTES,
             max_fields=cfg.limit_request_fields or MAX_HEADERS,
@@ -84,21 +84,17 @@ class Worker(base.Worker):
             response_seconds=self.response_timeout,
             keepalive_seconds=cfg.keepalive,
             connections=cfg.worker_connections,
-        )
-        config = Config(
-            limits,
+            max_requests=self.max_requests,
+            threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,
+            max_batch=self.max_batch,
+            tls=tls_context(cfg) if cfg.is_ssl else None,
             environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,
                 "wsgi.errors": ErrorLog(self.log),
                 "wsgi.multiprocess": cfg.workers > 1,
             },
-            tls=tls_context(cfg) if cfg.is_ssl else None,
-            max_requests=self.max_requests,
-            threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,
-            max_batch=self.max_batch,
         )
-        wake_fds = self.PIPE[0], self.PIPE[1]
-        self.loop = Loop(config, self.make_listeners(), self.make_service(), self.log, wake_fds)
+        self.loop = Loop(config, self.make_listeners(), self.make_service(), self.log, self.PIPE)
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         """Stop as after ``TERM`` (``INT``, ``QUIT``). Gunicorn's own handler ends the process without responses."""

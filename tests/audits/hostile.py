@@ -25,7 +25,7 @@ from plants.server.request import HTTPError, Listener, Request
 from tests.audits.bystander import new_id, plant
 from tests.audits.clients import HEAD, MIB, Bystander, Crowd, Target, running_service
 from tests.audits.report import Verdict, add_only_option, audit_parser, report
-from tests.support.loop_driver import LIMITS
+from tests.support.loop_driver import CONFIG
 from tests.support.process import comes_true
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 
@@ -239,7 +239,7 @@ def dearest_head(rounds: int) -> bytes:
             request = Request(Listener(unused, lambda *_: []), {"SCRIPT_NAME": ""}, 0.0)
             began = time.process_time_ns()
             with contextlib.suppress(HTTPError):
-                request.parse_head((head + b"\r\n").decode("latin-1"), LIMITS)
+                request.parse_head((head + b"\r\n").decode("latin-1"), CONFIG)
             costs.append((time.process_time_ns() - began) * request.head_parsed)
         return min(costs)
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from plants.server.bounds import Limits
+from plants.server.bounds import Config
 from plants.server.request import HEAD_BYTES, ChunkedBody, HTTPError, Request, SizedBody, check_growing_head
-from tests.support.loop_driver import LIMITS as LARGE
+from tests.support.loop_driver import CONFIG as LARGE
 from tests.support.loop_driver import new_request
 
 LIMITS = replace(LARGE, line_bytes=60, field_bytes=50, max_fields=4)
 HOST = b"Host: a\r\n"
 
 
-def parse(head: bytes, limits: Limits = LIMITS) -> Request:
+def parse(head: bytes, config: Config = LIMITS) -> Request:
     request = new_request(SCRIPT_NAME="")
-    request.parse_head(head.decode("latin-1"), limits)
+    request.parse_head(head.decode("latin-1"), config)
     return request
 
 
@@ -45,7 +45,7 @@ def head_of(size: int) -> bytes:
 
 
 Make = Callable[[int], bytes]
-HEADS: dict[str, tuple[Make, int, Limits, int]] = {
+HEADS: dict[str, tuple[Make, int, Config, int]] = {
     "line": (head_with_line_of, LIMITS.line_bytes, LIMITS, 414),
     "line-after-an-empty-one": (lambda size: b"\r\n" + head_with_line_of(size - 2), LIMITS.line_bytes, LIMITS, 414),
     "field": (lambda size: head(b"X-A: ".ljust(size, b"a")), LIMITS.field_bytes, LIMITS, 431),
@@ -56,7 +56,7 @@ HEADS: dict[str, tuple[Make, int, Limits, int]] = {
 
 
 @pytest.mark.parametrize(("make", "limit", "limits", "status"), HEADS.values(), ids=HEADS)
-def test_a_head_may_reach_each_limit_but_not_exceed_it(make: Make, limit: int, limits: Limits, status: int) -> None:
+def test_a_head_may_reach_each_limit_but_not_exceed_it(make: Make, limit: int, limits: Config, status: int) -> None:
     assert parse(make(limit), limits).head_parsed
     assert rejection(parse, make(limit + 1), limits) == status
     # If the head is malformed and too large, either status is right.

@@ -4,7 +4,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -12,9 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from plants.server.bounds import Limits
+from plants.server.bounds import Config
 from plants.server.connection import Connection
-from plants.server.loop import Config, Loop
+from plants.server.loop import Loop
 from plants.server.request import Listener, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
@@ -22,7 +21,7 @@ from tests.support.process import wait_until
 from tests.support.worker_app import app
 
 LOG = logging.getLogger("tests.server")
-LIMITS = Limits(
+CONFIG = Config(
     line_bytes=8190,
     field_bytes=8190,
     max_fields=100,
@@ -31,6 +30,11 @@ LIMITS = Limits(
     response_seconds=60,
     keepalive_seconds=2,
     connections=1000,
+    max_requests=100_000,
+    threads=0,
+    max_batch=10,
+    tls=None,
+    environ={},
     places=4,
 )
 REFUSED = "/trusted/refused"
@@ -60,22 +64,13 @@ class Driver:
         *sockets: Any,
         app: Callable[..., Any] = app,
         service: Service | None = None,
-        threads: int = 0,
-        max_batch: int = 10,
-        tls: ssl.SSLContext | None = None,
-        **limits: int,
+        **options: Any,
     ) -> None:
         self.service = service or Service()
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
-        config = Config(
-            replace(LIMITS, **limits),
-            environ={"wsgi.errors": sys.stderr, "wsgi.multiprocess": False},
-            tls=tls,
-            max_requests=100_000,
-            threads=threads,
-            max_batch=max_batch,
-        )
+        environ = {"wsgi.errors": sys.stderr, "wsgi.multiprocess": False}
+        config = replace(CONFIG, environ=environ, **options)
         self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, PIPE)
 
     def connect(self, sent: bytes = b"") -> tuple[socket.socket, Connection]:
