@@ -90,9 +90,7 @@ class Shared:
 class Connection:
     """One connection of an event loop; ``deadline`` is a time like ``Shared.now``."""
 
-    def __init__(
-        self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ, tls: TLS | None = None
-    ) -> None:
+    def __init__(self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
         self._descriptor = sock.fileno()
@@ -102,12 +100,13 @@ class Connection:
         self._shared = shared
         self._listener = listener
         self._base = base
-        self._tls = tls
+        self._tls = TLS(shared.config.tls) if shared.config.tls else None
         self._input: bytes = b""  # received and not parsed yet
         self._output: bytes = b""  # not accepted by the socket yet
         self._close_after_response: bool = False
         self._watched_events: int = 0
         self._network: Any = network_of(base["REMOTE_ADDR"])  # None once the client has shown a token
+        self.watch()
         self._note_activity()
         shared.connections.add(self)
 

@@ -24,7 +24,6 @@ from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, S
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
 from plants.server.threads import Call, Completed, Job, Threads, current
-from plants.server.tls import TLS
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
@@ -60,7 +59,6 @@ class Loop:
         self._non_blocking_paths = frozenset(service.non_blocking_paths)
         self._log = log
         self._wake_fd = wake_fds[0]
-        self._tls = config.tls
         self._max_connections = _allow_descriptors(config.connections)
         if self._max_connections < config.connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
@@ -268,10 +266,7 @@ class Loop:
             environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
         if isinstance(server, tuple):
             environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
-        tls = TLS(self._tls) if self._tls else None
-        connection = Connection(self.shared, listener, sock, environ, tls)
-        self.step(connection, connection.watch)
-        return connection
+        return Connection(self.shared, listener, sock, environ)
 
 
 def _allow_descriptors(connections: int) -> int:
