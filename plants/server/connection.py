@@ -375,6 +375,5 @@ class Connection:
 
     def _send_close_notify(self) -> None:
         if self._tls:
-            self._tls.close()
             with contextlib.suppress(OSError):  # A client that reads nothing does not get it.
-                self.sock.send(self._tls.data_to_send())
+                self.sock.send(self._tls.close())

@@ -39,7 +39,7 @@ def restricted(context: Any) -> SSLContext:
 class TLS:
     """The server's end of one TLS connection.
 
-    After each call of a method, even one that raises, send the client what ``data_to_send`` returns.
+    After each call of ``receive``, even one that raises, send the client what ``encrypt`` returns.
     """
 
     def __init__(self, context: SSLContext) -> None:
@@ -96,19 +96,16 @@ class TLS:
 
     def encrypt(self, plaintext: bytes) -> bytes:
         """Return the ciphertext of the data, after all that is pending: of the handshake, for example."""
-        pieces: list[bytes] = []
+        pieces = [self._outgoing.read()]
         # Encrypt it record by record, because OpenSSL's buffer would stay as large as it once was.
         for start in range(0, len(plaintext), _MAX_RECORD_BYTES):
             self._ssl.write(plaintext[start : start + _MAX_RECORD_BYTES])
-            pieces.append(self.data_to_send())
-        return b"".join(pieces) if pieces else self.data_to_send()
+            pieces.append(self._outgoing.read())
+        return b"".join(pieces)
 
-    def close(self) -> None:
-        """If the handshake is complete, send close_notify, and do not wait for the client's."""
+    def close(self) -> bytes:
+        """If the handshake is complete, return close_notify; do not wait for the client to send it."""
         # ``unwrap`` also reads, but not for long, because ``receive`` passes few records on, and each of them whole.
         with contextlib.suppress(SSLError):
             self._ssl.unwrap()
-
-    def data_to_send(self) -> bytes:
-        """Return the ciphertext to send to the client, and remove it from the buffer."""
         return self._outgoing.read()
