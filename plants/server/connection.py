@@ -10,7 +10,8 @@ whether the body is kept. What a connection holds is bounded in each state; see 
 
 import contextlib
 import socket
-from select import EPOLLIN, EPOLLOUT
+import time
+from select import EPOLLIN, EPOLLOUT, epoll
 from typing import Any, Final
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
@@ -53,15 +54,15 @@ class Shared:
     yet, because one step parses little. ``ready_requests`` have arrived completely.
     """
 
-    def __init__(self, poll: Any, service: Service, config: Config) -> None:
-        self.poll = poll
+    def __init__(self, service: Service, config: Config) -> None:
+        self.poll: Any = epoll()  # The classes of the module selectors would run Python code for each event.
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.config = config
         self.evictable: dict[Connection, Any] = {}
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
-        self.now: float = 0.0
+        self.now: float = time.monotonic()
         self.stopping: bool = False
         self.connections: set[Connection] = set()
         self.unfinished_connections: set[Connection] = set()
@@ -93,7 +94,6 @@ class Connection:
     def __init__(self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
-        self._descriptor = sock.fileno()
         self.state: str = OPEN
         self.deadline: float = shared.now + shared.config.request_seconds
         self.request: Request | None = None
@@ -114,7 +114,7 @@ class Connection:
         """Watch the socket for these events (0: none)."""
         if events != self._watched_events:
             self._watched_events = events
-            self._shared.watch(self._descriptor, events, self)
+            self._shared.watch(self.sock.fileno(), events, self)
 
     def ready(self) -> None:
         """Continue, because the socket is readable or writable."""

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from plants.server.bounds import Config, connection_to_evict, network_of
@@ -55,21 +56,17 @@ class Loop:
         :param wake_fds: both ends of a pipe; a byte that is written to it wakes the loop.
         """
         self.listeners = listeners
-        self._service = service
         self._non_blocking_paths = frozenset(service.non_blocking_paths)
         self._log = log
-        self._wake_fd = wake_fds[0]
         self._max_connections = _allow_descriptors(config.connections)
         if self._max_connections < config.connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
         self._requests_left = config.max_requests
-        # The classes of the module selectors would run Python code for each event.
-        self.shared = Shared(select.epoll(), service, config)
-        self.shared.now = time.monotonic()
+        self.shared = Shared(service, config)
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
-        self._has_threads = config.threads > 0
         self._threads = Threads(log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
+        self._queued_jobs = self._threads.queued_jobs if config.threads else self._loop_jobs
         # One more thread for large bodies, one at a time: small requests never wait behind them.
         self._large_body_thread = Threads(log, wake_fds[1], threads=1, max_batch=1)
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
@@ -89,7 +86,7 @@ class Loop:
         } | config.environ
         for listener in listeners:
             listener.sock.setblocking(False)
-        self.shared.watch(self._wake_fd, select.EPOLLIN, partial(os.read, self._wake_fd, 4096))
+        self.shared.watch(wake_fds[0], select.EPOLLIN, partial(os.read, wake_fds[0], 4096))
 
     def pending_request_count(self) -> int:
         """Return the number of requests without a response, queued or in the application."""
@@ -128,14 +125,14 @@ class Loop:
         for connection in unfinished:
             self.step(connection, connection.continue_reading)
         self._dispatch()
-        self._call_in_loop()
+        completed = chain(self._call_in_loop(), self._threads.completed(), self._large_body_thread.completed())
+        for connection, request, response in completed:
+            self.step(connection, connection.respond, request, response)
         for threads in (self._threads, self._large_body_thread):
-            for connection, request, response in threads.completed():
-                self.step(connection, connection.respond, request, response)
             threads.start_batches(shared.now)
         if shared.now >= self._sweep_at:
             self._sweep()
-        self._service.after_iteration()
+        shared.service.after_iteration()
 
     def _events(self) -> list[tuple[int, int]]:
         """Wait until there is something to do; return the descriptors that are ready, and their events."""
@@ -161,7 +158,6 @@ class Loop:
     def _dispatch(self) -> None:
         """Pass the complete requests to the loop's queues or to threads."""
         ready = self.shared.ready_requests
-        waiting = self._threads.queued_jobs if self._has_threads else self._loop_jobs
         total = 0
         for job in ready:
             size = len(job[1].body.content)
@@ -176,7 +172,7 @@ class Loop:
                 self._large_body_thread.queued_jobs.append(job)
             else:
                 total += size
-                waiting.append(job)
+                self._queued_jobs.append(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
@@ -185,13 +181,13 @@ class Loop:
         is_parsing = self.shared.now < self._short_switches_until
         sys.setswitchinterval(_SHORT_SWITCH_SECONDS if is_parsing else _SWITCH_SECONDS)
 
-    def _call_in_loop(self) -> None:
+    def _call_in_loop(self) -> list[Completed]:
         # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
         # which may preempt this process. Sending all in a row makes this rarer.
-        if not (self._probe_jobs or self._loop_jobs):
-            return
-        until = time.monotonic() + _MAX_CALL_SECONDS
         completed: list[Completed] = []
+        if not (self._probe_jobs or self._loop_jobs):
+            return completed
+        until = time.monotonic() + _MAX_CALL_SECONDS
         queues = [self._probe_jobs, self._loop_jobs]  # They take turns, so that no flood of one delays the other.
         while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
             connection, request = waiting.popleft()
@@ -199,8 +195,7 @@ class Loop:
                 queues.reverse()
                 completed.append((connection, request, Call(request, request.body.content, self._log).response()))
         current.request = None
-        for connection, request, response in completed:
-            self.step(connection, connection.respond, request, response)
+        return completed
 
     def _sweep(self) -> None:
         # Checking all connections now and then costs less than a timer per request.
