@@ -139,8 +139,8 @@ class Threads:
         self.queued_jobs: deque[Job] = deque()
         self._previous_backlog = 0
         self._free_threads = threads
-        self._batches: queue.SimpleQueue[list[Job]] = queue.SimpleQueue()
-        self._completed_batches: deque[tuple[list[Completed], list[Job]]] = deque()
+        self._batches: queue.SimpleQueue[deque[Job]] = queue.SimpleQueue()
+        self._completed_batches: deque[tuple[list[Completed], deque[Job]]] = deque()
         for _ in range(threads):
             # Daemon threads, because a call that is stuck must not delay the end of the process.
             threading.Thread(target=self._work, name="plants.server", daemon=True).start()
@@ -158,7 +158,7 @@ class Threads:
         more_follow = len(queued) > self._previous_backlog and now < queued[0][1].started + _GATHER_SECONDS
         while self._free_threads and queued and not more_follow:
             self._free_threads -= 1
-            jobs: list[Job] = []
+            jobs: deque[Job] = deque()
             batch_bytes = 0
             while queued and len(jobs) < self._max_batch and batch_bytes < _MAX_BATCH_BYTES:
                 job = queued.popleft()
@@ -179,22 +179,20 @@ class Threads:
     def _work(self) -> None:
         while True:
             jobs = self._batches.get()
-            batch = self._run_batch(jobs)
-            self._completed_batches.append(batch)
-            del jobs, batch  # Do not hold the last requests in memory while waiting.
+            self._completed_batches.append((self._run_batch(jobs), jobs))
+            del jobs  # Do not hold the last requests in memory while waiting.
             if not self._woken:
                 self._woken = True
                 with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                     os.write(self._wake_fd, b"\0")
 
-    def _run_batch(self, jobs: list[Job]) -> tuple[list[Completed], list[Job]]:
-        """Return the completed requests, and those for which the application was not called."""
+    def _run_batch(self, jobs: deque[Job]) -> list[Completed]:
+        """Return the completed requests; those for which the application was not called stay in ``jobs``."""
         until = time.monotonic() + _MAX_CALL_SECONDS
         waiting: list[tuple[Job, Call]] = []
         completed: list[Completed] = []
-        done = 0
-        for job in jobs:
-            done += 1
+        while jobs:
+            job = jobs.popleft()
             body = job[1].claim()
             if body is not None:
                 outcomes: list[Outcome] = []
@@ -209,4 +207,4 @@ class Threads:
             current.request = request
             completed.append((connection, request, call.response()))
         current.request = None
-        return completed, jobs[done:]
+        return completed
