@@ -18,11 +18,11 @@ _CHUNK_LINE_BYTES: Final = 1024
 _MAX_CHUNKS_PER_STEP: Final = 64  # A client with tiny chunks must not delay other clients.
 
 # RFC 9110, section 5.6.2. The quantifiers are possessive (*+, ++): no pattern backtracks, whatever the input.
-_NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 # RFC 9110, section 5.5: visible characters, spaces, tabs and obs-text, but no line break, so a value cannot be folded.
-_VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
+VALUE: Final = r"[\t\x20-\x7e\x80-\xff]*+"
 # RFC 9112, section 5.1: no white space before the colon.
-_FIELD: Final = re.compile(rf"(?<=\n)({_NAME}):[ \t]*+({_VALUE})\r\n")
+_FIELD: Final = re.compile(rf"(?<=\n)({NAME}):[ \t]*+({VALUE})\r\n")
 # RFC 9112, sections 2.2 (an empty line may precede a request line), 2.3 and 3. Stricter than the RFC: a method has 3
 # to 20 characters, no lower-case letter and no #, because some proxies parse other methods differently.
 _REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) (HTTP/1\.[01])\r\n")
@@ -33,7 +33,7 @@ _ABSOLUTE_FORM: Final = re.compile(rf"https?://({_AUTHORITY})([/?].*+)?+", re.IG
 _MAX_LENGTH_DIGITS: Final = 640  # int() accepts this many, even with the lowest PYTHONINTMAXSTRDIGITS.
 # RFC 9112, sections 7.1 and 7.1.1, with the preceding CRLF, which ends the head or the previous chunk.
 _QUOTED: Final = r'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
-_EXTENSION: Final = rf"[ \t]*+;[ \t]*+{_NAME}(?:[ \t]*+=[ \t]*+(?:{_NAME}|{_QUOTED}))?+"
+_EXTENSION: Final = rf"[ \t]*+;[ \t]*+{NAME}(?:[ \t]*+=[ \t]*+(?:{NAME}|{_QUOTED}))?+"
 _CHUNK_LINE: Final = re.compile(rf"\r\n([0-9A-Fa-f]{{1,16}}+)(?:{_EXTENSION})*+".encode("latin-1"))
 # RFC 9110, section 6.5.1: other servers may use these fields of a trailer, such as Connection.
 _FORBIDDEN_TRAILERS: Final = {
@@ -313,8 +313,7 @@ def _parse_request_line(line: str) -> tuple[str, str, str]:
     match = _REQUEST_LINE.fullmatch(line)
     if not match:
         raise HTTPError(400)
-    method, target, version = match.groups()
-    return method, target, version
+    return match[1], match[2], match[3]
 
 
 def _fields(section: str, start: int, config: Config) -> list[tuple[str, str]]:

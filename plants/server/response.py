@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any, Final
 from wsgiref.util import is_hop_by_hop
 
-from plants.server.request import Request
+from plants.server.request import NAME, VALUE, Request
 
 Headers = list[tuple[str, str]]
 
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
-_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_NAME: Final = re.compile(NAME)
+_VALUE: Final = re.compile(VALUE)
 _NO_CONTENT_STATUSES: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
