@@ -18,8 +18,8 @@ from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
 from tests.support.loop_driver import (
+    CONFIG,
     GET,
-    LIMITS,
     PIPE,
     REFUSED,
     Admitting,
@@ -434,7 +434,7 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(make: Make, caplog: p
 def test_a_trickling_client_does_not_extend_the_request_timeout(driver: Driver) -> None:
     client, connection = driver.connect(GET)
     driver.run_once()
-    assert (connection.state, connection.deadline) == (IDLE, driver.loop.shared.now + LIMITS.keepalive_seconds)
+    assert (connection.state, connection.deadline) == (IDLE, driver.loop.shared.now + CONFIG.keepalive_seconds)
     deadlines = set()
     for byte in post("/late", 4)[:-1]:
         client.sendall(bytes([byte]))
