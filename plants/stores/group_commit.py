@@ -142,7 +142,7 @@ class BatchStore(GroupCommitStore):
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
-        self._may_create = create
+        self._may_create = self._may_create and create
         deadline = time.monotonic() + self._timeout
         try:
             self._check(deadline)

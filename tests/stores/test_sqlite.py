@@ -277,6 +277,14 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
     assert store.get(1) is None
 
 
+def test_a_second_prepare_creates_no_file(store: SQLiteStore, path: Path) -> None:
+    store.prepare()
+    path.unlink()
+    with pytest.raises(StoreUnavailable, match="the file is gone; it is not recreated"):
+        store.prepare()
+    assert not path.exists()
+
+
 def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="the file is gone"):
