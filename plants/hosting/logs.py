@@ -208,8 +208,12 @@ class Output:
         self._reset()
         self._pid = os.getpid()
         self._thread = Thread(target=self._run, name=__name__, daemon=True)
-        self._thread.start()
-        atexit.register(self._stop, self._thread)
+        try:
+            self._thread.start()
+        except RuntimeError:  # The process may not have another thread, so it writes as Gunicorn's master does.
+            self._thread = None
+        else:
+            atexit.register(self._stop, self._thread)
 
     def _stop(self, thread: Thread) -> None:
         """Wait until the queued lines are written, but no longer than ``STOP_SECONDS``."""

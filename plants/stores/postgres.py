@@ -436,19 +436,26 @@ class _Pool:
             is_opening = self._opener and self._opener.is_alive()
             if not is_refused and not is_opening and len(self._open) < self._max_connections:
                 opener = threading.Thread(target=self._open_one, name="plants-connect", daemon=True)
-                opener.start()
-                self._opener = opener
+                try:
+                    opener.start()
+                except RuntimeError as error:  # The process may not have another thread.
+                    self._fail(StoreUnavailable(str(error)))
+                else:
+                    self._opener = opener
 
     def _open_one(self) -> None:
         try:
             connection = self._connect()
         except (psycopg.Error, UnicodeError, StoreUnavailable) as error:  # A host's name may have no encoding.
-            self._failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable(_reason(error))
-            self._failed_at = time.monotonic()
+            self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(_reason(error)))
         else:
             self._failure = None
             self._open.add(connection)
             self.release(connection)
+
+    def _fail(self, failure: StoreUnavailable) -> None:
+        self._failure = failure
+        self._failed_at = time.monotonic()
 
     def _discard(self, connection: "_Connection") -> None:
         self._open.discard(connection)

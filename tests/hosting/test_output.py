@@ -145,6 +145,17 @@ def test_a_process_that_ends_or_forks_writes_its_lines_once() -> None:
     assert sorted(result.stdout.splitlines()) == ["child", "parent"]
 
 
+def test_a_process_without_another_thread_writes_its_lines(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", fail)
+    Output(1).write(LINE)
+    assert capfd.readouterr().out == LINE
+
+
 def test_a_process_ends_although_its_reader_has_stalled() -> None:
     script = f"from plants.hosting.logs import Output; Output(1).write({LINE!r} * 200)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:

@@ -801,6 +801,17 @@ def test_a_statement_in_another_server_process_is_no_success(server: PostgresSer
     server.execute("DROP SCHEMA pooler CASCADE")
 
 
+def test_a_process_without_another_thread_is_unavailable(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", fail)
+        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+            store.get(1)
+    wait_until(lambda: is_available(store))
+
+
 def test_a_slow_connection_is_opened_in_the_background(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def connect_slowly(*arguments: Any, **options: Any) -> Any:
         time.sleep(0.5)
