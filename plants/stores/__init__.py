@@ -245,7 +245,8 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
         raise ValueError(f"{culprit} failed with {type(error).__name__}") from error
     if not isinstance(store, PlantStore):
         raise ValueError(f"{culprit} is no plants.PlantStore")
-    for name in ("worker_threads", "max_batch", "multiprocess"):
-        if not hasattr(store, name):
-            raise ValueError(f"{culprit} does not declare {name}")
+    for name, kind in (("worker_threads", int), ("max_batch", int), ("multiprocess", bool)):
+        declared = getattr(store, name, None)
+        if not isinstance(declared, kind) or (kind is int and declared < 1):
+            raise ValueError(f"{culprit} does not declare {name} as {'a bool' if kind is bool else 'an int above 0'}")
     return store

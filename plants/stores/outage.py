@@ -115,7 +115,7 @@ class LoggedStore(PlantStore):
 
     def __init__(self, store: PlantStore) -> None:
         self._store = store
-        self._breaker = CircuitBreaker(lambda _deadline: store.check())
+        self._breaker = CircuitBreaker(self._check)
 
     def add(self, plant: Plant) -> None:
         try:
@@ -132,6 +132,11 @@ class LoggedStore(PlantStore):
 
     def check(self) -> None:
         self._breaker.probe(time.monotonic() + _CHECK_SECONDS)
+
+    def _check(self, _deadline: float) -> None:
+        checked: object = self._store.check()
+        if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
+            raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
 
     def close(self) -> None:
         self._store.close()

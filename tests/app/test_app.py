@@ -9,7 +9,7 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 
 import plants
-from plants import MemoryStore, Plant, PlantStore
+from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
 from plants.stores.outage import LoggedStore
 from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import Stream, call, no_reference_cycle
@@ -78,6 +78,9 @@ class AsyncStore(MemoryStore):
     async def add(self, plant: Plant) -> None:  # type: ignore[override]  # the mistake that is tested
         super().add(plant)
 
+    async def check(self) -> None:  # type: ignore[override]
+        raise StoreUnavailable
+
 
 @pytest.mark.parametrize("kind", [AsyncStore, lambda: LoggedStore(AsyncStore())], ids=["embedded", "hosted"])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -85,6 +88,9 @@ def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], ca
     app = plants.create_app(kind(), tokens=[TOKEN])
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
     assert "add() of the store returned coroutine, not None" in caplog.text
+    if isinstance(store := kind(), LoggedStore):
+        with pytest.raises(TypeError, match=r"check\(\) of the store returned coroutine, not None"):
+            store.check()
 
 
 @pytest.mark.parametrize(
