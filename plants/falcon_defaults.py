@@ -99,7 +99,8 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
     def __init__(self, *middleware: Any) -> None:
         self.router = Router()
         super().__init__(middleware=list(middleware), response_type=_JSONResponse, router=self.router)
-        for error in (Exception, falcon.HTTPError):  # Falcon has a handler of its own for HTTPError.
+        # Falcon has handlers of its own for the last two.
+        for error in (Exception, falcon.HTTPError, falcon.HTTPStatus):
             self.add_error_handler(error, handle_error)
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

@@ -284,7 +284,7 @@ def _main() -> None:
             answer = ready
             try:
                 _run_command(server, line)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 answer = {"error": f"{line.strip()}: {error}"}
             print(json.dumps(answer), flush=True)
 

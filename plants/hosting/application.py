@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -82,13 +83,15 @@ def _hosted(api: PlantApp, settings: Settings) -> WSGIApplication:
 def wants_page(environ: dict[str, Any]) -> bool:
     """Return whether this is a browser's request for a page. If its path is ``/``, it needs no token."""
     # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
-    return environ["REQUEST_METHOD"] in {"GET", "HEAD"} and "text/html" in environ.get("HTTP_ACCEPT", "")
+    return environ["REQUEST_METHOD"] in {"GET", "HEAD"} and "text/html" in (environ.get("HTTP_ACCEPT") or "")
 
 
 def _reaches_store(environ: dict[str, Any], api: PlantApp) -> bool:
     path = environ.get("PATH_INFO", "")
     has_store = path == "/readyz" or api.router.template_of(path) in OPERATIONS
-    return has_store and not api.auth.refusal(path, environ.get("HTTP_AUTHORIZATION", ""))
+    with suppress(Exception):  # If a check of the user's own raises an exception, the application responds with 500.
+        return has_store and not api.auth.refusal(path, environ.get("HTTP_AUTHORIZATION") or "")
+    return False
 
 
 @cache

@@ -158,6 +158,15 @@ def test_the_body_of_a_request_for_a_public_path_is_not_received() -> None:
     assert not request.keep_alive
 
 
+def test_a_token_check_that_raises_is_a_500_of_several_processes_too() -> None:
+    settings = Settings.from_environ({"PLANTS_TOKENS": TOKEN})._replace(
+        tokens=None, tokens_check=FailingCheck(OSError())
+    )
+    app = create_service(settings).app
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/plants"}
+    assert call(app, io.BytesIO(new_plant()), wsgi_multiprocess=True, **environ).error == 50000
+
+
 def test_a_503_of_the_server_says_when_to_retry() -> None:
     response = service_with(FailingCheck(OSError())).error_response(HTTPError(503), request_for("/plants"))
     assert b"\r\nRetry-After: 1\r\n" in response.head

@@ -268,7 +268,7 @@ def test_the_documented_command_fails_and_resets_a_service() -> None:
         send_command(process, "fail cut")
         with pytest.raises(http.client.IncompleteRead):
             post(server, id=2)
-        for wrong in ("", "fail", "fail 200", "fail 503 1 2", "fail 429 x", "FAIL 503"):
+        for wrong in ("", "fail", "fail 200", "fail 503 1 2", "fail 429 x", "fail 429 1e30", "FAIL 503"):
             assert send_command(process, wrong)["error"].startswith(f"{wrong}: ")
         assert process.stdin
         process.stdin.close()
