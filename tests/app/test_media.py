@@ -1,7 +1,6 @@
 """Reading the body, and strict JSON."""
 
 import io
-import subprocess
 import sys
 import tempfile
 from typing import Any
@@ -15,6 +14,7 @@ from plants import PlantStore
 from tests.contract import LIMIT, TOKEN, new_plant, with_id
 from tests.support.calls import Stream, call
 from tests.support.examples import examples
+from tests.support.hosted import run
 
 
 def test_a_chunked_body_is_read_to_one_byte_above_the_limit(app: Any, store: PlantStore) -> None:
@@ -102,7 +102,7 @@ thread.join()
 
 
 def test_deep_json_does_not_overflow_a_small_stack() -> None:
-    result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=False)
+    result = run(sys.executable, "-c", DEEP)
     assert (result.returncode, result.stdout.split(), result.stderr) == (0, ["HTTPError"] * 3, "")
 
 

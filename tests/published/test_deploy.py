@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
@@ -17,16 +16,12 @@ from packaging.requirements import Requirement
 
 import plants
 from tests.contract import JSON_TYPE, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service
+from tests.support.hosted import CHECKOUT, SERVE, Service, run
 from tests.support.needs import needs
 
 DEPLOY = CHECKOUT / "deploy"
 UNIT = DEPLOY / "plants.service"
 STATE = "/var/lib/plants"
-
-
-def run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @needs("systemd-analyze")
@@ -71,9 +66,8 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None
 
 
 def can_unshare() -> bool:
-    return shutil.which("bwrap") is not None and (
-        subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-user", "true"], check=False).returncode == 0
-    )
+    command = ["bwrap", "--ro-bind", "/", "/", "--unshare-user", "true"]
+    return shutil.which("bwrap") is not None and run(*command).returncode == 0
 
 
 @pytest.mark.skipif(not can_unshare(), reason="bwrap is not installed or may not create a user namespace")

@@ -104,7 +104,7 @@ def environment(**env: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | env
 
 
-def run(*command: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user would, and wait until it exits."""
     return subprocess.run(
         command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
