@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,9 +13,9 @@ import pytest
 
 import plants
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
+from tests.support.hosted import CHECKOUT, SERVE, Service, environment, output_of, send_to, serving
 from tests.support.needs import needs
-from tests.support.process import PATIENCE_SECONDS, Process, free_port, wait_for_workers, wait_until
+from tests.support.process import Process, free_port, wait_for_workers, wait_until
 from tests.support.proxies import NGINX
 from tests.support.servers import is_ready
 
@@ -61,17 +60,8 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(tmp_path: Path, env: dict[str, str]) -> Run:
-    def run(script: str, cwd: Path = tmp_path, stderr: int | None = None, **more: str) -> str:
-        return subprocess.run(
-            ["sh", "-e", "-c", with_root(tmp_path, script)],
-            cwd=cwd,
-            env=env | more,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            check=True,
-            timeout=PATIENCE_SECONDS,
-        ).stdout
+    def run(script: str, cwd: Path = tmp_path, **more: str) -> str:
+        return output_of("sh", "-e", "-c", with_root(tmp_path, script), cwd=cwd, **env | more)
 
     return run
 
@@ -138,7 +128,7 @@ def test_a_token_is_rotated_without_a_rejected_request(run: Run, tmp_path: Path)
     print_token, add, wait, remove = ROTATE.splitlines()
     command = ["env", "-u", "PLANTS_TOKENS", *SERVE]
     with serving(command=command, PLANTS_TOKENS_FILE=str(tokens)) as service:
-        token, line = run(print_token, stderr=subprocess.STDOUT).splitlines()[-2:]
+        token, line = run(f"exec 2>&1\n{print_token}").splitlines()[-2:]
         assert create(service, 1, "old-line") == 200
         run(add.replace("sha256:...", line))
         assert wait.startswith("sleep 3 ")

@@ -21,7 +21,7 @@ from plants import Plant, StoreUnavailable
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
-from tests.support.hosted import CHECKOUT, send_to
+from tests.support.hosted import CHECKOUT, output_of, send_to
 from tests.support.needs import needs
 from tests.support.process import accepts_connections, free_port, wait_until
 
@@ -280,8 +280,7 @@ def test_the_documented_shell_script_works(tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(.*?)```", TESTING, re.DOTALL)
     port = free_port()
     script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("8001", str(port))
-    result = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(result.stdout)["error"] == 50300
+    assert json.loads(output_of("sh", "-ec", script, cwd=tmp_path))["error"] == 50300
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: not accepts_connections(port))
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from plants.stores import Plant, StoreUnavailable, open_store
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, output_of
 from tests.support.postgres_server import PostgresServer, find_binaries
-from tests.support.process import PATIENCE_SECONDS, wait_until
+from tests.support.process import wait_until
 
 DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
@@ -34,24 +33,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
-    environ = {
-        "PATH": f"{Path(sys.executable).parent}:{find_binaries()}:{os.defpath}",
-        "FILE": str(file),
-        "PLANTS_STORE": server.url if server else "",
-        "PYTHONPATH": str(CHECKOUT),
-    }
-    command = command.replace("python3", shlex.quote(sys.executable)).replace(
-        "deploy/", f"{shlex.quote(str(CHECKOUT))}/deploy/"
-    )
-    return subprocess.run(
-        ["bash", "-e", "-c", command],
-        env=environ,
-        cwd=file.parent,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    for name, word in (("python3", sys.executable), ("deploy/", f"{CHECKOUT}/deploy/")):
+        command = command.replace(name, shlex.quote(word))
+    path = f"{Path(sys.executable).parent}:{find_binaries()}:{os.defpath}"
+    store = server.url if server else ""
+    return output_of("bash", "-e", "-c", command, cwd=file.parent, PATH=path, FILE=str(file), PLANTS_STORE=store)
 
 
 def test_the_read_command_prints_every_plant(file: Path) -> None:
@@ -110,7 +96,7 @@ def test_a_backup_that_fails_or_is_killed_keeps_earlier_copies(file: Path) -> No
     with closing(open_store(f"sqlite:///{file}")) as store:
         store.add(Plant(1, "x" * 1_000_000))
     run(BACK_UP, file)
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(AssertionError):
         run(f"ulimit -f 100; {BACK_UP}", file)  # SQLite reports a limit of the file size as it reports a full disk.
     assert copies(file) == [1]
     # These are the files of a run that was killed while SQLite was writing.
@@ -134,7 +120,7 @@ def test_plants_move_to_postgresql_and_a_second_move_fails(file: Path, server: P
         server.execute("ALTER ROLE CURRENT_USER RESET synchronous_commit")
     with closing(open_store(server.url)) as store:
         assert [store.get(plant.id) for plant in PLANTS] == PLANTS
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(AssertionError):
         run(MOVE, file, server)
     assert "(3 rows)" in run(READ_TABLE, file, server)
 

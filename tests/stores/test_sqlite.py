@@ -4,7 +4,6 @@ import os
 import re
 import resource
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ import pytest
 from plants.stores import Plant, PlantRefused, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, is_available, outcome, reason
+from tests.support.hosted import output_of, run
 from tests.support.needs import needs
 from tests.support.process import wait_until
 
@@ -308,9 +308,7 @@ else:
 def test_an_id_in_use_is_reported_only_after_the_log_was_flushed(store: SQLiteStore, path: Path) -> None:
     """A process that was killed may have written a plant to the log, but not flushed it."""
     store.add(Plant(1, "oak"))
-    trace = ["strace", "-f", "-e", "trace=write,fsync,fdatasync"]
-    command = [sys.executable, "-c", ADD, str(path)]
-    traced = subprocess.run(trace + command, capture_output=True, text=True, check=True, timeout=60).stderr
+    traced = run("strace", "-f", "-e", "trace=write,fsync,fdatasync", sys.executable, "-c", ADD, path).stderr
     before, found, _ = traced.partition('write(1, "a plant with the id 1 is already')
     assert found
     assert "sync(" in before
@@ -446,9 +444,7 @@ def test_closing_a_store_keeps_the_locks_of_another_one(path: Path) -> None:
         store.add(Plant(1, "oak"))
         with closing(SQLiteStore(str(path))) as other:
             other.add(Plant(2, "oak"))
-        command = [sys.executable, "-c", LOCK_THE_FILE, str(path)]
-        result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-        assert "database is locked" in result.stderr
+        assert "database is locked" in run(sys.executable, "-c", LOCK_THE_FILE, path).stderr
 
 
 @needs("unshare", "mount")
@@ -463,9 +459,8 @@ def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> No
     results = []
     for mount in ([path, target], [path.parent, folder]):
         script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
-        names = [str(name) for name in (*mount, sys.executable, ADD, target)]
-        command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *names]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        names: list[str | Path] = [*mount, sys.executable, ADD, target]
+        result = run("unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *names)
         if "unshare" in result.stderr or "mount:" in result.stderr:
             pytest.skip(f"this machine allows no mount: {result.stderr}")
         results.append(result.stdout)
@@ -522,11 +517,10 @@ def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path
     with ThreadPoolExecutor(1) as thread:
         adding = thread.submit(lambda: [outcome(partial(store.add, plant)) for plant in plants])
         try:
-            command = [sys.executable, "-c", LATER_VERSION, f"sqlite:///{path}"]
-            later = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+            later = output_of(sys.executable, "-c", LATER_VERSION, f"sqlite:///{path}")
         finally:
             stopping.set()
-    assert later.stdout == "-1 fern None shade 0 oak None None\n"
+    assert later == "-1 fern None shade 0 oak None None\n"
     assert set(adding.result()) == {"added"}
     assert store.get(-1) == Plant(-1, "fern")
     with closing(sqlite3.connect(path)) as other:

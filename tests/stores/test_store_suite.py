@@ -4,13 +4,12 @@ The tests run the example of docs/embedding.md in a folder of its own, without t
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, run
 
 OWN_STORE = """
 from plants import PlantIdInUse, PlantStore
@@ -76,10 +75,7 @@ def test_only_a_store_that_breaks_a_promise_fails_the_suite(tmp_path: Path) -> N
         (tmp_path / f"test_{name}.py").write_text(OWN_STORE + fault + SUITE)
     command = [sys.executable, "-m", "pytest", "-q"]
     command += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist"]
-    environ = {"PYTHONPATH": str(CHECKOUT)}
-    output = subprocess.run(
-        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, check=False, timeout=60
-    ).stdout
+    output = run(*command, cwd=tmp_path, PYTHONPATH=str(CHECKOUT)).stdout
     for name, (_, failed) in FAULTS.items():
         assert re.findall(rf"^FAILED test_{name}\.py::.*::(\w+)", output, re.MULTILINE) == failed, output
     assert re.search(rf"^{len(FAULTS) - 1} failed, \d+ passed in ", output, re.MULTILINE), output

@@ -111,6 +111,13 @@ def run(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> subproc
     )
 
 
+def output_of(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> str:
+    """Run a command that must succeed, and return its output."""
+    result = run(*command, cwd=cwd, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command ``plants`` in this process, which has already imported what it needs.
 
