@@ -53,10 +53,11 @@ def unharmed(service: Target, check: Callable[[Target], Verdict]) -> Verdict:
 
 
 @contextlib.contextmanager
-def beside(service: Target, limit: float, verdicts: list[Verdict]) -> Iterator[None]:
+def beside(service: Target, limit: float) -> Iterator[list[Verdict]]:
     """Create plants and get /livez in two other processes meanwhile; each response must arrive within ``limit``."""
+    verdicts: list[Verdict] = []
     with Bystander(service) as creates, Bystander(service, probe=True) as probes:
-        yield
+        yield verdicts
     for name, bystander in (("creates", creates), ("/livez", probes)):
         verdict = bystander.verdict(limit)
         verdicts.append(Verdict(verdict.holds, f"{name}: {verdict.summary}"))
@@ -260,7 +261,6 @@ def dearest_head(rounds: int) -> bytes:
 
 def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: float = 8, limit: float = 2) -> Verdict:
     """Send single bytes of heads on many connections, beside clients whose requests are dear."""
-    verdicts: list[Verdict] = []
     body = service.head(b"Content-Length: %d\r\n" % len(TINY_OBJECTS)) + TINY_OBJECTS
 
     def dear_client(number: int) -> None:
@@ -271,7 +271,7 @@ def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: 
 
     with Crowd(service, clients) as crowd:
         crowd.send(b"GET /")
-        with repeating(dear_client, dear), beside(service, limit, verdicts):
+        with repeating(dear_client, dear), beside(service, limit) as verdicts:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 for sock in crowd.sockets:
@@ -282,7 +282,6 @@ def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: 
 
 def tiny_records(service: Target, clients: int = 300, seconds: float = 5, limit: float = 0.7) -> Verdict:
     """Send TLS records of one byte each on many connections."""
-    verdicts: list[Verdict] = []
     flood = []
     with Crowd(service, 0) as crowd:
         for _ in range(clients):
@@ -291,7 +290,7 @@ def tiny_records(service: Target, clients: int = 300, seconds: float = 5, limit:
                 crowd.sockets.append(sock.dup())
         for sock in crowd.sockets:
             sock.setblocking(False)
-        with beside(service, limit, verdicts):
+        with beside(service, limit) as verdicts:
             crowd.send(*flood, seconds=seconds)
     return together(*verdicts)
 
@@ -314,7 +313,6 @@ def large_bodies(
     service: Target, clients: int = 12, seconds: float = 6, limit: float = 0.25, body: bytes = LARGE_OBJECTS
 ) -> Verdict:
     """Send bodies of 1 MiB that take long to parse; small requests must not wait behind them."""
-    verdicts: list[Verdict] = []
     request = service.head(b"Content-Length: %d\r\n" % len(body), b"Connection: close\r\n") + body
     times: list[float] = []
 
@@ -325,7 +323,7 @@ def large_bodies(
             sock.recv(1000)
         times.append(time.monotonic() - began)
 
-    with repeating(client, clients), beside(service, limit, verdicts):
+    with repeating(client, clients), beside(service, limit) as verdicts:
         time.sleep(seconds)
     large = f"{len(times)} large ones, median {statistics.median(times):.2f} s"
     return together(*verdicts, Verdict(bool(times), large))

@@ -4,18 +4,16 @@ import os
 import re
 import shlex
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from itertools import count, takewhile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from plants.stores import Plant, StoreUnavailable, open_store
+from tests.stores.test_every_store import adding
 from tests.support.hosted import CHECKOUT, output_of
 from tests.support.postgres_server import PostgresServer, find_binaries
-from tests.support.process import wait_until
 
 DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
@@ -50,14 +48,9 @@ def test_the_read_command_prints_every_plant(file: Path) -> None:
 
 def test_the_second_backup_under_load_is_restored(file: Path) -> None:
     with closing(open_store(f"sqlite:///{file}")) as store:
-        stopping = threading.Event()
-        plants = takewhile(lambda _: not stopping.is_set(), (Plant(plant_id, "fern") for plant_id in count(1)))
-        with ThreadPoolExecutor(1) as thread, ExitStack() as load:
-            load.callback(stopping.set)
-            adding = thread.submit(list, map(store.add, plants))
-            wait_until(lambda: store.get(1))
+        with adding(store) as outcomes:
             run(BACK_UP, file)
-        adding.result()
+        assert set(outcomes) == {"added"}
         store.add(Plant(-1, "after the first backup"))
         run(BACK_UP, file)
     run(RESTORE_FILE, file)

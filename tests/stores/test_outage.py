@@ -150,14 +150,3 @@ def test_an_outage_of_another_store_logs_its_start_and_its_end(
     assert store.get(1) == Plant(1, "Fern")
     assert caplog.messages[1:] == ["the store is available again; requests rejected meanwhile: 3"]
     store.close()
-
-
-def test_probes_share_a_check_of_another_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", 60.0)
-    monkeypatch.setattr("plants.stores.outage.RETRY_SECONDS", 60.0)
-    checks: list[None] = []
-    monkeypatch.setattr(Garden, "check", lambda _self: checks.append(None))
-    store = LoggedStore(Garden())
-    for _ in range(3):
-        store.check()
-    assert len(checks) == 1

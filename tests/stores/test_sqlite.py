@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
 
 from plants.stores import Plant, PlantRefused, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
-from tests.stores.test_every_store import add_together, is_available, outcome, reason
+from tests.stores.test_every_store import add_together, adding, is_available, reason
 from tests.support.hosted import output_of, run
 from tests.support.needs import needs
 from tests.support.process import wait_until
@@ -512,20 +511,14 @@ print(*store.get(-1), *store.get(0))
 
 def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(0, "oak"))
-    stopping = threading.Event()
-    plants = takewhile(lambda _: not stopping.is_set(), (Plant(plant_id, "moss") for plant_id in count(1)))
-    with ThreadPoolExecutor(1) as thread:
-        adding = thread.submit(lambda: [outcome(partial(store.add, plant)) for plant in plants])
-        try:
-            later = output_of(sys.executable, "-c", LATER_VERSION, f"sqlite:///{path}")
-        finally:
-            stopping.set()
+    with adding(store) as outcomes:
+        later = output_of(sys.executable, "-c", LATER_VERSION, f"sqlite:///{path}")
     assert later == "-1 fern None shade 0 oak None None\n"
-    assert set(adding.result()) == {"added"}
+    assert set(outcomes) == {"added"}
     assert store.get(-1) == Plant(-1, "fern")
     with closing(sqlite3.connect(path)) as other:
         numbers = other.execute("SELECT count(*), count(light) FROM plants").fetchone()
-    assert numbers == (len(adding.result()) + 2, 1)
+    assert numbers == (len(outcomes) + 2, 1)
 
 
 def test_a_running_service_adds_no_column(path: Path) -> None:
