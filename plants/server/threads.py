@@ -81,25 +81,24 @@ class Call:
         request = self._request
         response: Response | None = None
         error: BaseException | None = None
-        failure = self._wait()
+        failure = self._wait() if self._outcomes else None
         try:
             if not self._failed:
                 response = self._read()
         except BaseException as raised:
             error = raised
-        # The application has not told these outcomes. A generator calls the application only when it is read.
-        untold = self._wait()
-        if self._outcomes:
-            self._outcomes.clear()  # They refer to this call.
         request.environ.pop("wsgi.input", None)  # Drop the body.
-        if error and not failure and not untold:
+        if failure and response and response.status[0] in "45":
+            failure = None  # This is the response to the failure, perhaps changed by middleware.
+        # No reader knows these outcomes, perhaps because a generator has dropped the response.
+        if self._outcomes:
+            failure = self._wait() or failure
+            self._outcomes.clear()  # They refer to this call.
+        if failure:
+            response = make_response(*failure, is_head=request.method == "HEAD")
+        elif error:
             self._log.error("the application failed", exc_info=error)
         error = None  # Its traceback refers to this frame.
-        # Middleware may have changed the response to a failure. A success was started before the failure was known.
-        is_error = response is not None and response.status[0] in "45"
-        replacement = untold or (None if is_error else failure)
-        if replacement:
-            response = make_response(*replacement, is_head=request.method == "HEAD")
         return response
 
     def _wait(self) -> Failure | None:
