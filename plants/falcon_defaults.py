@@ -77,7 +77,7 @@ class _PendingResponse:
             self._blocks = [body]
         elif self._blocks is None:
             self._blocks = [*self._response]
-        if self.outcome in self._pending:
+        if self._pending and self.outcome in self._pending:
             self._pending.remove(self.outcome)
         return iter(self._blocks)
 

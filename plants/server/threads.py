@@ -81,7 +81,8 @@ class Call:
         request = self._request
         response: Response | None = None
         error: BaseException | None = None
-        failure = self._wait() if self._outcomes else None
+        outcomes = self._outcomes
+        failure = _wait(outcomes) if outcomes else None
         try:
             if not self._failed:
                 response = self._read()
@@ -91,26 +92,15 @@ class Call:
         if failure and response and response.status[0] in "45":
             failure = None  # This is the response to the failure, perhaps changed by middleware.
         # No reader knows these outcomes, perhaps because a generator has dropped the response.
-        if self._outcomes:
-            failure = self._wait() or failure
-            self._outcomes.clear()  # They refer to this call.
+        if outcomes:
+            failure = _wait(outcomes) or failure
+            outcomes.clear()  # They refer to this call.
         if failure:
             response = make_response(*failure, is_head=request.method == "HEAD")
         elif error:
             self._log.error("the application failed", exc_info=error)
         error = None  # Its traceback refers to this frame.
         return response
-
-    def _wait(self) -> Failure | None:
-        """Wait for the pending work, and forget what succeeded; return the last failure."""
-        failure: Failure | None = None
-        outcomes = self._outcomes or []
-        for outcome in tuple(outcomes):
-            found = outcome()
-            if found is None and outcome in outcomes:
-                outcomes.remove(outcome)
-            failure = found or failure
-        return failure
 
     def _read(self) -> Response:
         iterable, self._iterable = self._iterable, None
@@ -124,6 +114,19 @@ class Call:
         if self._writes:
             body = b"".join((*self._writes, body))
         return make_response(self._status, self._headers, body, is_head=self._request.method == "HEAD")
+
+
+def _wait(outcomes: list[Outcome]) -> Failure | None:
+    """Wait for pending work, and return the last failure. Only the outcomes of failures stay in the list."""
+    failure: Failure | None = None
+    waiting = outcomes.copy()
+    outcomes.clear()
+    for outcome in waiting:
+        found = outcome()
+        if found:
+            failure = found
+            outcomes.append(outcome)
+    return failure
 
 
 class Threads:
