@@ -35,6 +35,11 @@ def defer(environ: dict[str, Any], submit: Submit) -> bool:
 class _PendingResponse:
     """A response (PEP 3333) that waits for submitted work when it is read; a failure replaces it."""
 
+    _blocks: list[bytes] | None = None
+    _error: Exception | None = None
+    _failure: tuple[str, list[tuple[str, str]], bytes] | None = None
+    _wait: Callable[[], None] | None = None
+
     def __init__(
         self, response: Iterable[bytes], submit: Submit, environ: dict[str, Any], start_response: StartResponse
     ) -> None:
@@ -43,10 +48,6 @@ class _PendingResponse:
         self._pending: list[Any] = environ["server.pending"]
         self._pending.append(self.outcome)  # until a reader knows the outcome
         self._start_response = start_response
-        self._blocks: list[bytes] | None = None
-        self._error: Exception | None = None
-        self._failure: tuple[str, list[tuple[str, str]], bytes] | None = None
-        self._wait: Callable[[], None] | None = None
         try:
             self._wait = submit()
         except Exception as error:
@@ -69,7 +70,7 @@ class _PendingResponse:
         return self._failure
 
     def __iter__(self) -> Iterator[bytes]:
-        failure = self.outcome()
+        failure = self.outcome() if self._wait else self._failure
         if failure:
             status, headers, body = failure
             # Nothing was sent, so this replaces what Falcon has started. Some hosts raise the error instead.
