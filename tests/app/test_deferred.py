@@ -336,7 +336,10 @@ class Proxy:
 
     def __init__(self, store: Any, add: Add) -> None:
         self.store = store
-        self.add = add.__get__(store, None)
+        self.replacement = add.__get__(store, None)
+
+    def add(self, plant: Plant) -> None:
+        self.replacement(plant)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
