@@ -13,13 +13,10 @@ import psycopg
 
 from plants import open_store
 from plants.stores import COLUMNS
+from plants.stores.postgres import FLUSH_COMMITS
 
 COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
     coalesce(sum(length(name)), 0), coalesce(sum(length(tag)), 0) FROM plants"""
-
-# A role's own setting may be off, and then the server reports the commit before it has flushed it.
-DURABLY = """SELECT set_config('synchronous_commit',
-    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"""
 
 NAMES = ", ".join(column.name for column in COLUMNS)
 SELECT = f"SELECT {NAMES}"
@@ -33,7 +30,7 @@ with (
     closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,
     psycopg.connect(url) as target,
 ):
-    target.execute(DURABLY)
+    target.execute(b"SELECT " + FLUSH_COMMITS)
     target.execute("LOCK TABLE plants")
     if target.execute("SELECT FROM plants LIMIT 1").fetchone():
         sys.exit("there are plants already: nothing was moved")

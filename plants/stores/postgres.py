@@ -47,11 +47,13 @@ _CREATE = f"CREATE TABLE plants ({', '.join(column.define(_TYPES) for column in 
 _DISTRIBUTE = "SELECT create_distributed_table('plants', 'id', shard_count => 64)"
 # A statement inserts one of these numbers of rows, so that there are few different statements for psycopg to prepare.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: Makes a connection report a commit only once it was flushed, whatever the role's own setting is.
+FLUSH_COMMITS = b"""set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"""
 _SET_UP = b"""
     SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_extension WHERE extname = 'citus'),
         set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
-        set_config('client_min_messages', 'warning', false), set_config('synchronous_commit',
-        CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+        set_config('client_min_messages', 'warning', false),
 """
 # One row: why the table could lose a plant, or NULL, and what the store needs to know of the table.
 _INSPECT = files(__package__).joinpath("postgres.sql").read_bytes()
@@ -333,7 +335,7 @@ class PostgresStore(BatchStore):
         with ExitStack() as on_failure:
             connection = on_failure.enter_context(closing(_Connection.open(self._conninfo, self._timeout)))
             settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
-            [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP, settings)
+            [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP + FLUSH_COMMITS, settings)
             if connection.process != connection.info.backend_pid:
                 self._check_pooler(connection)
             if connection.is_citus:
