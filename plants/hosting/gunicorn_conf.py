@@ -31,7 +31,6 @@ except SettingsError as error:
 settings = service.settings
 globals().update(GUNICORN_SETTINGS)
 threads = settings.store.worker_threads
-pre_fork = worker.block_signals
 
 
 class Logger(logs.Logger):

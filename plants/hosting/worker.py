@@ -30,11 +30,6 @@ _WORKER_SIGNALS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.S
 _PAUSE_SECONDS: Final = 5.0  # The master asks for the heartbeats every second, unless it is stopped.
 
 
-def block_signals(_server: Any, _worker: Any) -> None:
-    """Block signals until the new worker handles them, because one that arrives just after the fork would be lost."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WORKER_SIGNALS)
-
-
 def unblock_signals() -> None:
     """Deliver the signals that wait."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WORKER_SIGNALS)
@@ -99,6 +94,8 @@ class Worker(ServerWorker):
         used = {other.metrics_slot for other in self._living}
         self.metrics_slot = next(slot for slot in itertools.count(1) if slot not in used)
         self._living.add(self)
+        # Block signals until the new process handles them, because one that arrives just after the fork would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WORKER_SIGNALS)
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""

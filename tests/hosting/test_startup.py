@@ -281,6 +281,13 @@ def test_a_worker_ignores_hup() -> None:
     assert sum("Booting worker" in line for line in service.lines) == 1
 
 
+def test_a_worker_of_another_class_ends_when_it_is_told_to() -> None:
+    with serving(GUNICORN_CMD_ARGS="-k gthread") as service:
+        wait_for_workers(service.process.pid, 1)
+        os.kill(children(service.process.pid)[0], signal.SIGTERM)
+        service.wait_for("Booting worker", times=2)
+
+
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_stop_just_after_a_new_worker_takes_no_grace_period(tmp_path: Path) -> None:
     with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
