@@ -98,7 +98,7 @@ class SQLiteStore(BatchStore):
         """
         path = url.removeprefix("sqlite:///")
         if path in {url, "", ":memory:"} or re.search("[?#\0]|%00|/$", path):
-            raise ValueError("the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
+            raise ValueError("the URL of an SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
     def prepare(self, *, create: bool = True) -> None:

@@ -248,7 +248,7 @@ class TestPostgresStore(PersistentContract):
 
 
 START = "^a store's URL starts with one of memory:, sqlite:, postgresql:"
-SQLITE = "^the URL of a SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
+SQLITE = "^the URL of an SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
 POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
 BAD_URLS = {
     "empty": ("", START),
