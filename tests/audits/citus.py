@@ -33,9 +33,9 @@ from tests.audits.report import audit_parser, report_findings
 CLIENTS_PER_SERVICE = 16
 
 
-def batch(store: PostgresStore, size: int = 128) -> Counter[str]:
+def batch(store: PostgresStore) -> Counter[str]:
     """Submit a batch of plants that belong to different nodes, one with an id in use; return the findings."""
-    used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(size))
+    used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(128))
     store.add(used)
     pending = [(plant, store.submit(plant)) for plant in (*others, used._replace(name="another"))]
     findings: Counter[str] = Counter()

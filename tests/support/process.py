@@ -77,9 +77,9 @@ def end(process: "subprocess.Popen[Any]") -> None:
         kill(process)
 
 
-def comes_true(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+def comes_true(condition: Callable[[], T]) -> T:
     """Wait until a condition holds or the time is over; return its last value."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.002)
     return found

@@ -96,8 +96,8 @@ class Records13:
         assert client.cipher()[0] == "TLS_AES_256_GCM_SHA384"  # type: ignore[index]  # The handshake is complete.
         self._derive_keys(_secret(keylog, "CLIENT_TRAFFIC_SECRET_0"))
 
-    def data(self, data: bytes, padding: int = 0) -> bytes:
-        return self._encrypt(data + b"\x17" + bytes(padding))
+    def data(self, data: bytes) -> bytes:
+        return self._encrypt(data + b"\x17")
 
     def key_update(self) -> bytes:
         """Change the client's key, and request a change of the server's (RFC 8446, section 4.6.3)."""
