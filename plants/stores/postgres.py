@@ -79,15 +79,15 @@ _INSPECT_CITUS = b"""
 
 _POOLER = "a pooler changes the server's process between transactions; PgBouncer needs pool_mode = session"
 _HELD = "another transaction holds the id"
-_URL = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
+_URL_SYNTAX = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
 
 _LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
-_LAST_PAUSE = 0.1  # A statement that the server reports as not done is sent again, after longer and longer pauses.
 HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
+_MAX_PAUSE_SECONDS = 0.1  # A statement that the server reports as not done is sent again, after growing pauses.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
 _POLL_SECONDS = 0.002  # A caller that waits for a connection looks this often whether one is idle.
-RECHECK_SECONDS = 5.0  # The table is checked again at least this often, because an operator may alter it.
+RECHECK_SECONDS = 5.0  # An insert checks the table again after this long, because an operator may alter it.
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class PostgresStore(BatchStore):
         self._pool = _Pool(self._connect, max_connections)
         self._table = _NO_TABLE  # until the first one is found
         self._checked_at = 0.0  # when the table was last checked
-        self._held: dict[int, float] = {}  # ids that another transaction holds, until when they are left out
+        self._held: dict[int, float] = {}  # by id that another transaction holds: until when it is left out
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -148,8 +148,8 @@ class PostgresStore(BatchStore):
         try:
             return cls(url)
         except (psycopg.ProgrammingError, ValueError):
-            # libpq's message may quote the password.
-            raise ValueError(f"libpq has no parameter {name}" if (name := _unknown_parameter(url)) else _URL) from None
+            name = _unknown_parameter(url)  # libpq's message may quote the password.
+            raise ValueError(f"libpq has no parameter {name}" if name else _URL_SYNTAX) from None
 
     def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         try:
@@ -211,7 +211,7 @@ class PostgresStore(BatchStore):
             except psycopg.Error as error:
                 if isinstance(error, errors.ReadOnlySqlTransaction):
                     connection.close()
-                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _LAST_PAUSE
+                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _MAX_PAUSE_SECONDS
                 if not may_retry or time.monotonic() + pause > deadline:
                     raise StoreUnavailable(_reason(error)) from None
             finally:
