@@ -27,7 +27,7 @@ def create_app(
 
     :param store: where plants are stored; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
-    :param max_body_bytes: the size of the largest request body that is read.
+    :param max_body_bytes: the largest request body, in bytes.
     :raises TypeError, ValueError: an argument is not usable; the message shows no token.
     """
     if isinstance(store, str | type):

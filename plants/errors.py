@@ -49,7 +49,7 @@ class ErrorCode(IntEnum):
 
 
 _MESSAGES = {int(code): code.message for code in ErrorCode}
-_RETRY_CODES = {42900, ErrorCode.UNAVAILABLE}
+_RETRY_CODES = {42900, ErrorCode.UNAVAILABLE}  # Only plants.testing responds with 42900.
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:

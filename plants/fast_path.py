@@ -1,8 +1,8 @@
 """Load and dump plants as their schemas declare, at a fraction of marshmallow's cost. mypyc can compile this module.
 
-A fast way stands beside a schema in which every option is known here. It decides only about valid documents and plain
-values. All else goes through marshmallow, and so does everything if a schema has a hook, an own method, or an option or
-a validator that is not known here.
+The fast path handles only valid documents and plain values, of schemas in which every option is known here. Everything
+else goes through marshmallow: invalid documents, and schemas with a hook, a method of their own, or an unknown option
+or validator.
 """
 
 import json
@@ -77,7 +77,7 @@ def _dump_slowly(schema: Schema, plant: Plant) -> bytes:
 
 
 def _load_rules(schema: Schema) -> list[Any] | None:
-    """Return the rules of ``_load`` for each member of ``Plant``, or None if marshmallow must load."""
+    """Return the rules of ``loader`` for each member of ``Plant``, or None if marshmallow must load."""
     if schema.load_fields.keys() != set(Plant._fields) or not _are_plain(schema, schema.load_fields):
         return None
     rules = []
@@ -92,7 +92,7 @@ def _load_rules(schema: Schema) -> list[Any] | None:
 
 
 def _dump_rules(schema: Schema) -> list[Any] | None:
-    """Return the rules of ``_dump`` for each field of the schema, or None if marshmallow must dump."""
+    """Return the rules of ``dumper`` for each field of the schema, or None if marshmallow must dump."""
     if not schema.dump_fields.keys() <= set(Plant._fields) or not _are_plain(schema, schema.dump_fields):
         return None
     rules = []

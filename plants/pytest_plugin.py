@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plants_app() -> Any:
-    """A ``webtest.TestApp`` of a new in-process service, its ``deployment``, which sends the service's first token."""
+    """A ``webtest.TestApp`` that sends the first token of its ``deployment``, a new service in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # WebOb imports cgi on Python 3.11 and 3.12.
         from webtest import TestApp

@@ -32,7 +32,7 @@ class PlantSchema(Schema):
         unknown = EXCLUDE
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
-        """Raise an error that names each invalid member. A ValidationError could also come from a store."""
+        """Raise a 400 that names each invalid member, because a ValidationError could also come from a store."""
         faults = [f"{member}: {messages[0]}" for member, messages in sorted(error.messages_dict.items())]
         # marshmallow uses the key _schema for an error of the whole document.
         message = " ".join(faults).removeprefix("_schema: ")

@@ -31,7 +31,7 @@ def _filled_with(text: str) -> Plant:
 
 
 class _SlowId(int):
-    """An id that lets other threads run whenever a dictionary looks for it; otherwise a race would usually go well."""
+    """An id that lets other threads run whenever a dictionary looks for it; otherwise most faulty stores would pass."""
 
     def __eq__(self, other: object) -> bool:
         return int.__eq__(self, other)

@@ -133,7 +133,7 @@ class Received(NamedTuple):
 
 
 class ConnectionClosed(ClientDisconnected, ConnectionError):  # type: ignore[misc]  # waitress has no types
-    """The connection ends without a response. This is how an application says it to waitress."""
+    """Close the connection without a response. waitress does so if the application raises a ClientDisconnected."""
 
 
 class Server:
@@ -229,7 +229,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
 
     :param token: the valid token; a new one if None.
     :param port: the port; one that the system chooses if 0.
-    :param store: where plants are stored; a dictionary if None. It is not closed.
+    :param store: where plants are stored; a dictionary if None. The store is not closed.
     :raises OSError: the port is in use.
     """
     server = Server(token=token, store=store)

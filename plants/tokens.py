@@ -39,7 +39,7 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         """Store the digests of the valid tokens.
 
-        :raises TypeError: ``tokens`` is a string, whose characters would be the tokens, or has an item that is none.
+        :raises TypeError: ``tokens`` is a string, whose characters would be the tokens, or an item is not a string.
         :raises ValueError: there is no token, or at least one is not a ``b64token``; the message does not show it.
         """
         if isinstance(tokens, str):

@@ -25,11 +25,11 @@ usage: plants serve [options]
   -w, --workers NUMBER       worker processes (default: 1)
   --threads NUMBER           threads of a process (default: 1 for memory:, 2 for SQLite, 4 for PostgreSQL)
   --worker-connections NUMBER
-                             the most connections of a process (default: 1000)
+                             maximum connections of a process (default: 1000)
   --certfile FILE --keyfile FILE
                              serve TLS
   -u, --user USER; -g, --group GROUP
-                             whom the worker processes run as (default: who starts the service)
+                             run the worker processes as this user and group (default: the current ones)
   -p, --pid FILE             write the process id into this file
   -c, --config FILE          a configuration file of Gunicorn
   --log-level LEVEL          debug, info, warning, error or critical (default: info)

@@ -106,7 +106,7 @@ def _error_response(error: BaseException, request: Request) -> Response:
 
 
 def _error_of(request: Request, response: Response) -> tuple[int, str]:
-    """Return the code and the message of a failure of the server, of the application, or of another one's response."""
+    """Return the code and the message of the server's or the application's error, or those of the status."""
     code = int(response.status[:3]) * 100
     found: tuple[int, str] = response.error or request.environ.get("plants.error") or (code, error_message(code))
     return found

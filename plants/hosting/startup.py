@@ -47,9 +47,9 @@ def problem_of_worker_count(count: int, settings: Settings) -> str:
 
 
 def _check_user(cfg: Any, settings: Settings) -> None:
-    """Stop if the workers run as another user (``--user``) for whom there is no SQLite file that they may write.
+    """Stop if the workers run as another user (``--user``), and there is no SQLite file that this user may write.
 
-    The master does not create it, because it would own the file.
+    The master does not create the file, because the file would belong to the master's user.
     """
     if (cfg.uid, cfg.gid) == (os.geteuid(), os.getegid()) or not settings.store_url.startswith("sqlite:"):
         return

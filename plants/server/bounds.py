@@ -53,8 +53,8 @@ class Config:
 def connection_to_evict(evictable: dict[Any, Any], network: Any) -> Any:
     """Return the connection that makes room for a new one from ``network``, or None if there is no such connection.
 
-    It is the longest inactive one of the network that has most of them; in a tie, that of the new client. If no
-    connection has a network, it is the longest inactive one.
+    It is the longest inactive one of the network with the most such connections; in a tie, that of the new client. If
+    no connection has a network, it is the longest inactive one.
 
     :param evictable: the connections that may be closed, longest inactive first, and their networks or None.
     """

@@ -15,7 +15,7 @@ class Service:
     non_blocking_paths: frozenset[str] = frozenset()
 
     def after_head(self, request: Request) -> Response | None:
-        """Return the response to a request whose body must not arrive, or None. The connection is then closed.
+        """Return None, or the response to a request whose body must not arrive, which closes the connection.
 
         This is called once for each request, when its head is complete. It may set ``request.trusted`` and call
         ``request.drop_body()``. If the server has rejected the head, ``request.head_parsed`` is false, and the server

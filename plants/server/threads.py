@@ -4,8 +4,8 @@ In: the loop's complete requests, in ``queued_jobs``. ``start_batches`` passes t
 thread calls the application for the whole batch before it reads the responses that wait for work, such as a commit,
 which the application does once for all of them (``server.pending``).
 Out: ``completed`` responses, or None for a call that failed; a byte in a pipe wakes the loop. Only the loop's thread
-calls the methods of ``Threads``, and only it calls the hooks of the service. A request is called at most once, by who
-claims it; a request that was rejected meanwhile cannot be claimed.
+calls the methods of ``Threads``, and only it calls the hooks of the service. A thread calls the application only
+for a request that it has claimed, which happens at most once, and not after the request was rejected.
 """
 
 import os

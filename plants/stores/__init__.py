@@ -118,7 +118,7 @@ class PlantStore(abc.ABC):
     """
 
     worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
-    max_batch: ClassVar[int]  #: the maximum number of plants per commit
+    max_batch: ClassVar[int]  #: the maximum number of plants per commit; 1 without group commit
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
     is_new: bool = False  #: whether this object has created the file or the table
 

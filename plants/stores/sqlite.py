@@ -1,8 +1,8 @@
 """One SQLite file: needs no further package, and is shared by all processes of one machine.
 
-Each process has one connection that writes. After each commit the store looks whether the path still leads to the file
-that it opened first: to a file that was removed or replaced, SQLite commits without an error. A difference, or an
-error, closes the connection. If the file was moved away, the store waits for it to return.
+Each process has one connection that writes. After each commit the store checks that the path still leads to the file
+that it opened first, because SQLite commits to a removed or replaced file without an error. A difference, or an error,
+closes the connection. If the file was moved away, the store waits for it to return.
 """
 
 import logging
