@@ -371,7 +371,7 @@ def test_an_add_that_was_replaced_is_called(
     assert add.seen == [1, 1, 2]
 
 
-def test_only_the_own_add_of_a_store_is_bypassed(store: PlantStore) -> None:
+def test_only_the_add_of_group_commit_is_bypassed(store: PlantStore) -> None:
     submit = submit_of(store)
     assert submit
     assert submit == store.submit  # type: ignore[attr-defined]

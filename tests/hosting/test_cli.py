@@ -140,7 +140,7 @@ def test_plants_check_times_out_when_a_server_is_silent() -> None:
         assert error_line(call("check", url)) == f"{url}/readyz: no response within 2 seconds."
 
 
-def test_plants_check_says_where_it_has_the_address_from() -> None:
+def test_plants_check_says_where_its_address_comes_from() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     assert error_line(call("check", url)) == f"{url}/readyz: Connection refused."

@@ -209,7 +209,7 @@ def test_check_config_warns_of_a_database_that_does_not_respond() -> None:
     assert result.stderr.startswith("the store cannot be used now: ")
 
 
-def test_check_config_creates_no_store_and_says_nothing_of_it(tmp_path: Path) -> None:
+def test_check_config_neither_creates_nor_reports_a_missing_store(tmp_path: Path) -> None:
     result = run(*SERVE, "--check-config", PLANTS_TOKENS=TOKEN, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db")
     assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (0, "", [])
 

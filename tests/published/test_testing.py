@@ -228,7 +228,7 @@ test_z = test_y  # The id is free again, because each test has a new store.
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_fixtures_and_the_documented_test_warn_of_nothing(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_and_the_documented_test_emit_no_warning(pytester: pytest.Pytester) -> None:
     (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
     files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
     # Disable these plugins, because they take longer to load than the tests take to run.

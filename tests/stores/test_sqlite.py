@@ -422,7 +422,7 @@ def test_a_copy_with_the_same_inode_number_is_another_file(
             assert re.search("the file was replaced; move it back, .* and do not restart before", reason(store))
 
 
-def test_on_other_systems_than_linux_a_replaced_file_is_detected(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_systems_other_than_linux_a_replaced_file_is_detected(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.sqlite.MOUNTS", path.with_name("missing"))
     monkeypatch.setattr("plants.stores.sqlite.O_PATH", None)
     with closing(SQLiteStore(str(path))) as store:
