@@ -7,6 +7,7 @@ import ssl
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import HTTPException, InvalidURL
 from io import TextIOWrapper
 from typing import Any, Final, NoReturn
@@ -133,8 +134,10 @@ def _problem_at(address: str, *, verify: bool) -> str:
             raise ValueError("this is not an http or https address")
         opener.open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:
-        with error:
-            message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', error.read(65536))
+        body = b""
+        with error, suppress(OSError, HTTPException):  # The body may be cut short, but the status is known.
+            body = error.read(65536)
+        message = re.search(rb'"message": ?"([ !#-\[\]-~]{1,499})"', body)
         return f"{error.status} {message[1].decode() if message else ''}"
     except (OSError, ValueError, InvalidURL) as error:
         reason = getattr(error, "reason", error)

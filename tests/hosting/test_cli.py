@@ -126,8 +126,9 @@ def test_plants_check_reports_whether_a_service_is_ready(tmp_path: Path) -> None
         (b"HTTP/1.1 2000 OK\r\n\r\n", "this is not an HTTP server."),
         (b"SSH-2.0-OpenSSH\r\n", "this is not an HTTP server."),
         (b'HTTP/1.1 503 x\r\n\r\n{"message": "two\nlines"}', "503."),
+        (b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", "503."),
     ],
-    ids=["redirection", "no status", "another protocol", "two lines"],
+    ids=["redirection", "no status", "another protocol", "two lines", "a broken body"],
 )
 def test_plants_check_reports_an_unexpected_response(response: bytes, reason: str) -> None:
     with responding_with(response) as url:
