@@ -40,7 +40,7 @@ _SWITCH_SECONDS: Final = 0.005
 _SHORT_SWITCH_SECONDS: Final = 0.0005
 _PARSING_SECONDS: Final = 1.0  # how long a thread may parse larger bodies
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
-_REPORT_SECONDS: Final = 10.0  # between two warnings that the worker is full
+_REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
 
 
@@ -224,7 +224,9 @@ class Loop:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._log.warning("cannot accept connections for now: %s", error)
+                if self.shared.now >= self._report_at:
+                    self._report_at = self.shared.now + _REPORT_SECONDS
+                    self._log.warning("cannot accept connections for now: %s", error)
                 self.shared.watch(listener.sock.fileno(), 0, None)
                 return
             has_room = self._make_room(listener, peer[0] if isinstance(peer, tuple) else "")

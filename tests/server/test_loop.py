@@ -383,10 +383,12 @@ class ShortOfDescriptors(socket.socket):
     """
 
     short = True
+    failures = 0
     clients_gone = 1
 
     def accept(self) -> Any:
         if self.short:
+            self.failures += 1
             raise OSError(errno.EMFILE, "Too many open files")
         sock, peer = super().accept()
         if self.clients_gone:
@@ -400,8 +402,9 @@ def test_accepting_pauses_while_descriptors_are_exhausted(make: Make, caplog: py
     driver = make(listener)
     address = listener.getsockname()
     with closing(socket.create_connection(address)), closing(socket.create_connection(address, 60)) as client:
-        driver.run_until(lambda: caplog.messages)
+        driver.run_until(lambda: listener.failures)
         assert listener.fileno() not in driver.loop.shared.handlers
+        driver.run_until(lambda: listener.failures > 2)
         assert caplog.messages == ["cannot accept connections for now: [Errno 24] Too many open files"]
         listener.short = False
         client.sendall(GET)
