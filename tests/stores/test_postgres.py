@@ -25,7 +25,7 @@ pytest.importorskip("psycopg")
 
 import psycopg
 
-from plants.stores import Plant, PlantIdInUse, PlantRefused, StoreMissing, StoreUnavailable, StoreUnusable
+from plants.stores import COLUMNS, Plant, PlantIdInUse, PlantRefused, StoreMissing, StoreUnavailable, StoreUnusable
 from plants.stores.postgres import PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available, outcome, reason
@@ -317,12 +317,12 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
         admin.execute("DROP DATABASE latin WITH (FORCE)")
 
 
-PLANTS = "TABLE plants (id bigint PRIMARY KEY, name text, tag text)"
+TEXTS = ", ".join(column.define({int: "bigint", str: "text"}) for column in COLUMNS[1:])
+PLANTS = f"TABLE plants (id bigint PRIMARY KEY, {TEXTS})"
 TRIGGER = "CREATE TRIGGER guard BEFORE INSERT"
 FUNCTION = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
 WHOLE = "FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
 PARTITIONED = f"{PLANTS} PARTITION BY HASH (id); CREATE TABLE p0 PARTITION OF plants {WHOLE}"
-TEXTS = "name text, tag text"
 WRONG_TABLES = {
     "int4 id": (f"TABLE plants (id int PRIMARY KEY, {TEXTS})", "lacks id bigint"),
     "short name": ("TABLE plants (id bigint PRIMARY KEY, name varchar(9), tag text)", "lacks name text"),
@@ -395,8 +395,8 @@ CITUS = """
     GRANT SELECT ON ALL TABLES IN SCHEMA public TO PUBLIC;
     INSERT INTO pg_extension VALUES (99999, 'citus', 10, 11, false, '0', NULL, NULL);
 """
-DISTRIBUTED = """
-    CREATE TABLE plants (id bigint PRIMARY KEY, name text NOT NULL, tag text);
+DISTRIBUTED = f"""
+    CREATE {PLANTS};
     INSERT INTO pg_dist_partition VALUES ('plants'::regclass, 'h');
     INSERT INTO pg_dist_shard VALUES ('plants'::regclass, 1);
     GRANT SELECT, INSERT ON plants TO plants;

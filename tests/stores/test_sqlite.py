@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.stores import Plant, PlantRefused, StoreUnavailable, open_store
+from plants.stores import COLUMNS, Plant, PlantRefused, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, adding, is_available, reason
 from tests.support.hosted import output_of, run
@@ -491,22 +491,17 @@ def test_a_table_that_was_created_by_hand_is_used(path: Path, definition: str) -
 
 LATER_VERSION = """
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 import plants.stores
 
-class Plant(NamedTuple):
-    id: int
-    name: str
-    tag: str | None = None
-    light: str | None = None
-
-plants.stores.Plant = Plant
+members = get_type_hints(plants.stores.Plant) | {"later": str | None}
+plants.stores.Plant = Plant = NamedTuple("Plant", [*members.items()])
 plants.stores.COLUMNS = plants.stores.columns_of(Plant)
 from plants.stores.sqlite import SQLiteStore  # after the replacement
 store = SQLiteStore(sys.argv[1], timeout=20)  # A busy disk may hold the lock longer than the default timeout.
 store.prepare()
-store.add(Plant(-1, "fern", light="shade"))
-print(*store.get(-1), *store.get(0))
+store.add(Plant(**dict.fromkeys(members) | {"id": -1, "name": "fern", "later": "shade"}))
+print(store.get(-1).later, store.get(0).later)
 """
 
 
@@ -514,11 +509,11 @@ def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path
     store.add(Plant(0, "oak"))
     with adding(store) as outcomes:
         later = output_of(sys.executable, "-c", LATER_VERSION, path)
-    assert later == "-1 fern None shade 0 oak None None\n"
+    assert later == "shade None\n"
     assert set(outcomes) == {"added"}
     assert store.get(-1) == Plant(-1, "fern")
     with closing(sqlite3.connect(path)) as other:
-        numbers = other.execute("SELECT count(*), count(light) FROM plants").fetchone()
+        numbers = other.execute("SELECT count(*), count(later) FROM plants").fetchone()
     assert numbers == (len(outcomes) + 2, 1)
 
 
@@ -529,27 +524,22 @@ def test_a_running_service_adds_no_column(path: Path) -> None:
             store.prepare(create=False)
 
 
+PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: 'TEXT'}) for column in COLUMNS)})"
 CHANGES = {
-    "no key": ("CREATE TABLE plants (id INTEGER, name TEXT NOT NULL, tag TEXT)", "no column"),
-    "two keys": ("CREATE TABLE plants (id INTEGER, name TEXT, tag TEXT, at INT, PRIMARY KEY (id, at))", "column at"),
-    "no name": ("CREATE TABLE plants (id INTEGER PRIMARY KEY, tag TEXT)", "no column name TEXT"),
-    "a number as the name": (
-        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name NUMERIC NOT NULL, tag TEXT)",
-        "no column name TEXT NOT NULL",
-    ),
-    "a generated tag": (
-        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT AS (name))",
-        "no column tag TEXT",
-    ),
+    "no key": (PLANTS.replace(" PRIMARY KEY", ""), "no column"),
+    "two keys": (PLANTS.replace(" PRIMARY KEY", "").replace(")", ", at INT, PRIMARY KEY (id, at))"), "column at"),
+    "no name": (PLANTS.replace("name TEXT NOT NULL, ", ""), "no column name TEXT"),
+    "a number as the name": (PLANTS.replace("name TEXT", "name NUMERIC"), "no column name TEXT NOT NULL"),
+    "a generated tag": (PLANTS.replace("tag TEXT", "tag TEXT AS (name)"), "no column tag TEXT"),
     "a required column": (
-        "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT, place TEXT NOT NULL)",
+        PLANTS.replace(")", ", place TEXT NOT NULL)"),
         "column place of the table plants is unknown, and has no default",
     ),
     "a view": (
-        "CREATE VIEW plants AS SELECT 1 AS id, 'oak' AS name, NULL AS tag",
+        f"CREATE VIEW plants AS SELECT {', '.join(f'1 AS {name}' for name in Plant._fields)}",
         "the view plants of the table plants could lose",
     ),
-    "a virtual table": ("CREATE VIRTUAL TABLE plants USING fts5(id, name, tag)", "could lose"),
+    "a virtual table": (f"CREATE VIRTUAL TABLE plants USING fts5({', '.join(Plant._fields)})", "could lose"),
     "a trigger": (
         "CREATE TRIGGER never BEFORE INSERT ON plants BEGIN SELECT RAISE(IGNORE); END",
         "the trigger never of the table plants could lose",
