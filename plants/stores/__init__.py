@@ -3,8 +3,7 @@
 import abc
 import os
 from collections.abc import Callable
-from types import NoneType
-from typing import Any, ClassVar, Final, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -34,14 +33,18 @@ class Column(NamedTuple):
         return f"{self.name} {types[self.type]}{constraint}"
 
 
+# The types that a member may have, each with the type of its column and whether the column is nullable.
+_COLUMN_TYPES: Final[dict[Any, tuple[type, bool]]] = {
+    int: (int, False),
+    str: (str, False),
+    int | None: (int, True),
+    str | None: (str, True),
+}
+
+
 def columns_of(declaration: type) -> tuple[Column, ...]:
     """Return a column for each member of a declaration such as ``Plant``."""
-    columns = []
-    for name, hint in get_type_hints(declaration).items():
-        types = get_args(hint) or (hint,)
-        (kind,) = (each for each in types if each is not NoneType)
-        columns.append(Column(name, kind, NoneType in types))
-    return tuple(columns)
+    return tuple(Column(name, *_COLUMN_TYPES[hint]) for name, hint in get_type_hints(declaration).items())
 
 
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.

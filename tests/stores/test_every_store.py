@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from plants.store_suite import StoreSuite
-from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
+from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, columns_of, open_store
 from plants.stores.group_commit import BatchStore
 from plants.stores.sqlite import SQLiteStore
 from tests.support.postgres_server import PostgresServer
@@ -291,3 +292,9 @@ def test_the_error_for_a_missing_driver_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
     with pytest.raises(ValueError, match=r"^a PostgreSQL store needs its driver: pip install 'plants\[postgres\]'$"):
         open_store("postgresql://host/plants")
+
+
+@pytest.mark.parametrize("kind", [bool, bool | None, float | None, list[str], list[str] | None, int | str])
+def test_no_member_of_a_plant_has_a_type_that_the_stores_lack(kind: Any) -> None:
+    with pytest.raises(KeyError, match=re.escape(repr(kind))):
+        columns_of(type("Declaration", (), {"__annotations__": {"member": kind}}))
