@@ -16,6 +16,7 @@ import pytest
 
 from plants import Plant, PlantStore
 from plants.errors import HEADERS
+from plants.stores import COLUMNS
 
 TOKEN = "correct-horse"
 LIMIT = 4096
@@ -235,6 +236,14 @@ NOT_JSON = [
     ("101 deep, after many shallow arrays", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),
 ]
 
+NOT_TEXT = {
+    "null": None,
+    "a number": 1.5,
+    "with U+0000": "Fe\0rn",
+    "with U+0000 after a line feed": "Fern\n\0",
+    "with a low surrogate": "Fe\udfffrn",
+}
+
 # The last column has the fields that the message must name.
 NOT_A_NEW_PLANT = [
     ("null", b"null", []),
@@ -254,13 +263,12 @@ NOT_A_NEW_PLANT = [
     ("id -2^63-1", with_id("-9223372036854775809"), ["id"]),
     ("id of 20 digits", with_id("1" * 20), ["id"]),
     ("id of 4,000 digits", with_id("1" * 4000), ["id"]),
-    ("name null", new_plant(name=None), ["name"]),
-    ("name a number", new_plant(name=1), ["name"]),
-    ("name with U+0000", new_plant(name="Fe\0rn"), ["name"]),
-    ("name with U+0000 after a line feed", new_plant(name="Fern\n\0"), ["name"]),
-    ("name with a low surrogate", new_plant(name="Fe\udfffrn"), ["name"]),
-    ("tag null", new_plant(tag=None), ["tag"]),
-    ("tag a number", new_plant(tag=1.5), ["tag"]),
+    *(
+        (f"{column.name} {what}", new_plant(**{column.name: value}), [column.name])
+        for column in COLUMNS
+        if column.type is str
+        for what, value in NOT_TEXT.items()
+    ),
 ]
 
 NEW_PLANT = [

@@ -135,8 +135,7 @@ def test_the_described_examples_work_when_pasted(send: Send) -> None:
 
 
 # The described schema also accepts 1.0, which is an integer in JSON Schema, and lone surrogates.
-BEYOND_SCHEMA = {"id 1.0", "name with a low surrogate"}
-REJECTED = [row[:2] for row in NOT_A_NEW_PLANT if row[0] not in BEYOND_SCHEMA]
+REJECTED = [row[:2] for row in NOT_A_NEW_PLANT if not row[0].endswith((" 1.0", " with a low surrogate"))]
 
 
 @pytest.mark.parametrize(
