@@ -40,7 +40,7 @@ def create_app(
         raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
     check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
-    return PlantApp(store, [check], {}, Limits(max_body_bytes))
+    return PlantApp(store, [check], {}, Limits(max_body_bytes=max_body_bytes))
 
 
 class PlantApp(App):
