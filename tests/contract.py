@@ -145,7 +145,7 @@ NO_SUCH_PATH = [
     host("a slash at the end", "/plants/"),
     host("two slashes at the start", "//plants"),
     host("three slashes at the start", "///plants"),
-    ("an item", "/plants/1"),
+    ("a path below", "/plants/1/leaves"),
     ("upper case", "/Plants"),
     ("the path and more", "/plantss"),
     host("a percent-encoded slash at the end", "/plants%2F"),

@@ -19,7 +19,7 @@ from plants.schemas import PlantSchema
 
 
 class PlantItem:
-    '''``/plants/{plant_id}``: one plant.'''
+    '''``/pots/{plant_id}``: one plant.'''
 
     def __init__(self, store, _limits):
         self._store = store
@@ -32,11 +32,11 @@ class PlantItem:
         resp.data = self._dump(plant)
 
 
-OPERATIONS["/plants/{plant_id:int}"] = PlantItem
+OPERATIONS["/pots/{plant_id:int}"] = PlantItem
 
 from plants.hosting.gunicorn_conf import *
 """
-ROUTE = "/plants/{plant_id:int}"
+ROUTE = "/pots/{plant_id:int}"
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -51,15 +51,15 @@ def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path
         PLANTS_METRICS_BIND=f"127.0.0.1:{port}",
     ) as service:
         service.send(new_plant(id=7), headers=[AUTH, JSON_TYPE])
-        assert service.send(method="GET", path="/plants/7", headers=[AUTH]).plant == {"name": "Fern"}
-        assert service.send(method="GET", path="/plants/8", headers=[AUTH]).error == 40400
-        assert service.send(method="GET", path="/plants/fern", headers=[AUTH]).error == 40400
-        assert service.send(method="GET", path="//plants/7", headers=[AUTH]).error == 40400
-        assert service.send(method="GET", path="/plants/7", headers=[("X-Request-ID", "stranger")]).error == 40100
-        response = service.send(method="PURGE", path="/plants/7", headers=[AUTH])
+        assert service.send(method="GET", path="/pots/7", headers=[AUTH]).plant == {"name": "Fern"}
+        assert service.send(method="GET", path="/pots/8", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="/pots/fern", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="//pots/7", headers=[AUTH]).error == 40400
+        assert service.send(method="GET", path="/pots/7", headers=[("X-Request-ID", "stranger")]).error == 40100
+        response = service.send(method="PURGE", path="/pots/7", headers=[AUTH])
         assert (response.error, response.headers["allow"]) == (40500, "GET, OPTIONS")
         line = service.line_of("stranger")
-        assert (line["path"], line["route"]) == ("/plants/7", ROUTE)
+        assert (line["path"], line["route"]) == ("/pots/7", ROUTE)
         counts = request_counts(port)
     outcomes = [("200", ""), ("404", "40400"), ("401", "40100")]
     assert {key: count for key, count in counts.items() if key[1] == ROUTE} == {
