@@ -7,7 +7,7 @@ function element(name, ...children) {
 }
 
 // Backticks in the description enclose code.
-const prose = (text) => text.split("`").map((part, index) => (index % 2 ? element("code", part) : part));
+const prose = (text = "") => text.split("`").map((part, index) => (index % 2 ? element("code", part) : part));
 
 const row = (header, ...cells) => {
   const first = element("th", element("code", header));
@@ -16,14 +16,16 @@ const row = (header, ...cells) => {
 };
 
 const api = await (await fetch("openapi.json")).json();
-const operations = Object.entries(api.paths).flatMap(([path, methods]) =>
-  Object.entries(methods).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })),
-);
+const operations = Object.entries(api.paths)
+  .flatMap(([path, item]) =>
+    Object.entries(item).map(([method, operation]) => ({ path, method: method.toUpperCase(), operation })),
+  )
+  .filter(({ operation }) => operation.responses); // A path may also have parameters or a summary.
 const chosen = operations.find(({ operation }) => location.hash === `#${operation.operationId}`) ?? operations[0];
 const { path, method, operation } = chosen;
 const url = () => new URL(api.servers[0].url + at("path").value, document.baseURI);
 const resolve = ({ $ref, ...node }) => ($ref ? $ref.split("/").slice(1).reduce((found, key) => found[key], api) : node);
-const json = (message) => message.content["application/json"];
+const json = (message) => message.content?.["application/json"];
 
 function members(reference) {
   const { allOf = [], properties = {}, required = [] } = resolve(reference);
@@ -35,16 +37,17 @@ function members(reference) {
 
 function headers() {
   const responses = Object.entries(operation.responses).map(([status, response]) => [status, resolve(response)]);
-  return Object.entries(api.components.headers).map(([name, { description }]) => {
-    const statuses = responses.filter(([, response]) => name in response.headers).map(([status]) => status);
-    return row(name, statuses.length === responses.length ? "all" : statuses.join(", "), description);
+  return Object.entries(api.components.headers).flatMap(([name, { description }]) => {
+    const statuses = responses.filter(([, { headers = {} }]) => name in headers).map(([status]) => status);
+    const named = statuses.length === responses.length ? "all" : statuses.join(", ");
+    return named ? row(name, named, description) : [];
   });
 }
 
 function showDescription() {
   const sent = operation.requestBody;
   const [status, success] = Object.entries(operation.responses).find(([status]) => status.startsWith("2"));
-  const failure = json(operation.responses[400]);
+  const problem = api.components.schemas.Error;
   document.title = api.info.title;
   at("title").replaceChildren(api.info.title);
   const versions = `Interface ${api.info.version}, package ${document.documentElement.dataset.version}.`;
@@ -54,17 +57,18 @@ function showDescription() {
   at("about").append(...prose(operation.description));
   at("token-hint").append(...prose(Object.values(api.components.securitySchemes)[0].description));
   at("success").append(status);
-  at("received").append(...members(json(success).schema));
+  if (json(resolve(success))) at("received").append(...members(json(resolve(success)).schema));
+  else hide("received");
   at("headers").append(...headers());
   at("rules").append(...prose(api.info.description));
-  at("example").append(JSON.stringify(failure.example, null, 2));
-  at("problem").append(...members(failure.schema));
-  const codes = Object.entries(resolve(failure.schema).properties.error["x-error-codes"]);
+  at("example").append(JSON.stringify(problem.examples[0], null, 2));
+  at("problem").append(...members(problem));
+  const codes = Object.entries(problem.properties.error["x-error-codes"]);
   at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
   const others = operations.filter((other) => other !== chosen);
   at("operations").append(...others.map(link));
   at("path").value = path;
-  if (!path.includes("{")) hide("path");
+  if (!path.includes("{") && !operation.parameters) hide("path");
   if (sent) showBody(sent);
   else hide("body", "accepted", "sent");
 }
@@ -78,8 +82,9 @@ function link(other) {
 function showBody(sent) {
   at("accepted").append(...prose(sent.description));
   at("sent").append(...members(json(sent).schema));
+  const { examples: [example] = [{}] } = resolve(json(sent).schema);
   // The id of the example is soon in use, and each reload would try it again.
-  const example = { ...resolve(json(sent).schema).examples[0], id: Math.ceil(Math.random() * 2 ** 48) };
+  if ("id" in example) example.id = Math.ceil(Math.random() * 2 ** 48);
   at("body").value = JSON.stringify(example, null, 2);
 }
 
@@ -96,11 +101,9 @@ let curlBody = ""; // That of the last request, until the form changes.
 
 const curl = (authorization) =>
   [
-    `curl ${quoted(url().href)}`,
+    `curl ${quoted(url().href)} -X ${method}`,
     `-H ${authorization}`,
-    ...(operation.requestBody
-      ? ["-H 'Content-Type: application/json'", `--data-raw ${quoted(curlBody)}`]
-      : [`-X ${method}`]),
+    ...(operation.requestBody ? ["-H 'Content-Type: application/json'", `--data-raw ${quoted(curlBody)}`] : []),
   ].join(" \\\n  ");
 
 const anyToken = '"Authorization: Bearer $TOKEN"';

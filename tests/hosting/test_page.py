@@ -298,24 +298,33 @@ class PlantItem:
     def on_get(self, _req: Any, resp: Any, plant_id: int) -> None:
         resp.media = {"name": f"Fern {plant_id}"}
 
+    on_put = on_delete = on_get
+
 
 @needs_chromium
-def test_the_page_works_for_another_operation(browser: Browser) -> None:
+@pytest.mark.parametrize("method", ["get", "put", "delete"])
+def test_the_page_works_for_another_operation(browser: Browser, method: str) -> None:
     described = json.loads(files("plants").joinpath("openapi.json").read_bytes())
-    operation = described["paths"]["/plants"]["post"] | {"operationId": "getPlant", "summary": "Get plant"}
-    del operation["requestBody"]
-    described["paths"]["/plants/{plant_id}"] = {"get": operation}
+    # A description needs no more than this.
+    operation: dict[str, Any] = {"operationId": "other", "responses": {"204": {"description": "done"}}}
+    if method == "put":
+        operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    item = {"parameters": [], "summary": "One plant", method: operation}
+    described["paths"] = {"/plants": {"post": described["paths"]["/plants"]["post"]}, "/plants/{plant_id}": item}
     description = Constant(json.dumps(described).encode())
     with in_thread(hosted({"/openapi.json": description, "/plants/{plant_id}": PlantItem()})) as url:
         browser.open(f"{url}/docs")
         browser.run("document.querySelector('#operations a').click()")
-        browser.wait_for("document.getElementById('operation')?.innerText.startsWith('GET ')")
-        assert text_of(browser, "operation").startswith("GET /plants/{plant_id} Get plant")
+        browser.wait_for(f"document.getElementById('operation')?.innerText.startsWith('{method.upper()} ')")
+        assert text_of(browser, "operation").startswith(f"{method.upper()} /plants/{{plant_id}}")
         assert text_of(browser, "operations") == "POST /plants"
-        assert browser.run(LABELS_OF_FIELDS) == ["Token", "Path"]
+        assert browser.run(LABELS_OF_FIELDS) == ["Token", "Path", *(["Body"] if method == "put" else [])]
         browser.run("document.getElementById('path').value = '/plants/7'")
         browser.run("document.getElementById('token').value = arguments[0]", TOKEN)
         assert body_of(send(browser)) == {"name": "Fern 7"}
+        assert f"-X {method.upper()}" in text_of(browser, "curl")
+        assert ("--data-raw '{}'" in text_of(browser, "curl")) == (method == "put")
+        assert browser.console_errors() == []
 
 
 @needs_chromium
