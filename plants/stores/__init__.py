@@ -1,8 +1,10 @@
 """The interface of the stores, their errors, and the choice of a store by its URL. A store knows nothing of HTTP."""
 
 import abc
+import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
@@ -56,6 +58,14 @@ TABLE_GONE: Final = (
 )
 
 
+_FORKED: Final = (
+    "this process was forked after the first use of the store; open a store in each process, "
+    "or fork before the first use"
+)
+
+_log = logging.getLogger(__name__)
+
+
 class PlantStoreError(Exception):
     """Base class of the errors of a store."""
 
@@ -105,12 +115,16 @@ class OwnerProcess:
         pid = os.getpid()
         if self.pid != pid:
             if self.pid:
-                raise StoreUnavailable(
-                    "this process was forked after the first use of the store; open a store in each process, "
-                    "or fork before the first use"
-                )
+                _log_fork(pid)
+                raise StoreUnavailable(_FORKED)
             if claim:
                 self.pid = pid
+
+
+@cache
+def _log_fork(_pid: int) -> None:
+    # Once in each process, because every request fails. A fork may have inherited a locked circuit breaker.
+    _log.error("the store is unavailable: %s", _FORKED)
 
 
 class PlantStore(abc.ABC):

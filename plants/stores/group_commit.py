@@ -7,6 +7,7 @@ A batch takes no further plants once it is collected or full. Several batches ma
 """
 
 import abc
+import os
 import random
 import threading
 import time
@@ -150,9 +151,7 @@ class BatchStore(GroupCommitStore):
             self._disconnect(deadline)
 
     def close(self) -> None:
-        try:
-            self._owner.check()
-        except StoreUnavailable:
+        if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
         deadline = time.monotonic() + self._timeout
         with self._lock:
