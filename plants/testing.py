@@ -99,7 +99,7 @@ class FaultyStore(PlantStore):
                 self.fault = None
         if fault:
             raise fault
-        store.add(plant)
+        return store.add(plant)  # An asynchronous store returns a coroutine, which the application rejects.
 
     def get(self, plant_id: int) -> Plant | None:
         """Return the plant with this id, or None."""

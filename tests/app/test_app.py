@@ -11,6 +11,7 @@ import pytest
 import plants
 from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
 from plants.stores.outage import LoggedStore
+from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import Stream, call, no_reference_cycle
 
@@ -82,7 +83,11 @@ class AsyncStore(MemoryStore):
         raise StoreUnavailable
 
 
-@pytest.mark.parametrize("kind", [AsyncStore, lambda: LoggedStore(AsyncStore())], ids=["embedded", "hosted"])
+@pytest.mark.parametrize(
+    "kind",
+    [AsyncStore, lambda: LoggedStore(AsyncStore()), lambda: FaultyStore(AsyncStore())],
+    ids=["embedded", "hosted", "in tests"],
+)
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(kind(), tokens=[TOKEN])
