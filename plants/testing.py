@@ -29,6 +29,7 @@ from plants.public_paths import public_resources
 from plants.schemas import Limits
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
+from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
 _FAILURES = {"close", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
@@ -149,6 +150,7 @@ class Server:
 
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
+        digest_of(self._first_token)  # It raises ValueError for a token that no client could send.
         self.store = FaultyStore(store)
         self.reset()
         self._app = PlantApp(self.store, [self], public_resources(self.store), Limits())
@@ -227,10 +229,11 @@ def _received(environ: dict[str, Any], body: bytes, status: int, response: bytes
 def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None = None) -> Iterator[Server]:
     """Serve a new server on a port of 127.0.0.1 until the context ends.
 
-    :param token: the valid token; a new one if None.
+    :param token: the valid token, a ``b64token``; a new one if None.
     :param port: the port; one that the system chooses if 0.
     :param store: where plants are stored; a dictionary if None. The store is not closed.
     :raises OSError: the port is in use.
+    :raises ValueError: no client could send the token.
     """
     server = Server(token=token, store=store)
     # waitress would leave its own socket open if the port is in use.

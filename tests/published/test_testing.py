@@ -119,6 +119,12 @@ def test_a_cut_response_stores_the_plant(server: Server) -> None:
     assert post(server).error == 40003
 
 
+@pytest.mark.parametrize("token", ["", "my token", "Bearer secret"])
+def test_a_token_that_no_client_could_send_is_rejected(token: str) -> None:
+    with pytest.raises(ValueError, match=r"^a token consists of letters, digits and -"):
+        Server(token=token)
+
+
 @pytest.mark.parametrize("wrong", [200, 399, 600, "429", "restart"], ids=repr)
 def test_an_invalid_failure_is_rejected(server: Server, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^a failure is an HTTP error status, 'close' or 'cut', not "):
