@@ -87,7 +87,7 @@ class StoreSuite:
             with pytest.raises(PlantIdInUse) as caught:
                 store.add(again)
             assert caught.value.plant_id == 1
-        assert store.get(1) == Plant(1, "oak", "tree")
+            assert store.get(1) == Plant(1, "oak", "tree")
 
     def test_exactly_one_of_concurrent_adds_of_an_id_succeeds(self, store: PlantStore) -> None:
         def compete(name: str) -> set[int]:
@@ -108,11 +108,12 @@ class StoreSuite:
         assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
 
     def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
-        store.prepare()
+        store.prepare(create=True)
         for plant_id in (1, 2):
             checked: object = store.check()
             assert checked is None, "check() reports a failure by raising StoreUnavailable; what it returns is ignored"
-            store.add(Plant(plant_id, "oak"))
+            added: object = store.add(Plant(plant_id, "oak"))
+            assert added is None, "add() reports a failure by raising an exception; what it returns becomes a 500"
 
     def test_a_store_may_be_closed_twice(self, store: PlantStore) -> None:
         store.close()
