@@ -53,7 +53,7 @@ class Call:
         self._headers: Headers = []
         self._writes: list[bytes] = []
         self._iterable: Any = None
-        self._failed: bool = False
+        self._error: BaseException | None = None
         self._outcomes = outcomes
         environ = request.environ
         if outcomes is not None:
@@ -62,9 +62,8 @@ class Call:
         current.request = request
         try:
             self._iterable = request.listener.application(environ, self._start_response)
-        except BaseException:  # An asyncio.CancelledError or a SystemExit must end neither the loop nor a thread.
-            self._failed = True
-            log.exception("the application failed")
+        except BaseException as error:  # A CancelledError or a SystemExit must end neither the loop nor a thread.
+            self._error = error  # Log it later, because it may be the failure of the pending work.
 
     def _start_response(
         self, status: str, headers: Sequence[tuple[str, str]], exc_info: Any = None
@@ -80,11 +79,11 @@ class Call:
         """Wait for the pending work, read the body and return the response, or None if the application failed."""
         request = self._request
         response: Response | None = None
-        error: BaseException | None = None
+        error, self._error = self._error, None
         outcomes = self._outcomes
         failure = _wait(outcomes) if outcomes else None
         try:
-            if not self._failed:
+            if not error:
                 response = self._read()
         except BaseException as raised:
             error = raised

@@ -18,6 +18,7 @@ from pyramid.config import Configurator  # type: ignore[import-untyped]
 from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
 from webtest import lint
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import run_wsgi_app
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
@@ -183,6 +184,13 @@ def without_exc_info(app: App, environ: Any, start_response: Any) -> Iterable[by
     return app(environ, start)
 
 
+def through_werkzeug(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Read the first block at once, and raise an error that replaces the response, as WebOb does, too."""
+    blocks, status, headers = run_wsgi_app(app, environ)
+    start_response(status, headers.to_wsgi_list())
+    return blocks
+
+
 def validated(app: App, *arguments: Any) -> Iterable[bytes]:
     return validator(app)(*arguments)
 
@@ -191,7 +199,16 @@ def linted(app: App, *arguments: Any) -> Iterable[bytes]:
     return lint.middleware(app)(*arguments)  # type: ignore[no-any-return]
 
 
-WRAPPERS = [lazy, copying_the_environ, reading_all, dropping, closing_once, starting_early, without_exc_info]
+WRAPPERS = [
+    lazy,
+    copying_the_environ,
+    reading_all,
+    dropping,
+    closing_once,
+    starting_early,
+    without_exc_info,
+    through_werkzeug,
+]
 
 
 @pytest.mark.parametrize("place", ["Falcon", "the application"])
