@@ -77,6 +77,9 @@ _INSPECT_CITUS = b"""
         HAVING count(*) > 0) END
 """
 
+# A transaction that inserts nothing waits for no standby. The message makes its commit wait.
+_WRITE = "pg_logical_emit_message(true, 'plants', '')"
+
 _POOLER = "a pooler changes the server's process between transactions; PgBouncer needs pool_mode = session"
 _HELD = "another transaction holds the id"
 _URL_SYNTAX = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
@@ -185,6 +188,8 @@ class PostgresStore(BatchStore):
 
     def _check(self, deadline: float) -> None:
         self._run(self._check_table, deadline)
+        if self._failure:  # A standby may be gone.
+            self._run(lambda connection: connection.query(f"SELECT {_WRITE}".encode()), deadline)
 
     def _try_insert(self, plant: Plant, deadline: float) -> None:
         def insert_and_roll_back(connection: _Connection) -> None:
@@ -370,11 +375,9 @@ class _Table:
         self.insert_nothing = insert.format(f"SELECT {nothing} WHERE false").encode()
         from_table = f"FROM {name} WHERE id"
         self.select = f"SELECT {_NAMES} {from_table} = $1".encode()
-        # A transaction that inserts nothing waits for no standby. Yet the one that inserted these rows may not have
-        # waited for its standby either, because the server crashed. The message makes the commit wait, on each node
-        # that has a row.
-        message = "pg_logical_emit_message(true, 'plants', '')"
-        self.select_in_use = f"SELECT id, {place}, {message} {from_table} = ANY ($1::bigint[])".encode()
+        # The transaction that inserted these rows may not have waited for its standby, because the server crashed. So
+        # wait on each node that has a row.
+        self.select_in_use = f"SELECT id, {place}, {_WRITE} {from_table} = ANY ($1::bigint[])".encode()
 
 
 _NO_TABLE = _Table(0, "plants", is_citus=False)

@@ -176,19 +176,37 @@ def test_the_pool_closes_its_connections_to_a_read_only_server(store: PostgresSt
 def test_a_canceled_wait_for_the_standby_is_not_a_success(
     server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor, options: str
 ) -> None:
-    with closing(PostgresStore(server.url + options, timeout=20)) as store:
-        store.check()
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(PostgresStore(server.url + options, timeout=20))) for _ in range(2)]
+        for store in stores:
+            store.check()
         with setting(admin, "synchronous_standby_names", "absent"):
             # The first adds may run before the setting takes effect.
-            for plants in ((Plant(plant_id, "oak") for plant_id in count()), [Plant(0, "in use")]):
-                wait_until(lambda: is_available(store))
+            attempts = ((Plant(plant_id, "oak") for plant_id in count()), [Plant(0, "in use")])
+            for store, plants in zip(stores, attempts, strict=True):
                 adds = thread.submit(list, map(store.add, plants))
                 wait_for_sessions(admin, "SyncRep")
                 rows(admin, f"SELECT pg_cancel_backend(pid) {OURS}")
                 with pytest.raises(StoreUnavailable, match="a warning from SyncRepWaitForLSN"):
                     adds.result()
+        wait_until(lambda: is_available(stores[0]))
+        stores[0].add(Plant(-1, "oak"))
+
+
+def test_without_its_standby_a_store_is_unavailable_and_logs_one_outage(
+    server: PostgresServer, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(PostgresStore(server.url, timeout=0.5)) as store:
         wait_until(lambda: is_available(store))
-        store.add(Plant(-1, "oak"))
+        with setting(admin, "synchronous_standby_names", "absent"):
+            # The first adds may run before the setting takes effect.
+            assert any(outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable" for plant_id in count())
+            caplog.clear()
+            for _ in range(3):
+                time.sleep(0.6)  # so that the breaker lets a probe through
+                assert "timeout expired" in reason(store)
+        assert not caplog.messages
+        wait_until(lambda: is_available(store))
 
 
 WARN = """
