@@ -89,6 +89,7 @@ HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, beca
 _MAX_PAUSE_SECONDS = 0.1  # A statement that the server reports as not done is sent again, after growing pauses.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
+_CANCEL_SECONDS = 0.3  # A caller whose statement timed out may wait this long until it is canceled.
 _POLL_SECONDS = 0.002  # A caller that waits for a connection looks this often whether one is idle.
 RECHECK_SECONDS = 5.0  # An insert checks the table again after this long, because an operator may alter it.
 
@@ -495,6 +496,13 @@ class _Connection(psycopg.Connection[_Row]):
             if isinstance(error, _RETRYABLE_ERRORS) or not error.sqlstate:
                 raise
             raise StoreUnavailable(_reason(error, with_text=True)) from None
+
+    def close(self) -> None:
+        # A server's process that waits for a standby would not notice, and all such processes could fill the server.
+        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error):
+                self.cancel_safe(timeout=_CANCEL_SECONDS)
+        super().close()
 
     def is_idle(self) -> bool:
         return self.pgconn.transaction_status == TransactionStatus.IDLE
