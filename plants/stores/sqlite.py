@@ -308,7 +308,8 @@ def _describe_access(error: Exception, path: str) -> str:
         with suppress(OSError):
             status = Path(path).stat()
             owner, mode = status.st_uid, stat.filemode(status.st_mode)
-            return f"; it belongs to user {owner} with mode {mode}, but the service's user must own it and its folder"
+            rule = f"belongs to user {owner} with mode {mode}, and the service's user must own it and its folder"
+            return f"; it {'is on a read-only mount' if os.statvfs(path).f_flag & os.ST_RDONLY else rule}"
     return ""
 
 

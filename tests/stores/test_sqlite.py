@@ -164,7 +164,7 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
         earlier.add(Plant(1, "oak"))
     with closing(SQLiteStore(str(path))) as store:
         # The reason names the file, its owner and its mode.
-        access = f".*it belongs to user {os.geteuid()} with mode -r--r--r--, but the service"
+        access = f".*it belongs to user {os.geteuid()} with mode -r--r--r--, and the service"
         with breakage(path), pytest.raises(StoreUnavailable, match=f"{path}{access if breakage is read_only else ''}"):
             store.check()
         wait_until(lambda: is_available(store))
@@ -446,6 +446,24 @@ def test_closing_a_store_keeps_the_locks_of_another_one(path: Path) -> None:
         assert "database is locked" in run(sys.executable, "-c", LOCK_THE_FILE, path).stderr
 
 
+def add_in_mount(options: str, source: Path, target: Path, file: Path) -> str:
+    """Mount ``source`` at ``target``, add a plant to the file, and return the output."""
+    script = f'mount --bind "$1" "$2" && {options} exec "$3" -c "$4" "$5"'
+    names: list[str | Path] = [source, target, sys.executable, ADD, file]
+    result = run("unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *names)
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"this machine allows no mount: {result.stderr}")
+    return result.stdout
+
+
+@needs("unshare", "mount")
+def test_the_reason_names_a_read_only_mount(path: Path) -> None:
+    with closing(SQLiteStore(str(path))) as store:
+        store.check()
+    options = 'mount -o remount,bind,ro "$2" &&'
+    assert add_in_mount(options, path.parent, path.parent, path).endswith("; it is on a read-only mount\n")
+
+
 @needs("unshare", "mount")
 def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> None:
     """A new container would have another folder, and so lose the log."""
@@ -455,14 +473,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> No
     folder.mkdir()
     target = folder / "plants.db"
     target.touch()
-    results = []
-    for mount in ([path, target], [path.parent, folder]):
-        script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
-        names: list[str | Path] = [*mount, sys.executable, ADD, target]
-        result = run("unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *names)
-        if "unshare" in result.stderr or "mount:" in result.stderr:
-            pytest.skip(f"this machine allows no mount: {result.stderr}")
-        results.append(result.stdout)
+    results = [add_in_mount("", *mount, target) for mount in ((path, target), (path.parent, folder))]
     assert "mounted without its folder" in results[0]
     assert results[1] == "added\n"
     assert not target.with_name("plants.db-wal").exists()
