@@ -44,7 +44,7 @@ _SET_UP = """
 _TYPES = {int: "INTEGER", str: "TEXT"}
 _NAMES = ", ".join(Plant._fields)
 _DEFINITIONS = {column: column.define(_TYPES) for column in COLUMNS}
-_CREATE = f"CREATE TABLE IF NOT EXISTS plants ({', '.join(_DEFINITIONS.values())})"
+_CREATE = f"CREATE TABLE plants ({', '.join(_DEFINITIONS.values())})"
 # ABORT overrides ON CONFLICT in the table's definition, which could replace a plant, or lose one, without an error.
 _INSERT = f"INSERT OR ABORT INTO plants ({_NAMES}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608  # constants
 _SELECT = f"SELECT {_NAMES} FROM plants WHERE id = ?"  # noqa: S608  # constants
@@ -213,19 +213,18 @@ class SQLiteStore(BatchStore):
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         if Path(f"{path}-wal").exists() and not Path(path).exists():
             raise StoreMissing("the file is gone, but not its log (-wal); move the file back beside it")
-        try:
+        with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
-        except FileExistsError:
-            return
-        self.is_new = True
-        _log.warning("%s did not exist; a new store was created, without plants", self._printable_path)
 
     def _create_columns(self, connection: sqlite3.Connection) -> None:
         """Create the table, or the nullable columns that an earlier version did not have."""
         if _find_columns(connection).keys() >= {column.name.lower() for column in COLUMNS}:
             return
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(_CREATE)
+        if not _find_columns(connection):  # The file is new, was made in advance, or was truncated.
+            connection.execute(_CREATE)
+            self.is_new = True
+            _log.warning("%s had no table; a new store was created, without plants", self._printable_path)
         found = _find_columns(connection)
         for column, definition in _DEFINITIONS.items():
             if column.nullable and column.name.lower() not in found:

@@ -276,6 +276,16 @@ def test_an_interrupted_commit_fails_its_whole_batch(store: SQLiteStore) -> None
     assert store.get(1) is None
 
 
+def test_a_new_table_in_an_empty_file_is_logged(
+    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file may be what is left of a store, for example because its copy failed."""
+    path.touch()
+    store.prepare()
+    assert store.is_new
+    assert caplog.messages == [f"{path} had no table; a new store was created, without plants"]
+
+
 def test_a_second_prepare_creates_no_file(store: SQLiteStore, path: Path) -> None:
     store.prepare()
     path.unlink()
