@@ -36,7 +36,7 @@ class _PendingResponse:
     """A response (PEP 3333) that waits for submitted work when it is read; a failure replaces it."""
 
     _blocks: list[bytes] | None = None
-    _error: Exception | None = None
+    _error: BaseException | None = None
     _failure: tuple[str, list[tuple[str, str]], bytes] | None = None
     _wait: Callable[[], None] | None = None
 
@@ -53,7 +53,7 @@ class _PendingResponse:
         except Exception as error:
             self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         status, headers, body = error_response(error, self._environ)
         headers |= {"Content-Length": str(len(body))}
         self._failure = status, [(name.lower(), value) for name, value in headers.items()], body
@@ -65,7 +65,7 @@ class _PendingResponse:
         if wait:
             try:
                 wait()
-            except Exception as error:
+            except BaseException as error:  # An asyncio.CancelledError or a SystemExit must not end the thread.
                 self._fail(error)
         return self._failure
 

@@ -78,7 +78,7 @@ def test_reading_any_response_commits_the_whole_batch(app: App, store: PlantStor
 class FailingStore(GroupCommitStore):
     """A store whose commit fails, or whose submit."""
 
-    def __init__(self, error: Exception, *, submits: bool) -> None:
+    def __init__(self, error: BaseException, *, submits: bool) -> None:
         self._error = error
         self._submits = submits
 
@@ -122,6 +122,13 @@ def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, capl
         caplog.clear()
     assert found[0] == found[1]
     assert len(log) == isinstance(error, ZeroDivisionError | falcon.HTTPStatus)
+
+
+@pytest.mark.parametrize("submits", [True, False], ids=["commit", "submit"])
+def test_a_commit_that_is_interrupted_ends_no_thread(submits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    app = plants.create_app(FailingStore(SystemExit(3), submits=submits), tokens=[TOKEN])
+    assert [status for status, _ in results(calls_of(app, *PLANTS))] == [500] * 3
+    assert caplog.text.count("SystemExit: 3") == 3
 
 
 def test_a_response_leaves_no_reference_cycle(app: App) -> None:
