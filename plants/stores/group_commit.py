@@ -79,6 +79,7 @@ class BatchStore(GroupCommitStore):
         self._owner = OwnerProcess()
         self._breaker = CircuitBreaker(self._check)
         self._failure: Exception | None = None  # of the last batch of which no plant was stored, until one is
+        self._last_stored = _SAMPLE  # The table may refuse the sample.
         self._lock = threading.Lock()  # guards the batches
         self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
 
@@ -135,11 +136,12 @@ class BatchStore(GroupCommitStore):
         deadline = time.monotonic() + self._timeout
         self._breaker.probe(deadline)
         if failure := self._failure:
-            try:
-                self._try_insert(_SAMPLE._replace(id=random.getrandbits(62)), deadline)
-            except PlantStoreError:
-                raise StoreUnavailable(f"no plant is stored: {failure}") from None
-            self._failure = None
+            for sample in (_SAMPLE, self._last_stored):
+                with suppress(PlantStoreError):
+                    self._try_insert(sample._replace(id=random.getrandbits(62)), deadline)
+                    self._failure = None
+                    return
+            raise StoreUnavailable(f"no plant is stored: {failure}")
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
@@ -211,9 +213,10 @@ class BatchStore(GroupCommitStore):
         finally:
             # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
             batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
-            batch.plants = []
+            plants, batch.plants = batch.plants, []
         if None in outcomes:
             self._failure = None
+            self._last_stored = plants[outcomes.index(None)]
             self._breaker.written_at = time.monotonic()
         else:
             failures = (each for each in outcomes if isinstance(each, PlantRefused | StoreUnavailable))

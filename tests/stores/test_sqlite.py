@@ -631,6 +631,16 @@ def test_a_check_fails_while_every_plant_is_refused(store: SQLiteStore, path: Pa
         store.check()
 
 
+def test_a_check_passes_while_a_plant_like_the_last_one_is_accepted(store: SQLiteStore, path: Path) -> None:
+    """A load balancer sends no plants to a service that is not ready, so one refused plant must not make it so."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL CHECK (name > 'a'), tag TEXT)")
+    store.add(Plant(1, "oak"))
+    with pytest.raises(PlantRefused):
+        store.add(Plant(2, "Oak"))
+    store.check()
+
+
 @pytest.mark.parametrize(
     ("url", "file"),
     [
