@@ -18,9 +18,9 @@ _MEDIA_TYPE = re.compile(
 )
 _MAX_DIGITS = 640  # Python may be set to convert no more to an integer.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
-_LONGEST_INT64 = len(str(-(2**63)))
+_MAX_INT64_LENGTH = len(str(-(2**63)))
 _MAX_DEPTH = 100
-_MAX_READ = 1 << 20
+_MAX_READ_BYTES = 1 << 20
 # Opening brackets become the byte 1 and closing ones -1; all other bytes are deleted.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _OTHER_BYTES = bytes(set(range(256)) - set(b"[{]}"))
@@ -61,7 +61,7 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
     while len(body) < limit:
         try:
             # A buffered stream allocates the size that it is asked for, even if the body is smaller.
-            chunk = stream.read(min(limit - len(body), _MAX_READ))
+            chunk = stream.read(min(limit - len(body), _MAX_READ_BYTES))
         except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
@@ -119,7 +119,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _int(literal: str) -> int | float:
     # int() takes quadratic time in the number of digits, and rejects more than 4,300 with an error of its own.
-    return int(literal) if len(literal) <= _LONGEST_INT64 else math.inf
+    return int(literal) if len(literal) <= _MAX_INT64_LENGTH else math.inf
 
 
 def _no_constant(literal: str) -> Never:
