@@ -42,7 +42,7 @@ class HostedService(NamedTuple):
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
     store = settings.store
-    if not isinstance(store, MemoryStore | GroupCommitStore):  # The one has no outages, the other logs them.
+    if not isinstance(store, MemoryStore | GroupCommitStore):  # The first has no outages, the second logs its own.
         store = LoggedStore(store)
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
     api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, limits)

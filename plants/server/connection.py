@@ -240,7 +240,7 @@ class Connection:
                 self._receive_plaintext(data)
         finally:
             # Send the next flight of the handshake, an alert or the answer to a KeyUpdate. If the application is called
-            # now, its response takes them along.
+            # now, they are sent with its response.
             if self.state not in (RESPONDING, CLOSED):
                 self._send(b"")
 

@@ -1,7 +1,7 @@
 """The event loop: it serves all connections of a worker process. None of them can block another or make it fail.
 
 ``run`` repeats one iteration, in one thread: wait for events; accept, and read from every connection that is ready;
-call the application, or pass requests to threads; send the responses; now and then check the deadlines. Each kind of
+call the application, or pass requests to threads; send the responses; every 0.1 s, check the deadlines. Each kind of
 work in an iteration is bounded: one step for each connection, in which it reads and parses little; 0.1 s of calls; some
 hundreds of new connections. So a client never waits for more than the work of one iteration. Whatever the loop does for
 one connection it does in ``step``, and a failure there closes only this connection. A signal handler may call
@@ -198,7 +198,7 @@ class Loop:
         return completed
 
     def _sweep(self) -> None:
-        # Checking all connections now and then costs less than a timer per request.
+        # Checking all connections every 0.1 s costs less than a timer per request.
         shared = self.shared
         self.on_sweep()
         if not shared.stopping:

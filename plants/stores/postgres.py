@@ -266,7 +266,7 @@ class PostgresStore(BatchStore):
         return {row[0] for row in rows}
 
     def _is_held(self, plant_id: int) -> bool:
-        """Return whether another transaction held the id lately; at intervals, let one batch try it."""
+        """Return whether another transaction has recently held the id; at intervals, let one batch try it."""
         now = time.monotonic()
         held_until = self._held.get(plant_id, math.inf)
         if held_until <= now:
