@@ -241,7 +241,7 @@ class _File:
     Elsewhere (APFS, NTFS), file systems do not use a number twice.
 
     :raises FileNotFoundError: there is no such file.
-    :raises StoreUnusable: the file is mounted without its folder.
+    :raises StoreUnusable: it is a folder, or the file is mounted without its folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -252,6 +252,8 @@ class _File:
             status = os.fstat(descriptor)
         self._path = path
         self._identity = status[1:3]
+        if stat.S_ISDIR(status.st_mode):
+            raise StoreUnusable("this is a folder; add the name of a file to the URL")
         if _is_mount_point(path):
             raise StoreUnusable(_MOUNTED_ALONE)
 

@@ -414,6 +414,11 @@ def test_a_file_with_two_names_is_rejected_by_a_new_store_too(store: SQLiteStore
         assert not path.with_name("second-wal").exists()
 
 
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    with closing(SQLiteStore(str(tmp_path))) as store, pytest.raises(StoreUnavailable, match="this is a folder"):
+        store.check()
+
+
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "only prepared, as before a fork"])
 def test_a_copy_with_the_same_inode_number_is_another_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, connected: bool
