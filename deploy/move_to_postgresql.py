@@ -28,7 +28,7 @@ except ValueError:
 open_store(url).prepare()
 with (
     closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,
-    psycopg.connect(url) as target,
+    psycopg.connect(url, client_encoding="UTF8", target_session_attrs="read-write") as target,
 ):
     target.execute(b"SELECT " + FLUSH_COMMITS)
     target.execute("LOCK TABLE plants")
