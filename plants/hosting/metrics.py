@@ -37,7 +37,7 @@ _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # 
 
 # The labels, a fixed set: anything else is "other". The server's own errors have the status times 100 as their code.
 _OTHER = "other"
-_METHODS = ("GET", "HEAD", "POST", _OTHER)
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", _OTHER)
 _ROUTES = (*OPERATIONS, _OTHER)
 _STATUSES = [str(int(status)) for status in HTTPStatus if status >= HTTPStatus.OK]
 _CODES = dict.fromkeys([*(str(int(code)) for code in ErrorCode), *(f"{status}00" for status in _STATUSES)])

@@ -31,6 +31,9 @@ class PlantItem:
             raise falcon.HTTPNotFound
         resp.data = self._dump(plant)
 
+    def on_delete(self, _req, resp, plant_id):
+        resp.status = 204
+
 
 OPERATIONS["/pots/{plant_id:int}"] = PlantItem
 
@@ -56,12 +59,14 @@ def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path
         assert service.send(method="GET", path="/pots/fern", headers=[AUTH]).error == 40400
         assert service.send(method="GET", path="//pots/7", headers=[AUTH]).error == 40400
         assert service.send(method="GET", path="/pots/7", headers=[("X-Request-ID", "stranger")]).error == 40100
+        deleted = service.send(method="DELETE", path="/pots/7", headers=[AUTH])
+        assert (deleted.status, deleted.body) == (204, b"")
         response = service.send(method="PURGE", path="/pots/7", headers=[AUTH])
-        assert (response.error, response.headers["allow"]) == (40500, "GET, OPTIONS")
+        assert (response.error, response.headers["allow"]) == (40500, "DELETE, GET, OPTIONS")
         line = service.line_of("stranger")
         assert (line["path"], line["route"]) == ("/pots/7", ROUTE)
         counts = request_counts(port)
     outcomes = [("200", ""), ("404", "40400"), ("401", "40100")]
     assert {key: count for key, count in counts.items() if key[1] == ROUTE} == {
         ("GET", ROUTE, *outcome): 1 for outcome in outcomes
-    } | {("other", ROUTE, "405", "40500"): 1}
+    } | {("DELETE", ROUTE, "204", ""): 1, ("other", ROUTE, "405", "40500"): 1}
