@@ -41,12 +41,17 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _relay(port: int, target: int) -> None:
+    tasks = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        tasks.add(task)  # The references of asyncio to a task and to its reader are weak.
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", target)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
         upstream_writer.close()
         writer.close()
+        tasks.discard(task)
 
     async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
         await server.serve_forever()
