@@ -452,7 +452,7 @@ class _Pool:
     def _open_one(self) -> None:
         try:
             connection = self._connect()
-        except (psycopg.Error, UnicodeError, StoreUnavailable) as error:  # A host's name may have no encoding.
+        except Exception as error:  # A host's name may have no encoding, and the process no descriptor left.
             self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(_reason(error)))
         else:
             self._failure = None
@@ -500,7 +500,7 @@ class _Connection(psycopg.Connection[_Row]):
     def close(self) -> None:
         # A server's process that waits for a standby would not notice, and all such processes could fill the server.
         if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            with suppress(psycopg.Error):
+            with suppress(psycopg.Error, OSError):
                 self.cancel_safe(timeout=_CANCEL_SECONDS)
         super().close()
 

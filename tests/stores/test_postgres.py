@@ -139,6 +139,17 @@ def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> N
         assert store.get(1) == Plant(1, "oak")
 
 
+def test_a_process_without_another_descriptor_is_unavailable(store: PostgresStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
+    try:
+        assert "Too many open files" in reason(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until(lambda: is_available(store))
+
+
 def test_connecting_to_a_server_that_never_responds_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
