@@ -253,7 +253,12 @@ class PostgresStore(BatchStore):
     def _run_durably(self, query: bytes, parameters: Sequence[str | None], connection: "_Connection") -> set[int]:
         """Return the ids that a statement returns, once it is known that it ran where it should, and is durable."""
         connection.warning = None
-        rows = connection.execute(query, parameters).fetchall()
+        try:
+            rows = connection.execute(query, parameters).fetchall()
+        except psycopg.ProgrammingError:
+            if connection.is_idle():
+                self._check_table(connection)  # If the table is the cause, this raises, too.
+            raise
         if connection.warning:
             connection.close()
             raise psycopg.OperationalError(connection.warning)
@@ -277,8 +282,6 @@ class PostgresStore(BatchStore):
         """Raise PlantRejected if one of the plants may be the cause of the error."""
         if isinstance(error, errors.ReadOnlySqlTransaction) or not connection.is_idle():
             return
-        if isinstance(error, psycopg.ProgrammingError):
-            self._check_table(connection)  # If the table is the cause, this raises, too.
         is_held = isinstance(error, errors.LockNotAvailable) and error.diag.context  # else the table is locked
         if isinstance(error, _RETRYABLE_ERRORS) and not is_held and (len(plants) == 1 or error.sqlstate == "55P03"):
             return

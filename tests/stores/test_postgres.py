@@ -548,6 +548,22 @@ def test_no_id_of_the_first_table_becomes_available(
     assert len(rows(admin, "SELECT FROM pg_class WHERE relname = 'plants'")) == (1 if message else 2)
 
 
+def test_a_table_that_is_gone_is_the_reason_for_an_id_in_use_too(store: PostgresStore, server: PostgresServer) -> None:
+    store.add(Plant(1, "oak"))
+    with ThreadPoolExecutor(2) as threads:
+        with psycopg.connect(server.url) as other:
+            other.execute("LOCK TABLE plants")
+            # The insert waits, then the renaming, and then the query for the id.
+            add = threads.submit(store.add, Plant(1, "fern"))
+            time.sleep(0.03)
+            renaming = threads.submit(server.execute, "ALTER TABLE plants RENAME TO trees")
+            time.sleep(0.03)
+        with pytest.raises(StoreMissing, match="do not restart before"):
+            add.result()
+        renaming.result()
+    server.execute("DROP TABLE trees")
+
+
 def test_a_new_partition_is_used_at_once(store: PostgresStore, server: PostgresServer) -> None:
     server.execute(f"CREATE {PLANTS} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF plants DEFAULT")
     store.add(Plant(1, "oak"))
