@@ -83,6 +83,11 @@ def test_the_documented_request_gets_the_documented_responses(send: Send) -> Non
     assert send(body.encode(), method=method, path=path, headers=headers).body.decode() == error.strip()
 
 
+def test_the_tables_of_members_and_columns_agree_with_the_code() -> None:
+    assert first_column(page("interface"), "| member |") == set(Plant._fields)
+    assert first_column(page("stores"), "| column |") == set(Plant._fields)
+
+
 def test_the_table_of_errors_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| (\d{5}) \| (\d{3}) \|", page("interface"), re.MULTILINE)
     documented = [int(code) for code, _ in rows]
