@@ -37,7 +37,8 @@ _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # 
 
 # The labels, a fixed set: anything else is "other". The server's own errors have the status times 100 as their code.
 _OTHER = "other"
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", _OTHER)
+_RESPONDERS = [name for resource in OPERATIONS.values() for name in dir(resource) if name.startswith("on_")]
+_METHODS = dict.fromkeys(["GET", "HEAD", *(name.removeprefix("on_").upper() for name in _RESPONDERS), _OTHER])
 _ROUTES = (*OPERATIONS, _OTHER)
 _STATUSES = [str(int(status)) for status in HTTPStatus if status >= HTTPStatus.OK]
 _CODES = dict.fromkeys([*(str(int(code)) for code in ErrorCode), *(f"{status}00" for status in _STATUSES)])
@@ -53,7 +54,7 @@ _CELLS = {
 }
 _CELL_BYTES = 8
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_ROW_BYTES = ((_FIRST + len(_CELLS) * _WIDTH) * _CELL_BYTES // _PAGE + 1) * _PAGE
+ROW_BYTES = ((_FIRST + len(_CELLS) * _WIDTH) * _CELL_BYTES // _PAGE + 1) * _PAGE
 
 
 def listen(address: tuple[str, int]) -> None:
@@ -77,8 +78,8 @@ class Metrics:
         :raises OSError: there is no memory for it.
         """
         # Without its pages, the row would be sparse, and a write could end the process with SIGBUS.
-        os.posix_fallocate(_row_files[0], slot * _ROW_BYTES, _ROW_BYTES)
-        self._cells = memoryview(mmap.mmap(_row_files[0], _ROW_BYTES, offset=slot * _ROW_BYTES)).cast("d")
+        os.posix_fallocate(_row_files[0], slot * ROW_BYTES, ROW_BYTES)
+        self._cells = memoryview(mmap.mmap(_row_files[0], ROW_BYTES, offset=slot * ROW_BYTES)).cast("d")
 
     def count_response(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Count a response and its duration, unless the request was one for the metrics.
@@ -107,7 +108,7 @@ class Metrics:
 def reset_gauges(slot: int) -> None:
     """Set the gauges of a worker that has ended to zero."""
     with suppress(OSError):  # If there was no memory for a row, there may still be none.
-        os.pwrite(_row_files[0], bytes(2 * _CELL_BYTES), slot * _ROW_BYTES)
+        os.pwrite(_row_files[0], bytes(2 * _CELL_BYTES), slot * ROW_BYTES)
 
 
 class Exposition:
@@ -148,9 +149,9 @@ class Exposition:
 
 
 def _sum_of_rows() -> list[float]:
-    count = os.fstat(_row_files[0]).st_size // _ROW_BYTES
-    data = memoryview(os.pread(_row_files[0], count * _ROW_BYTES, 0)).cast("d")
-    length = _ROW_BYTES // _CELL_BYTES
+    count = os.fstat(_row_files[0]).st_size // ROW_BYTES
+    data = memoryview(os.pread(_row_files[0], count * ROW_BYTES, 0)).cast("d")
+    length = ROW_BYTES // _CELL_BYTES
     rows = [data[start : start + length] for start in range(0, len(data), length)]
     return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
 
