@@ -8,6 +8,7 @@ calls the methods of ``Threads``, and only it calls the hooks of the service. A 
 for a request that it has claimed, which happens at most once, and not after the request was rejected.
 """
 
+import logging
 import os
 import queue
 import threading
@@ -96,8 +97,9 @@ class Call:
             outcomes.clear()  # They refer to this call.
         if failure:
             response = make_response(*failure, is_head=request.method == "HEAD")
-        elif error:
-            self._log.error("the application failed", exc_info=error)
+        if error:
+            # A host may have raised the failure of the pending work, which is no failure of the host.
+            self._log.log(logging.DEBUG if failure else logging.ERROR, "the application failed", exc_info=error)
         error = None  # Its traceback refers to this frame.
         return response
 

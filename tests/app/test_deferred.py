@@ -249,6 +249,17 @@ def test_a_wrapper_of_falcon_that_raises_stores_nothing(
         assert [reopened.get(plant_id) for plant_id in (1, 2)] == [None, None]
 
 
+def test_an_error_of_a_host_is_logged_although_the_create_failed(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    def failing(*arguments: Any) -> Iterable[bytes]:
+        app(*arguments)
+        raise ZeroDivisionError
+
+    results(calls_of(app, PLANTS[0]))
+    with caplog.at_level("DEBUG"):
+        assert results(calls_of(failing, PLANTS[0])) == [IN_USE]
+    assert caplog.messages[-1] == "the application failed"
+
+
 def bottle_mount(app: App) -> App:
     host = bottle.Bottle()
     host.mount("/store", app)
