@@ -221,16 +221,18 @@ class SQLiteStore(BatchStore):
         if _find_columns(connection).keys() >= {column.name.lower() for column in COLUMNS}:
             return
         connection.execute("BEGIN IMMEDIATE")
-        if not _find_columns(connection):  # The file is new, was made in advance, or was truncated.
+        is_new = not _find_columns(connection)  # The file is new, was made in advance, or was truncated.
+        if is_new:
             connection.execute(_CREATE)
-            self.is_new = True
-            _log.warning("%s had no table; a new store was created, without plants", self._printable_path)
         found = _find_columns(connection)
         for column, definition in _DEFINITIONS.items():
             if column.nullable and column.name.lower() not in found:
                 connection.execute(f"ALTER TABLE plants ADD COLUMN {definition}")
                 _log.warning("%s: the table plants now has the column %s", self._printable_path, column.name)
         connection.execute("COMMIT")
+        if is_new:
+            self.is_new = True
+            _log.warning("%s had no table plants; it was created, without plants", self._printable_path)
 
 
 class _File:
@@ -309,8 +311,9 @@ def _describe_access(error: Exception, path: str) -> str:
         with suppress(OSError):
             status = Path(path).stat()
             owner, mode = status.st_uid, stat.filemode(status.st_mode)
-            rule = f"belongs to user {owner} with mode {mode}, and the service's user must own it and its folder"
-            return f"; it {'is on a read-only mount' if os.statvfs(path).f_flag & os.ST_RDONLY else rule}"
+            if os.statvfs(path).f_flag & os.ST_RDONLY:
+                return "; it is on a read-only mount"
+            return f"; it belongs to user {owner} with mode {mode}, and the service's user must own it and its folder"
     return ""
 
 

@@ -283,7 +283,7 @@ def test_a_new_table_in_an_empty_file_is_logged(
     path.touch()
     store.prepare()
     assert store.is_new
-    assert caplog.messages == [f"{path} had no table; a new store was created, without plants"]
+    assert caplog.messages == [f"{path} had no table plants; it was created, without plants"]
 
 
 def test_a_second_prepare_creates_no_file(store: SQLiteStore, path: Path) -> None:
