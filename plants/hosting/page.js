@@ -39,29 +39,32 @@ function headers() {
   const responses = Object.entries(operation.responses).map(([status, response]) => [status, resolve(response)]);
   return Object.entries(api.components.headers).flatMap(([name, { description }]) => {
     const statuses = responses.filter(([, { headers = {} }]) => name in headers).map(([status]) => status);
-    const named = statuses.length === responses.length ? "all" : statuses.join(", ");
-    return named ? row(name, named, description) : [];
+    const shown = statuses.length === responses.length ? "all" : statuses.join(", ");
+    return shown ? row(name, shown, description) : [];
   });
 }
 
 function showDescription() {
-  const sent = operation.requestBody;
-  const [status, success] = Object.entries(operation.responses).find(([status]) => status.startsWith("2"));
+  const sent = operation.requestBody && resolve(operation.requestBody);
+  const responses = Object.entries(operation.responses).map(([status, response]) => [status, json(resolve(response))]);
+  const [status, success] = responses.find(([status]) => status.startsWith("2"));
+  const failure = responses.find(([status, content]) => status >= "4" && content?.example)?.[1];
   const problem = api.components.schemas.Error;
   document.title = api.info.title;
   at("title").replaceChildren(api.info.title);
   const versions = `Interface ${api.info.version}, package ${document.documentElement.dataset.version}.`;
   at("summary").replaceChildren(`${api.info.summary} ${versions}`);
   at("request").append(`${method} ${path}`);
-  at("name").append(operation.summary);
+  at("name").append(...prose(operation.summary));
   at("about").append(...prose(operation.description));
   at("token-hint").append(...prose(Object.values(api.components.securitySchemes)[0].description));
   at("success").append(status);
-  if (json(resolve(success))) at("received").append(...members(json(resolve(success)).schema));
+  if (success) at("received").append(...members(success.schema));
   else hide("received");
   at("headers").append(...headers());
   at("rules").append(...prose(api.info.description));
-  at("example").append(JSON.stringify(problem.examples[0], null, 2));
+  if (failure) at("example").append(JSON.stringify(failure.example, null, 2));
+  else hide("example");
   at("problem").append(...members(problem));
   const codes = Object.entries(problem.properties.error["x-error-codes"]);
   at("errors").append(...codes.map(([code, meaning]) => row(code, code.slice(0, 3), meaning)));
