@@ -18,13 +18,6 @@ _TEXT: Any = {"validate": Regexp(_STORABLE, error=_NOT_TEXT), "error_messages": 
 _INT64: Any = {"validate": Range(INT64_MIN, INT64_MAX, error=_NOT_INT64), "error_messages": {"invalid": _NOT_INT64}}
 
 
-def _first(messages: Any) -> str:
-    """Return the first of a member's messages. A nested member has a dictionary of them, and a hook may raise one."""
-    while not isinstance(messages, str):
-        messages = next(iter(messages.values() if isinstance(messages, dict) else messages))
-    return messages
-
-
 class PlantSchema(Schema):
     """A plant in a response: ``name``, and ``tag`` if the plant has one."""
 
@@ -40,7 +33,10 @@ class PlantSchema(Schema):
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
         """Raise a 400 that names each invalid member, because a ValidationError could also come from a store."""
-        faults = [f"{member}: {_first(messages)}" for member, messages in sorted(error.messages_dict.items())]
+        faults = [
+            f"{member}: {messages if isinstance(messages, str) else messages[0]}"  # A hook may raise a single one.
+            for member, messages in sorted(error.messages_dict.items())
+        ]
         # marshmallow uses the key _schema for an error of the whole document.
         message = " ".join(faults).removeprefix("_schema: ")
         raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {message}")
