@@ -139,7 +139,7 @@ def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> N
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_process_without_another_descriptor_is_unavailable(store: PostgresStore) -> None:
+def test_a_store_without_another_descriptor_is_unavailable(store: PostgresStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as last:
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, hard))
@@ -207,7 +207,7 @@ def test_a_canceled_wait_for_the_standby_is_not_a_success(
 def test_without_its_standby_a_store_is_unavailable_and_logs_one_outage(
     server: PostgresServer, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(PostgresStore(server.url, timeout=0.5)) as store:
+    with closing(PostgresStore(server.url, timeout=1)) as store:
         wait_until(lambda: is_available(store))
         with setting(admin, "synchronous_standby_names", "absent"):
             # The first adds may run before the setting takes effect.
@@ -215,7 +215,7 @@ def test_without_its_standby_a_store_is_unavailable_and_logs_one_outage(
             caplog.clear()
             for _ in range(3):
                 time.sleep(0.6)  # so that the breaker lets a probe through
-                assert "timeout expired" in reason(store)
+                wait_until(lambda: "wait timeout expired" in reason(store))
             wait_for_sessions(admin, "SyncRep", 0)  # They would fill the server.
         assert not caplog.messages
         wait_until(lambda: is_available(store))
@@ -548,19 +548,26 @@ def test_no_id_of_the_first_table_becomes_available(
     assert len(rows(admin, "SELECT FROM pg_class WHERE relname = 'plants'")) == (1 if message else 2)
 
 
-def test_a_table_that_is_gone_is_the_reason_for_an_id_in_use_too(store: PostgresStore, server: PostgresServer) -> None:
-    store.add(Plant(1, "oak"))
-    with ThreadPoolExecutor(2) as threads:
-        with psycopg.connect(server.url) as other:
-            other.execute("LOCK TABLE plants")
-            # The insert waits, then the renaming, and then the query for the id.
-            add = threads.submit(store.add, Plant(1, "fern"))
-            time.sleep(0.03)
-            renaming = threads.submit(server.execute, "ALTER TABLE plants RENAME TO trees")
-            time.sleep(0.03)
+AWAIT_RENAMING = """
+    CREATE OR REPLACE FUNCTION await_renaming() RETURNS bool LANGUAGE plpgsql AS $$ BEGIN
+    WHILE NOT EXISTS (SELECT FROM pg_locks WHERE relation = 'plants'::regclass AND NOT granted)
+    LOOP PERFORM pg_sleep(0.01); END LOOP;
+    RETURN true; END $$
+"""
+
+
+def test_the_query_for_ids_in_use_reports_a_missing_table(
+    server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
+) -> None:
+    with closing(PostgresStore(server.url, timeout=20)) as store:
+        store.add(Plant(1, "oak"))
+        server.execute(AWAIT_RENAMING)
+        server.execute("ALTER TABLE plants ADD CHECK (await_renaming()) NOT VALID")
+        add = thread.submit(store.add, Plant(1, "fern"))
+        wait_for_sessions(admin, "PgSleep")
+        server.execute("ALTER TABLE plants RENAME TO trees")  # between the insert and the query for the id
         with pytest.raises(StoreMissing, match="do not restart before"):
             add.result()
-        renaming.result()
     server.execute("DROP TABLE trees")
 
 
