@@ -59,7 +59,7 @@ class Worker(ServerWorker):
 
     hosted: HostedService
 
-    # The deadlines: a statement (1.5 s) < the store (2.0 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
+    # The deadlines: a statement (1.5 s) < the store (2.3 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
 
     # Gunicorn sets these, and has no types.

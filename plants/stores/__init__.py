@@ -56,8 +56,6 @@ TABLE_GONE: Final = (
     "the table plants is gone; it is not recreated, because ids already in use would become available; "
     "restore it, and do not restart before that"
 )
-
-
 _FORKED: Final = (
     "this process was forked after the first use of the store; open a store in each process, "
     "or fork before the first use"

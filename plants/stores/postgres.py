@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any, Self, TypeVar
 
 import psycopg
-from psycopg import errors
+from psycopg import capabilities, errors
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
 from psycopg.pq import Conninfo, TransactionStatus
@@ -455,7 +455,8 @@ class _Pool:
     def _open_one(self) -> None:
         try:
             connection = self._connect()
-        except Exception as error:  # A host's name may have no encoding, and the process no descriptor left.
+        # A host's name may have no encoding, and the process no descriptor left.
+        except (psycopg.Error, OSError, UnicodeError, StoreUnavailable) as error:
             self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(_reason(error)))
         else:
             self._failure = None
@@ -502,7 +503,7 @@ class _Connection(psycopg.Connection[_Row]):
 
     def close(self) -> None:
         # A server's process that waits for a standby would not notice, and all such processes could fill the server.
-        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        if self.pgconn.transaction_status == TransactionStatus.ACTIVE and capabilities.has_cancel_safe():
             with suppress(psycopg.Error, OSError):
                 self.cancel_safe(timeout=_CANCEL_SECONDS)
         super().close()

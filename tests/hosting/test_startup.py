@@ -283,7 +283,6 @@ def test_a_worker_ignores_hup() -> None:
 
 def test_a_worker_of_another_class_ends_when_it_is_told_to() -> None:
     with serving(GUNICORN_CMD_ARGS="-k gthread") as service:
-        wait_for_workers(service.process.pid, 1)
         os.kill(children(service.process.pid)[0], signal.SIGTERM)
         service.wait_for("Booting worker", times=2)
 
