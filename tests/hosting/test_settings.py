@@ -77,6 +77,7 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS", "", "tokens has no token"),
     ("PLANTS_TOKENS", "sécret", "RFC 6750"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
+    ("PLANTS_TOKENS", "Bearer secret", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),
     ("PLANTS_TOKENS_FILE", "/dev/zero", "it is not a regular file"),
     ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),
