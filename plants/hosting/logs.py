@@ -179,6 +179,7 @@ class Output:
             cannot be written at once. Its workers have threads.
         """
         self._descriptor = descriptor
+        self._is_torn = False  # whether only the first part of the last line was written
         self._pid = 0 if has_thread else os.getpid()
         self._thread: Thread | None = None
         self._reset()
@@ -238,17 +239,21 @@ class Output:
         """
         # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines. After
         # select(), such a write does not block either.
+        if self._is_torn:
+            data = b"\n" + data
         while data:
             end = data.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
             try:
                 if not select([], [self._descriptor], [], timeout)[1]:
                     break
-                data = data[os.write(self._descriptor, data[:end]) :]
+                written = os.write(self._descriptor, data[:end])
+                self._is_torn = data[written - 1] != ord("\n")
+                data = data[written:]
             except BlockingIOError:
                 continue  # Another process has set O_NONBLOCK, and wrote after the call of select().
             except OSError:
                 break
-        self._failed_lines += data.count(b"\n")
+        self._failed_lines += data.removeprefix(b"\n").count(b"\n")
         lost = self._dropped_lines + self._failed_lines
         if lost > self._reported_lines and not data:
             self._reported_lines = lost

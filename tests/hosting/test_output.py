@@ -1,5 +1,6 @@
 """Log output to a pipe whose reader stalls, to a full disk, and to a closed descriptor."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -112,6 +113,26 @@ def test_lines_for_a_full_disk_are_dropped_and_counted(
     pipe.output.write("next\n")
     assert pipe.read_until("\n") == "next\n"
     wait_until(lambda: caplog.messages == [dropped(2)])
+
+
+def test_a_line_after_a_torn_one_is_a_line_of_its_own(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = os.write
+    free_bytes = [0, 2]
+
+    def filling_the_disk(descriptor: int, data: bytes) -> int:
+        size = free_bytes.pop() if descriptor == pipe.write_end and free_bytes else len(data)
+        if not size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:size])
+
+    monkeypatch.setattr(os, "write", filling_the_disk)
+    pipe.output.write("first\n")
+    wait_until(lambda: not free_bytes)
+    pipe.output.write("next\n")
+    assert pipe.read_until("next\n") == "fi\nnext\n"
+    wait_until(lambda: caplog.messages == [dropped(1)])
 
 
 def test_a_write_that_would_block_is_repeated(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
