@@ -84,9 +84,9 @@ _POOLER = "a pooler changes the server's process between transactions; PgBouncer
 _HELD = "another transaction holds the id"
 _URL_SYNTAX = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
 
-_LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
+LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 HELD_SECONDS = 2.0  # Such an id is then left out of batches for this long, because each would wait for it again.
-_MAX_PAUSE_SECONDS = 0.1  # A statement that the server reports as not done is sent again, after growing pauses.
+MAX_PAUSE_SECONDS = 0.1  # A statement that the server reports as not done is sent again, after growing pauses.
 _RETRY_SECONDS = 1.0  # If the server refuses a further connection, the pool tries again after this long.
 _PROBE_SECONDS = 0.5  # A second connection through a pooler may wait this long for a process of the server.
 _CANCEL_SECONDS = 0.3  # A caller whose statement timed out may wait this long until it is canceled.
@@ -217,7 +217,7 @@ class PostgresStore(BatchStore):
             except psycopg.Error as error:
                 if isinstance(error, errors.ReadOnlySqlTransaction):
                     connection.close()
-                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= _MAX_PAUSE_SECONDS
+                may_retry = isinstance(error, _RETRYABLE_ERRORS) and pause <= MAX_PAUSE_SECONDS
                 if not may_retry or time.monotonic() + pause > deadline:
                     raise StoreUnavailable(_reason(error)) from None
             finally:
@@ -343,7 +343,7 @@ class PostgresStore(BatchStore):
     def _connect(self) -> "_Connection":
         with ExitStack() as on_failure:
             connection = on_failure.enter_context(closing(_Connection.open(self._conninfo, self._timeout)))
-            settings = [str(self._statement_timeout_ms), str(_LOCK_TIMEOUT_MS)]
+            settings = [str(self._statement_timeout_ms), str(LOCK_TIMEOUT_MS)]
             [(connection.process, connection.is_citus, *_)] = connection.query(_SET_UP + FLUSH_COMMITS, settings)
             if connection.process != connection.info.backend_pid:
                 self._check_pooler(connection)
