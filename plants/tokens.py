@@ -119,7 +119,9 @@ def digest_of(token: str) -> bytes:
     if not isinstance(token, str):
         raise TypeError(f"a token is a string, not {type(token).__name__}")
     if not _B64TOKEN.fullmatch(token) or token.lower() == "bearer":  # PLANTS_TOKENS="Bearer secret" would be two.
-        raise ValueError("a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750")
+        raise ValueError(
+            "a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750, and is not Bearer"
+        )
     return hashlib.sha256(token.encode()).digest()
 
 
