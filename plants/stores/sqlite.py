@@ -221,18 +221,19 @@ class SQLiteStore(BatchStore):
         if _find_columns(connection).keys() >= {column.name.lower() for column in COLUMNS}:
             return
         connection.execute("BEGIN IMMEDIATE")
-        is_new = not _find_columns(connection)  # The file is new, was made in advance, or was truncated.
-        if is_new:
-            connection.execute(_CREATE)
         found = _find_columns(connection)
-        for column, definition in _DEFINITIONS.items():
-            if column.nullable and column.name.lower() not in found:
-                connection.execute(f"ALTER TABLE plants ADD COLUMN {definition}")
-                _log.warning("%s: the table plants now has the column %s", self._printable_path, column.name)
-        connection.execute("COMMIT")
-        if is_new:
+        if not found:  # The file is new, was made in advance, or was truncated.
+            connection.execute(_CREATE)
+            connection.execute("COMMIT")
             self.is_new = True
             _log.warning("%s had no table plants; it was created, without plants", self._printable_path)
+            return
+        missing = [column for column in COLUMNS if column.nullable and column.name.lower() not in found]
+        for column in missing:
+            connection.execute(f"ALTER TABLE plants ADD COLUMN {_DEFINITIONS[column]}")
+        connection.execute("COMMIT")
+        for column in missing:
+            _log.warning("%s: the table plants now has the column %s", self._printable_path, column.name)
 
 
 class _File:
