@@ -26,6 +26,12 @@ _FIELD: Final = re.compile(rf"(?<=\n)({NAME}):[ \t]*+({VALUE})\r\n")
 # RFC 9112, sections 2.2 (an empty line may precede a request line), 2.3 and 3. Stricter than the RFC: a method has 3
 # to 20 characters, no lower-case letter and no #, because some proxies parse other methods differently.
 _REQUEST_LINE: Final = re.compile(r"(?:\r\n)?+([!$%&'*+\-.^_`|~0-9A-Z]{3,20}+) ([\x21-\x7e]++) (HTTP/1\.[01])\r\n")
+# The first lines of other protocols, and the responses to them. The signature of PROXY 2 begins with two empty lines.
+_OTHER_PROTOCOLS: Final = {
+    "PRI * HTTP/2.0\r\n": (505, "This is HTTP/2 without negotiation. The server supports only HTTP/1.1."),
+    "PROXY ": (400, "This is the PROXY protocol, which the server does not support."),
+    "\r\n\r\n": (400, "More than one empty line precedes the request, as in the PROXY protocol, version 2."),
+}
 # RFC 3986, section 3.2.2; a host that is empty is not valid in an http URL (RFC 9110, section 4.2.1).
 _AUTHORITY: Final = r"(?:\[[0-9A-Fa-f:.]++\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})++)(?::[0-9]*+)?+"
 _HOST: Final = re.compile(_AUTHORITY)
@@ -312,6 +318,9 @@ def _parse_request_line(line: str) -> tuple[str, str, str]:
     """
     match = _REQUEST_LINE.fullmatch(line)
     if not match:
+        for start, error in _OTHER_PROTOCOLS.items():
+            if line.startswith(start):
+                raise HTTPError(*error)
         raise HTTPError(400)
     return match[1], match[2], match[3]
 

@@ -14,15 +14,14 @@ Headers = list[tuple[str, str]]
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME: Final = re.compile(NAME)
 _VALUE: Final = re.compile(VALUE)
-_NO_CONTENT_STATUSES: Final = ("204", "304")  # RFC 9110, sections 15.3.5 and 15.4.5
 
 
 class Response:
     """A complete response.
 
     ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
-    hop-by-hop headers; ``has_date`` is whether it has a Date. ``length`` is the length of the body, or None if the
-    status allows no body. The response to a HEAD request has the length, but its ``body`` is empty. A service may set
+    hop-by-hop headers; ``has_date`` is whether it has a Date. ``length`` is the value of Content-Length, or None. The
+    response to a HEAD request, and a 304, have no body, and no length unless the application set it. A service may set
     ``error``, to log what failed.
     """
 
@@ -41,13 +40,14 @@ def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) 
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
     head, has_date, length = _render_head(status, tuple(headers))
-    if length is None:
-        length = len(body)
-    elif length != len(body) and not is_head:
-        raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
-    if status.startswith(_NO_CONTENT_STATUSES):
+    if status.startswith("204"):  # RFC 9110, section 8.6: it has no length.
         return Response(status, head, has_date, None, b"")
-    return Response(status, head, has_date, length, b"" if is_head else body)
+    # RFC 9110, sections 9.3.2 and 15.4.5: there is no body, and the length is that of another response.
+    if is_head or status.startswith("304"):
+        return Response(status, head, has_date, length, b"")
+    if length not in (None, len(body)):
+        raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
+    return Response(status, head, has_date, len(body), body)
 
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:

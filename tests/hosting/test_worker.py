@@ -88,6 +88,8 @@ def test_request_ids_differ_between_processes(service: Service) -> None:
         pytest.param(b"\x16\x03\x01\r\n\r\n", 400, id="not HTTP"),
         pytest.param(b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414, id="a long path"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 17_000 + b"\r\n\r\n", 431, id="a long head"),
+        pytest.param(b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\n\r\n", 400, id="the PROXY protocol"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, id="HTTP/2"),
         pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", 501, id="a tunnel"),
     ],
 )

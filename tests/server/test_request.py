@@ -37,7 +37,9 @@ HOSTILE = {
     # The request line
     "no-version": (b"POST /bad\r\n\r\n", 40000),
     "http-0.9": (b"GET /bad\r\nHost: a\r\n\r\n", 40000),
-    "http-2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 40000),
+    "http-2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 50500),
+    "proxy-protocol-1": (b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + GOOD, 40000),
+    "proxy-protocol-2": (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + b"\1\2\3\4" * 3 + GOOD, 40000),
     "http-1.2": (b"POST /bad HTTP/1.2\r\nHost: a\r\n\r\n", 40000),
     "space-in-target": (with_target(b"/bad path"), 40000),
     "two-empty-lines-first": (b"\r\n\r\n" + GOOD, 40000),
@@ -175,6 +177,33 @@ def test_an_invalid_request_is_rejected_and_not_run(driver: Driver, calls: Recor
         assert rejection.count(b"X-Request-ID: 1\r\n") == 1  # The hook is called once for each request.
         assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", rejection))
         assert calls == [("POST /good", b"body")] * packets.count(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("http-2", b"HTTP/2"), ("proxy-protocol-1", b"PROXY protocol"), ("proxy-protocol-2", b"PROXY protocol")],
+)
+def test_a_rejection_names_the_protocol_that_the_client_speaks(driver: Driver, name: str, message: bytes) -> None:
+    payload, _ = HOSTILE[name]
+    for packets in ([payload], in_pieces(payload, 1)):
+        (rejection,) = exchange(driver, *packets)
+        assert message in rejection
+
+
+UPGRADES = {
+    "curl --http2": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nContent-Length: 4",
+    "HttpClient of Java": b"Connection: Upgrade, HTTP2-Settings\r\nContent-Length: 4\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c",
+}
+
+
+@pytest.mark.parametrize("fields", UPGRADES.values(), ids=UPGRADES)
+def test_an_upgrade_to_http_2_is_ignored(driver: Driver, calls: Recorder, fields: bytes) -> None:
+    upgrade = GOOD.replace(b"Content-Length: 4", fields)
+    responses = exchange(driver, upgrade, GOOD)
+    assert [response[:3] for response in responses] == [b"200", b"200"]
+    assert calls == [("POST /good", b"body")] * 2
 
 
 def test_nothing_is_run_after_a_request_with_connection_close(driver: Driver, calls: Recorder) -> None:

@@ -82,7 +82,9 @@ DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
         ("200 OK", [("x-a", "b"), ("X-b", "c")], "X-A: b\r\nX-b: c\r\nContent-Length: 4\r\n\r\nbody"),
         ("200 OK", [("Connection", "close"), ("Keep-Alive", "timeout=1")], "Content-Length: 4\r\n\r\nbody"),
         ("204 No Content", [], "\r\n"),
-        ("304 Not Modified", [("content-length", "4")], "\r\n"),
+        ("204 No Content", [("Content-Length", "4")], "\r\n"),
+        ("304 Not Modified", [], "\r\n"),
+        ("304 Not Modified", [("content-length", "5")], "Content-Length: 5\r\n\r\n"),
     ],
 )
 @pytest.mark.parametrize("date", ["Date", "date", "DATE"])
@@ -92,6 +94,13 @@ def test_the_headers_of_the_application_are_sent(
     response = make_response(status, [(date, DATE), *headers], b"body", is_head=False)
     data = to_bytes(response, new_request(), close=False)
     assert data == f"HTTP/1.1 {status}\r\nDate: {DATE}\r\n{sent}".encode()
+
+
+@pytest.mark.parametrize(("headers", "sent"), [([], "\r\n"), ([("Content-Length", "5")], "Content-Length: 5\r\n\r\n")])
+def test_the_response_to_head_has_the_length_of_the_application(headers: list[tuple[str, str]], sent: str) -> None:
+    response = make_response("200 OK", [("Date", DATE), *headers], b"", is_head=True)
+    data = to_bytes(response, new_request(), close=False)
+    assert data == f"HTTP/1.1 200 OK\r\nDate: {DATE}\r\n{sent}".encode()
 
 
 @pytest.mark.parametrize(
