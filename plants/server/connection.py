@@ -12,6 +12,7 @@ import contextlib
 import socket
 import time
 from select import EPOLLIN, EPOLLOUT, epoll
+from ssl import SSLError
 from typing import Any, Final
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
@@ -238,6 +239,11 @@ class Connection:
                 self._shared.unfinished_connections.add(self)
             if data:
                 self._receive_plaintext(data)
+        except SSLError as error:
+            if error.reason != "HTTP_REQUEST":
+                raise
+            self._tls = None
+            self.reject(HTTPError(400, "This port speaks TLS, and the request is plain HTTP."))
         finally:
             # Send the next flight of the handshake, an alert or the answer to a KeyUpdate. If the application is called
             # now, they are sent with its response.

@@ -25,6 +25,7 @@ from tests.support.loop_driver import (
     Admitting,
     Driver,
     GatedApp,
+    Recording,
     fill,
     get,
     is_readable,
@@ -551,16 +552,6 @@ def test_small_requests_do_not_wait_behind_many_medium_ones(make: Make) -> None:
     driver.run_until_readable(*[client for client, _ in clients[:-1]])
     gated.gate.set()
     driver.run_until_readable(clients[-1][0])
-
-
-class Recording(Service):
-    """A service that records the status of each response."""
-
-    def __init__(self) -> None:
-        self.statuses: list[str] = []
-
-    def before_response(self, request: Request, response: Response) -> None:
-        self.statuses.append(f"{request.path} {response.status[:3]}")
 
 
 @pytest.mark.parametrize("size", [0, 40_000], ids=["small", "large"])

@@ -13,7 +13,7 @@ import pytest
 from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
 from plants.server.request import HTTPError
 from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
-from tests.support.loop_driver import GET, Admitting, Driver, fill, post
+from tests.support.loop_driver import GET, Admitting, Driver, Recording, fill, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
 from tests.support.worker_server import running_worker
 
@@ -204,6 +204,29 @@ def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
     driver.run_once()
     assert client.recv(1000)[:1] == b"\x15"
     assert client.recv(1000) == b""
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_plain_http_gets_one_400_in_plain_http(context: ssl.SSLContext, size: int) -> None:
+    service = Recording()
+    driver = Driver(tls=context, app=respond, service=service)
+    client, connection = driver.connect()
+    data = post("/", 100)
+    for start in range(0, len(data), size):
+        client.sendall(data[start : start + size])
+        driver.run_once()
+    response = client.recv(1000)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.endswith(b"\r\n\r\nThis port speaks TLS, and the request is plain HTTP.\n")
+    assert client.recv(1000) == b""
+    client.sendall(GET)  # It discards what the client still sends, and holds nothing.
+    driver.run_once()
+    assert (connection.state, connection.request) == (CLOSING, None)
+    assert connection in driver.loop.shared.evictable
+    assert service.statuses == [" 400"]
+    driver.step(connection, connection.expire)
+    assert client.recv(1000) == b""
+    driver.end()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,16 @@ class Admitting(Service):
         return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
 
 
+class Recording(Service):
+    """A service that records the path and the status of each response."""
+
+    def __init__(self) -> None:
+        self.statuses: list[str] = []
+
+    def before_response(self, request: Request, response: Response) -> None:
+        self.statuses.append(f"{request.path} {response.status[:3]}")
+
+
 class Driver:
     """An event loop that runs one iteration at a time."""
 
