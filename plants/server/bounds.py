@@ -3,7 +3,7 @@
 What one connection holds is a constant in each of its states. Only what may be larger needs a place, and the number of
 places is fixed. So the memory of a worker is a product, and nothing counts buffered bytes:
 
-    worker_connections * CONNECTION_BYTES + PLACES * (the largest body, or the response to it)
+    (worker_connections + PUBLIC_CONNECTIONS) * CONNECTION_BYTES + PLACES * (the largest body, or the response to it)
 
 The sockets' buffers, which the kernel holds, and the store come on top. See tests/audits/hostile.py for measurements.
 """
@@ -18,6 +18,9 @@ from typing import Any, Final
 SMALL_BODY_BYTES: Final = 16_384
 SMALL_RESPONSE_BYTES: Final = 65_536
 PLACES: Final = 64
+# A worker accepts this many connections more than clients with a token may have, so that it responds to probes and to
+# other requests that need no token, even if all those clients are slow.
+PUBLIC_CONNECTIONS: Final = 8
 # A head and its environ (64 KiB), a small body (16), and received bytes that are not parsed yet (32); or the unread
 # part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top.
 CONNECTION_BYTES: Final = 131_072
@@ -28,10 +31,11 @@ TLS_CONNECTION_BYTES: Final = CONNECTION_BYTES + 81_920
 class Config:
     """The configuration of an event loop; its limits are in bytes and in seconds.
 
-    ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's. The loop
-    stops after ``max_requests`` requests. With ``threads`` 0, the loop calls the applications, which must not block.
-    Otherwise ``threads`` threads call them, each for up to ``max_batch`` requests at a time. ``environ`` has environ
-    keys that all requests share.
+    ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's. Clients
+    with a token have at most ``connections``, and all together ``public_connections`` more. The loop stops after
+    ``max_requests`` requests. With ``threads`` 0, the loop calls the applications, which must not block. Otherwise
+    ``threads`` threads call them, each for up to ``max_batch`` requests at a time. ``environ`` has environ keys that
+    all requests share.
     """
 
     line_bytes: int
@@ -48,6 +52,7 @@ class Config:
     tls: SSLContext | None
     environ: dict[str, Any]
     places: int = PLACES
+    public_connections: int = PUBLIC_CONNECTIONS
 
 
 def connection_to_evict(evictable: dict[Any, Any], network: Any) -> Any:

@@ -21,6 +21,7 @@ from plants.server.response import Response, to_bytes
 from plants.server.service import Service
 from plants.server.tls import READ_BYTES, TLS
 
+FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
 
@@ -50,9 +51,10 @@ class Shared:
     ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
     the current iteration (``time.monotonic()``). ``evictable`` are the connections that may be closed to make room,
     longest inactive first: those that wait for a client without a checked token, with the client's network, and the
-    idle ones of the other clients, with None. ``place_holders`` have a large body or a large response. ``turned_away``
-    counts clients that the worker had no room for. ``unfinished_connections`` have received bytes that are not parsed
-    yet, because one step parses little. ``ready_requests`` have arrived completely.
+    idle ones of the other clients, with None. ``trusted`` are all connections whose client has shown a token.
+    ``place_holders`` have a large body or a large response. ``turned_away`` counts clients that the worker had no room
+    for. ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
+    ``ready_requests`` have arrived completely.
     """
 
     def __init__(self, service: Service, config: Config) -> None:
@@ -61,6 +63,7 @@ class Shared:
         self.service = service
         self.config = config
         self.evictable: dict[Connection, Any] = {}
+        self.trusted: set[Connection] = set()
         self.place_holders: set[Connection] = set()
         self.turned_away: int = 0
         self.now: float = time.monotonic()
@@ -192,6 +195,7 @@ class Connection:
         self._output = b""
         self._tls = None
         self._shared.connections.discard(self)
+        self._shared.trusted.discard(self)
         with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
             self.watch(0)
         with contextlib.suppress(OSError):
@@ -240,7 +244,7 @@ class Connection:
             if data:
                 self._receive_plaintext(data)
         except SSLError as error:
-            if error.reason != "HTTP_REQUEST":
+            if getattr(error, "reason", "") != "HTTP_REQUEST":  # Only errors of OpenSSL have a reason.
                 raise
             self._tls = None
             self.reject(HTTPError(400, "This port speaks TLS, and the request is plain HTTP."))
@@ -285,11 +289,26 @@ class Connection:
         request.parse_head(self._input[: end + 4].decode("latin-1"), config)
         self._input = self._input[end + 4 - request.body.overlap :]
         response = self._shared.service.after_head(request)
-        if request.trusted:
-            self._network = None  # From now on, close this connection to make room only while it is idle.
+        if request.trusted and self._network is not None:
+            self._trust()
         if response:
             self._finish_request(request, response, close=True)
         return response is None
+
+    def _trust(self) -> None:
+        """From now on, close this connection to make room only while it is idle.
+
+        :raises HTTPError: the clients that have shown a token have too many connections, and none of them is idle.
+        """
+        shared = self._shared
+        if len(shared.trusted) >= shared.config.connections:
+            shared.turned_away += 1
+            idle = next((other for other, network in shared.evictable.items() if network is None), None)
+            if idle is None:
+                raise HTTPError(*FULL)
+            idle.close()
+        shared.trusted.add(self)
+        self._network = None
 
     def _parse_body(self, request: Request) -> None:
         shared = self._shared

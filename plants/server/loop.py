@@ -16,12 +16,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 from plants.server.bounds import Config, connection_to_evict, network_of
-from plants.server.connection import RESPONDING, STOPPING_SECONDS, Connection, Shared
+from plants.server.connection import FULL, RESPONDING, STOPPING_SECONDS, Connection, Shared
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
 from plants.server.threads import Call, Completed, Job, Threads, current
@@ -41,7 +42,7 @@ _SHORT_SWITCH_SECONDS: Final = 0.0005
 _PARSING_SECONDS: Final = 1.0  # how long a thread may parse larger bodies
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
-_OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs and the store
+_OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
 
 
 class Loop:
@@ -58,9 +59,10 @@ class Loop:
         self.listeners = listeners
         self._non_blocking_paths = frozenset(service.non_blocking_paths)
         self._log = log
-        self._max_connections = _allow_descriptors(config.connections)
-        if self._max_connections < config.connections:
-            log.warning("the limit of open files (ulimit -n) allows only %d connections", self._max_connections)
+        connections = _allow_descriptors(config.connections)
+        if connections < config.connections:
+            log.warning("the limit of open files (ulimit -n) allows only %d connections", connections)
+            config = replace(config, connections=connections)
         self._requests_left = config.max_requests
         self.shared = Shared(service, config)
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
@@ -141,7 +143,7 @@ class Loop:
         can_start = self._threads.can_start() or self._large_body_thread.can_start()
         timeout = 0.0 if has_work or can_start else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
-        events: list[tuple[int, int]] = shared.poll.poll(timeout, self._max_connections + _OTHER_DESCRIPTORS)
+        events: list[tuple[int, int]] = shared.poll.poll(timeout, shared.config.connections + _OTHER_DESCRIPTORS)
         shared.now = time.monotonic()
         return events
 
@@ -238,7 +240,7 @@ class Loop:
                 continue
             if not has_room:
                 self.shared.turned_away += 1
-                self.step(connection, connection.reject, HTTPError(503, "The service has too many connections."))
+                self.step(connection, connection.reject, HTTPError(*FULL))
                 self.step(connection, connection.close)
             else:
                 # Before the next client is accepted, which could replace this one if it has not shown a token.
@@ -246,7 +248,9 @@ class Loop:
 
     def _make_room(self, listener: Listener, host: str) -> bool:
         """Return whether there is room for a new connection, if necessary after closing another one."""
-        if len(self.shared.connections) < self._max_connections + listener.reserved_connections:
+        config = self.shared.config
+        extra = config.public_connections + listener.reserved_connections
+        if len(self.shared.connections) < config.connections + extra:
             return True
         connection: Connection | None = connection_to_evict(self.shared.evictable, network_of(host))
         if connection is None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
@@ -116,6 +117,17 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
             assert (response.status, line["status"], line["error"]) == (408, 408, 40800)
             assert (line["level"], line["message"]) == ("warning", json.loads(response.body)["message"])
             assert (line["method"], line["path"]) == request
+
+
+def test_a_probe_is_answered_while_clients_with_a_token_have_all_connections() -> None:
+    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n".encode()
+    with serving("--worker-connections=4") as service, ExitStack() as stack:
+        slow = [stack.enter_context(service.client()).send(head + b"x") for _ in range(4)]
+        refused = stack.enter_context(service.client()).send(head).response()
+        assert (refused.status, refused.error) == (503, 50300)
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+        assert service.send(headers=[]).status == 401
+        assert [client.send(b"x" * 8).response().status for client in slow] == [415] * 4
 
 
 class FailingCheck(NamedTuple):

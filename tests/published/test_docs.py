@@ -122,6 +122,7 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     assert f"| {Worker.response_timeout} s, then 503 |" in table
     assert f"| `keepalive` ({GUNICORN_SETTINGS['keepalive']} s) |" in table
     assert f"| `worker_connections` ({WorkerConnections.default}), or" in table
+    assert f"; {bounds.PUBLIC_CONNECTIONS} more for requests that need no token, such as probes, and" in table
     extra = bounds.TLS_CONNECTION_BYTES - bounds.CONNECTION_BYTES
     assert f"| {bounds.CONNECTION_BYTES >> 10} KiB in every state, {extra >> 10} KiB more with TLS |" in table
     sizes = f"bodies above {bounds.SMALL_BODY_BYTES >> 10} KiB, and responses above {bounds.SMALL_RESPONSE_BYTES >> 10}"
@@ -131,7 +132,8 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     assert f"| TLS | {handshake} the client must send a certificate |" in table
     # A body may have U+007F as one byte; the response escapes it.
     largest_response = MAX_BODY_BYTES * len(dumper(PlantSchema())(Plant(1, "\x7f" * 1000))) // 1000
-    most = WorkerConnections.default * bounds.CONNECTION_BYTES + bounds.PLACES * largest_response
+    connections = WorkerConnections.default + bounds.PUBLIC_CONNECTIONS
+    most = connections * bounds.CONNECTION_BYTES + bounds.PLACES * largest_response
     assert f"{round(most / 2**20, -1):.0f} MiB with the defaults" in table
     assert f"*no response within {cli.CHECK_SECONDS} seconds*" in page("operating")
     rounded = -(-metrics.ROW_BYTES // 65536) * 64  # A page of memory has up to 64 KiB.

@@ -258,10 +258,11 @@ def test_only_a_body_within_the_limit_reaches_the_application(driver: Driver, is
 
 
 class FullDriver(Driver):
-    """An event loop with room for three connections."""
+    """An event loop with room for three connections, and for ``public_connections`` that have shown no token."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(socket.create_server(("127.0.0.1", 0)), connections=3, **options)
+    def __init__(self, public_connections: int = 0, **options: Any) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        super().__init__(listener, connections=3, public_connections=public_connections, **options)
         self.run_once()
 
     def accept(self, sent: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
@@ -352,7 +353,9 @@ def test_a_full_loop_closes_idle_clients_with_a_token_last(full: FullDriver, cap
     full.run_until(lambda: turned_away(caplog) == 7)
 
 
-def test_a_full_loop_closes_the_longest_idle_client_with_a_token(full: FullDriver) -> None:
+@pytest.mark.parametrize("public_connections", [0, 1])
+def test_a_full_loop_closes_the_longest_idle_client_with_a_token(make: Make, public_connections: int) -> None:
+    full = make(public_connections, kind=FullDriver, service=Admitting())
     first, second, third = (full.accept(get("/trusted")) for _ in range(3))
     first.sendall(get("/trusted"))
     full.run_once()
@@ -361,6 +364,24 @@ def test_a_full_loop_closes_the_longest_idle_client_with_a_token(full: FullDrive
     assert second.recv(1) == b""
     assert not is_readable(first)
     assert not is_readable(third)
+
+
+def test_a_full_loop_responds_to_requests_without_a_token(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    full = make(1, kind=FullDriver, service=Admitting())
+    uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(3)]
+    for _ in range(2):
+        assert full.accept(get("/probe")).recv(10_000).startswith(b"HTTP/1.1 200")
+        assert full.accept(post("/stranger", 900)[:-1]).recv(1000).startswith(b"HTTP/1.1 401")
+        refused = full.accept(post("/trusted", 900)[:-1])
+        assert refused.recv(1000).startswith(b"HTTP/1.1 503")
+        assert refused.recv(1000) == b""
+    for client in uploads:
+        client.sendall(b"x")
+        full.run_once()
+        assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+    assert full.accept(get("/trusted")).recv(10_000).startswith(b"HTTP/1.1 200")  # One of the others is idle now.
+    assert uploads[0].recv(1) == b""
+    full.run_until(lambda: turned_away(caplog) == 9)
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses(make: Make) -> None:

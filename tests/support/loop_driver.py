@@ -126,6 +126,7 @@ class Driver:
         assert not shared.ready_requests
         assert not shared.unfinished_connections
         assert not shared.evictable
+        assert not shared.trusted
         assert not shared.place_holders
 
     def end(self) -> None:
