@@ -11,11 +11,11 @@ whether the body is kept. What a connection holds is bounded in each state; see 
 import contextlib
 import socket
 import time
-from select import EPOLLIN, EPOLLOUT, epoll
 from ssl import SSLError
 from typing import Any, Final
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
+from plants.server.poll import READABLE, WRITABLE, SystemPoll
 from plants.server.request import Environ, HTTPError, Listener, Request, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
@@ -58,7 +58,7 @@ class Shared:
     """
 
     def __init__(self, service: Service, config: Config) -> None:
-        self.poll: Any = epoll()  # The classes of the module selectors would run Python code for each event.
+        self.poll: Any = SystemPoll()
         self.handlers: dict[int, Any] = {}
         self.service = service
         self.config = config
@@ -114,7 +114,7 @@ class Connection:
         self._note_activity()
         shared.connections.add(self)
 
-    def watch(self, events: int = EPOLLIN) -> None:
+    def watch(self, events: int = READABLE) -> None:
         """Watch the socket for these events (0: none)."""
         if events != self._watched_events:
             self._watched_events = events
@@ -389,7 +389,7 @@ class Connection:
         self._output = bytes(rest)  # A view would hold everything that has been sent, too.
         if self.state == WRITING:
             self._note_activity()
-        self.watch(EPOLLOUT)
+        self.watch(WRITABLE)
 
     def _linger(self) -> None:
         """Continue to read, because a reset could destroy the last response (RFC 9112, section 9.6)."""

@@ -10,12 +10,12 @@ one connection it does in ``step``, and a failure there closes only this connect
 
 import os
 import resource
-import select
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from plants.server.bounds import Config, connection_to_evict, network_of
 from plants.server.connection import FULL, RESPONDING, STOPPING_SECONDS, Connection, Shared
+from plants.server.poll import READABLE
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
 from plants.server.threads import Call, Completed, Job, Threads, current
@@ -88,7 +89,7 @@ class Loop:
         } | config.environ
         for listener in listeners:
             listener.sock.setblocking(False)
-        self.shared.watch(wake_fds[0], select.EPOLLIN, partial(os.read, wake_fds[0], 4096))
+        self.shared.watch(wake_fds[0], READABLE, partial(os.read, wake_fds[0], 4096))
 
     def pending_request_count(self) -> int:
         """Return the number of requests without a response, queued or in the application."""
@@ -205,7 +206,7 @@ class Loop:
         self.on_sweep()
         if not shared.stopping:
             for listener in self.listeners:  # again, if accepting has failed
-                shared.watch(listener.sock.fileno(), select.EPOLLIN, partial(self._accept, listener))
+                shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
         else:
             for connection in list(shared.connections):
                 self.step(connection, connection.stop)
@@ -276,6 +277,8 @@ def _allow_descriptors(connections: int) -> int:
     needed = connections + _OTHER_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= needed:  # RLIM_INFINITY is -1.
         return connections
-    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(ValueError):  # macOS rejects more than 10,240 (OPEN_MAX), even if the hard limit is higher.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
     return max(1, min(connections, soft - _OTHER_DESCRIPTORS))

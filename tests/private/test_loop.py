@@ -37,6 +37,15 @@ def test_the_hard_limit_of_descriptors_limits_the_connections(
     assert limits == [(new_soft, hard)] * (new_soft is not None)
 
 
+def test_a_limit_that_the_system_rejects_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reject(*_: object) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", reject)
+    assert _allow_descriptors(20_000) == 156
+
+
 def test_fewer_connections_than_configured_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

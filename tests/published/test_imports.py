@@ -2,12 +2,15 @@
 
 import ast
 import re
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 import plants
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, run
 
 PACKAGE = Path(str(plants.__file__)).parent
 MODULES = {
@@ -65,6 +68,16 @@ def test_a_layer_imports_only_the_layers_below_it() -> None:
         if layer_of(imported) not in ALLOWED[layer_of(module)]
     ]
     assert wrong == []
+
+
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_embedding_and_fixtures_need_no_name_that_windows_lacks() -> None:
+    program = (
+        "import os; assert not hasattr(os, 'fork'); import plants, plants.app, plants.testing, plants.stores.sqlite"
+    )
+    simulation = {"PYTHONPATH": str(CHECKOUT / "tests/support/other_systems"), "SIMULATED_SYSTEM": "Windows"}
+    found = run(sys.executable, "-c", program, **simulation)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 # A private name after a dot, in a string or in an import; ``self._x`` is a name of the test's own class.

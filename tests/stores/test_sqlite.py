@@ -419,6 +419,7 @@ def test_a_folder_is_no_store(tmp_path: Path) -> None:
         store.check()
 
 
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="this needs O_PATH, which only Linux has")
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "only prepared, as before a fork"])
 def test_a_copy_with_the_same_inode_number_is_another_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, connected: bool

@@ -1,0 +1,36 @@
+"""The loop's methods of ``epoll`` where the system has none."""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plants.server.poll import READABLE, WRITABLE, Poll, SystemPoll
+
+
+@pytest.mark.parametrize("make", [Poll, SystemPoll])
+def test_a_descriptor_is_ready_for_the_events_that_are_watched(make: Callable[[], Any]) -> None:
+    poll = make()
+    near, far = socket.socketpair()
+    with near, far:
+        poll.register(near.fileno(), READABLE)
+        assert poll.poll(0.01, 100) == []
+        far.send(b"x")
+        assert poll.poll(60.0, 100) == [(near.fileno(), READABLE)]
+        poll.modify(near.fileno(), WRITABLE)
+        assert poll.poll(60.0, 100) == [(near.fileno(), WRITABLE)]
+        poll.unregister(near.fileno())
+        assert poll.poll(0.0, 100) == []
+
+
+def test_the_end_of_a_pipe_is_an_event() -> None:
+    poll = Poll()
+    reading, writing = os.pipe()
+    poll.register(reading, READABLE)
+    os.close(writing)
+    [(descriptor, _)] = poll.poll(60.0, 100)
+    assert descriptor == reading
+    poll.unregister(reading)
+    os.close(reading)
