@@ -119,7 +119,7 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
             assert (line["method"], line["path"]) == request
 
 
-def test_a_probe_is_answered_while_clients_with_a_token_have_all_connections() -> None:
+def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
     head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n".encode()
     with serving("--worker-connections=4") as service, ExitStack() as stack:
         slow = [stack.enter_context(service.client()).send(head + b"x") for _ in range(4)]
