@@ -25,7 +25,7 @@ from waitress.channel import ClientDisconnected
 
 from plants.app import OPERATIONS, PlantApp
 from plants.errors import respond
-from plants.public_paths import public_resources
+from plants.probes import public_resources
 from plants.schemas import Limits
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore

@@ -14,7 +14,7 @@ from plants import __version__
 from plants.app import OPERATIONS, PlantApp
 from plants.errors import ErrorCode, http_error, respond
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant, public_resources
+from plants.probes import Constant, public_resources
 from plants.schemas import Limits
 from plants.stores import GroupCommitStore
 from plants.stores.memory import MemoryStore

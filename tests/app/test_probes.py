@@ -9,7 +9,7 @@ from webtest import TestApp as WebTestApp
 import plants
 from plants import MemoryStore, PlantStore, StoreUnavailable
 from plants.app import OPERATIONS, PlantApp
-from plants.public_paths import Constant, public_resources
+from plants.probes import Constant, public_resources
 from plants.schemas import Limits
 from plants.testing import FaultyStore
 from plants.tokens import Tokens

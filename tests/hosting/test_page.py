@@ -22,7 +22,7 @@ from plants.app import PlantApp
 from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
-from plants.public_paths import Constant
+from plants.probes import Constant
 from plants.schemas import Limits
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
