@@ -12,7 +12,7 @@ from plants.auth import BearerAuth
 from plants.falcon_defaults import App, defer
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
-from plants.schemas import Limits, PlantSchema
+from plants.schemas import NewPlantSchema, PlantSchema
 from plants.stores import PlantStore, submit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
@@ -28,19 +28,11 @@ def create_app(
     :param store: where plants are stored; a new ``MemoryStore`` if None.
     :param tokens: the valid bearer tokens, or an object whose ``accepts(token: str) -> bool`` checks one.
     :param max_body_bytes: the largest request body, in bytes.
-    :raises TypeError, ValueError: an argument is not usable; the message shows no token.
+    :raises TypeError, ValueError: a token is not usable, or there is none; the message shows no token.
     """
-    if isinstance(store, str | type):
-        raise TypeError("the store must be an object; plants.open_store(url) returns the store for a URL")
-    if isinstance(tokens, type):
-        raise TypeError("tokens must be strings or an object with accepts(token), not a class")
-    if not isinstance(max_body_bytes, int) or isinstance(max_body_bytes, bool):
-        raise TypeError(f"max_body_bytes must be an int, not {type(max_body_bytes).__name__}")
-    if max_body_bytes < 1:
-        raise ValueError("max_body_bytes must be at least 1")
     store = MemoryStore() if store is None else store
     check = tokens if isinstance(tokens, TokenCheck) else Tokens(tokens)
-    return PlantApp(store, [check], {}, Limits(max_body_bytes=max_body_bytes))
+    return PlantApp(store, [check], {}, max_body_bytes)
 
 
 class PlantApp(App):
@@ -53,9 +45,9 @@ class PlantApp(App):
     """
 
     def __init__(
-        self, store: PlantStore, checks: Iterable[TokenCheck], resources: Mapping[str, object], limits: Limits
+        self, store: PlantStore, checks: Iterable[TokenCheck], resources: Mapping[str, object], max_body_bytes: int
     ) -> None:
-        routes = {template: make(store, limits) for template, make in OPERATIONS.items()} | dict(resources)
+        routes = {template: make(store, max_body_bytes) for template, make in OPERATIONS.items()} | dict(resources)
         public_paths = frozenset(path for path, resource in routes.items() if getattr(resource, "public", False))
         self.non_blocking_paths = frozenset(path for path, each in routes.items() if not getattr(each, "blocks", True))
         self.auth = BearerAuth(*checks, public_paths=public_paths)
@@ -67,10 +59,10 @@ class PlantApp(App):
 class PlantCollection:
     """``/plants``: the plants of one store."""
 
-    def __init__(self, store: PlantStore, limits: Limits) -> None:
+    def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
         self._store = store
-        self._max_body_bytes = limits.max_body_bytes
-        self._load = loader(limits.new_plant_schema())
+        self._max_body_bytes = max_body_bytes
+        self._load = loader(NewPlantSchema())
         self._dump = dumper(PlantSchema())
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -86,4 +78,4 @@ class PlantCollection:
 
 
 #: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.
-OPERATIONS: Final[dict[str, Callable[[PlantStore, Limits], object]]] = {PLANTS_PATH: PlantCollection}
+OPERATIONS: Final[dict[str, Callable[[PlantStore, int], object]]] = {PLANTS_PATH: PlantCollection}

@@ -1,12 +1,11 @@
 """The shapes of the interface: Plant and NewPlant. Their members are those of ``plants.stores.Plant``."""
 
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 from marshmallow.validate import Range, Regexp
 
-from plants import MAX_BODY_BYTES
 from plants.errors import ErrorCode, http_error
 from plants.stores import INT64_MAX, INT64_MIN
 
@@ -46,13 +45,3 @@ class NewPlantSchema(PlantSchema):
     """The body of a create request: a plant and its ``id``, an int64."""
 
     id = fields.Integer(strict=True, required=True, **_INT64)
-
-
-class Limits(NamedTuple):
-    """The limits of a request that an operator sets, each with its default."""
-
-    max_body_bytes: int = MAX_BODY_BYTES
-
-    def new_plant_schema(self) -> Schema:
-        """Return the schema of a create request."""
-        return NewPlantSchema()

@@ -23,10 +23,10 @@ import falcon
 from waitress import create_server, wasyncore
 from waitress.channel import ClientDisconnected
 
+from plants import MAX_BODY_BYTES
 from plants.app import OPERATIONS, PlantApp
 from plants.errors import respond
 from plants.probes import public_resources
-from plants.schemas import Limits
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
@@ -153,7 +153,7 @@ class Server:
         digest_of(self._first_token)  # It raises ValueError for a token that no client could send.
         self.store = FaultyStore(store)
         self.reset()
-        self._app = PlantApp(self.store, [self], public_resources(self.store), Limits())
+        self._app = PlantApp(self.store, [self], public_resources(self.store), MAX_BODY_BYTES)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -15,7 +15,6 @@ from plants.app import OPERATIONS, PlantApp
 from plants.errors import ErrorCode, http_error, respond
 from plants.hosting.settings import Settings
 from plants.probes import Constant, public_resources
-from plants.schemas import Limits
 from plants.stores import GroupCommitStore
 from plants.stores.memory import MemoryStore
 from plants.stores.outage import LoggedStore
@@ -44,8 +43,7 @@ def create_service(settings: Settings) -> HostedService:
     store = settings.store
     if not isinstance(store, MemoryStore | GroupCommitStore):  # The first has no outages, the second logs its own.
         store = LoggedStore(store)
-    limits = Limits._make(getattr(settings, name) for name in Limits._fields)
-    api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, limits)
+    api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, settings.max_body_bytes)
     return HostedService(settings, api, _hosted(api, settings))
 
 

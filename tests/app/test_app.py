@@ -59,22 +59,6 @@ def test_an_unknown_attribute_of_the_package_raises() -> None:
         plants.__getattr__("crate_app")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "problem"),
-    [
-        ({"store": "sqlite:///plants.db"}, TypeError, r"plants\.open_store\(url\)"),
-        ({"store": MemoryStore}, TypeError, "must be an object"),
-        ({"max_body_bytes": "1"}, TypeError, "an int, not str"),
-        ({"max_body_bytes": True}, TypeError, "an int, not bool"),
-        ({"max_body_bytes": 0}, ValueError, "at least 1"),
-    ],
-    ids=["a URL", "a class", "a string", "a boolean", "zero"],
-)
-def test_create_app_rejects_unusable_arguments(arguments: dict[str, Any], error: type[Exception], problem: str) -> None:
-    with pytest.raises(error, match=problem):
-        plants.create_app(tokens=[TOKEN], **arguments)
-
-
 class AsyncStore(MemoryStore):
     async def add(self, plant: Plant) -> None:  # type: ignore[override]  # the mistake that is tested
         super().add(plant)

@@ -7,10 +7,9 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
-from plants import MemoryStore, PlantStore, StoreUnavailable
+from plants import MAX_BODY_BYTES, MemoryStore, PlantStore, StoreUnavailable
 from plants.app import OPERATIONS, PlantApp
 from plants.probes import Constant, public_resources
-from plants.schemas import Limits
 from plants.testing import FaultyStore
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
@@ -19,7 +18,7 @@ from tests.support.calls import sender
 
 def client(store: PlantStore | None = None, environ: dict[str, Any] | None = None) -> WebTestApp:
     store = store or MemoryStore()
-    app = PlantApp(store, [Tokens([TOKEN])], public_resources(store), Limits())
+    app = PlantApp(store, [Tokens([TOKEN])], public_resources(store), MAX_BODY_BYTES)
     return WebTestApp(app, extra_environ=environ, lint=True)
 
 

@@ -21,7 +21,7 @@ from plants.schemas import PlantSchema
 class PlantItem:
     '''``/pots/{plant_id}``: one plant.'''
 
-    def __init__(self, store, _limits):
+    def __init__(self, store, _max_body_bytes):
         self._store = store
         self._dump = dumper(PlantSchema())
 

@@ -17,13 +17,12 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
-from plants import MemoryStore
+from plants import MAX_BODY_BYTES, MemoryStore
 from plants.app import PlantApp
 from plants.errors import ErrorCode
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
 from plants.probes import Constant
-from plants.schemas import Limits
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
@@ -42,7 +41,7 @@ LABELS_OF_FIELDS = """
 
 def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
     service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
-    other = PlantApp(MemoryStore(), [Tokens([TOKEN])], others, Limits())
+    other = PlantApp(MemoryStore(), [Tokens([TOKEN])], others, MAX_BODY_BYTES)
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
         is_other = other.router.template_of(environ["PATH_INFO"]) in others

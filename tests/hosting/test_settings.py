@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from plants.hosting.settings import Settings, SettingsError, generate_token, without_passwords
-from plants.schemas import Limits
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
@@ -15,11 +14,6 @@ def test_settings_are_read_from_the_environment() -> None:
         {**ONLY_A_TOKEN, "PLANTS_STORE": "sqlite:///x", "PLANTS_MAX_BODY_BYTES": "5", "PLANTS_REQUEST_TIMEOUT": "0.5"}
     )
     assert (settings.store_url, settings.max_body_bytes, settings.request_timeout) == ("sqlite:///x", 5, 0.5)
-
-
-def test_the_limits_have_the_defaults_of_their_settings() -> None:
-    settings = Settings.from_environ(ONLY_A_TOKEN)
-    assert Limits() == Limits._make(getattr(settings, name) for name in Limits._fields)
 
 
 def accepted(environ: dict[str, str], *tokens: str) -> list[bool]:
