@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plants import tokens as tokens_module
 from plants.hosting.settings import SETTINGS, Settings, SettingsError
 from plants.tokens import TokenFile
 from tests.support.examples import examples
@@ -36,14 +37,18 @@ texts = st.one_of(
 )
 
 
-def test_a_file_changed_to_any_bytes_is_applied_or_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_changed_to_any_bytes_is_applied_or_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "tokens"
+    monkeypatch.setattr(tokens_module, "CHECK_SECONDS", 0.0)
 
     @examples(100)
     @given(contents)
     def check(content: bytes) -> None:
         path.write_bytes(b"earlier")
         tokens = TokenFile(path)
+        assert tokens.accepts("earlier")
         new = path.with_name("new")
         new.write_bytes(content)
         new.replace(path)
