@@ -9,7 +9,7 @@ from plants.errors import ErrorCode, http_error
 from plants.tokens import B64TOKEN, TokenCheck
 
 _BEARER = re.compile(f"[Bb][Ee][Aa][Rr][Ee][Rr] ++({B64TOKEN})")
-_CHALLENGE = 'Bearer realm="plants"'
+CHALLENGE = 'Bearer realm="plants"'
 
 
 class BearerAuth:
@@ -49,8 +49,8 @@ class BearerAuth:
         if bearer and self._accepts(bearer[1]):
             return None
         if authorization.partition(" ")[0].lower() != "bearer":
-            return http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": _CHALLENGE})
-        challenge = f'{_CHALLENGE}, error="invalid_token"'
+            return http_error(ErrorCode.NO_TOKEN, headers={"WWW-Authenticate": CHALLENGE})
+        challenge = f'{CHALLENGE}, error="invalid_token"'
         return http_error(ErrorCode.INVALID_TOKEN, headers={"WWW-Authenticate": challenge})
 
     def _accepts(self, token: str) -> bool:

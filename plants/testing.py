@@ -25,6 +25,7 @@ from waitress.channel import ClientDisconnected
 
 from plants import MAX_BODY_BYTES
 from plants.app import OPERATIONS, PlantApp
+from plants.auth import CHALLENGE
 from plants.errors import respond
 from plants.probes import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
@@ -32,20 +33,29 @@ from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
+_HEADERS_OF_FAILURES = {401: {"WWW-Authenticate": CHALLENGE}, 405: {"Allow": "POST, OPTIONS"}}  # as RFC 9110 requires
 _FAILURES = {"close", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
 
 
 class FaultyStore(PlantStore):
     """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary."""
 
-    delay: float  #: the duration of an ``add``, in seconds
-    waiting = 0  #: how many adds are delayed now
-
     def __init__(self, store: PlantStore | None = None) -> None:
         self._wrapped_store = store
-        self._end_delays_count = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._new_delay = threading.Event()
         self.reset()
+
+    @property
+    def delay(self) -> float:
+        """The duration of an ``add``, in seconds. A new value ends the delays of all adds in flight."""
+        return self._delay
+
+    @delay.setter
+    def delay(self, delay: float) -> None:
+        self._delay = delay
+        ended, self._new_delay = self._new_delay, threading.Event()
+        ended.set()
 
     @property
     def fault(self) -> Exception | None:
@@ -59,41 +69,23 @@ class FaultyStore(PlantStore):
 
     def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
         """Make the next ``times`` adds raise ``fault``. By default, all adds from now on raise StoreUnavailable."""
-        with self._changed:
+        with self._lock:
             self.fault = (fault or StoreUnavailable("on demand")) if times else None
             self._failures_left = times
 
     def reset(self) -> None:
         """Remove the fault, the delay and the plants, but not the plants of a wrapped store."""
-        with self._changed:
+        with self._lock:
             self.fault = None
-            self.delay = 0.0
             self._store: PlantStore = MemoryStore() if self._wrapped_store is None else self._wrapped_store
-        self.end_delays()
-
-    def end_delays(self) -> None:
-        """End the delays of all adds in flight."""
-        with self._changed:
-            self._end_delays_count += 1
-            self._changed.notify_all()
-
-    def wait_for_adds(self, number: int, timeout: float = 10.0) -> None:
-        """Wait until ``number`` adds are delayed.
-
-        :raises TimeoutError: there are fewer after ``timeout`` seconds.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.waiting >= number, timeout):
-                raise TimeoutError(f"{self.waiting} adds wait, not {number}")
+        self.delay = 0.0
 
     def add(self, plant: Plant) -> None:
         """Wait for the delay, then raise the fault or store the plant."""
-        with self._changed:
-            store, ends = self._store, self._end_delays_count  # reset() may replace the store meanwhile.
-            self.waiting += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._end_delays_count > ends, self.delay)
-            self.waiting -= 1
+        store = self._store  # reset() may replace it meanwhile.
+        new_delay = self._new_delay  # It is read before the delay, so that this thread does not miss a new one.
+        new_delay.wait(self.delay)
+        with self._lock:
             fault = self.fault
             self._failures_left -= 1
             if self._failures_left <= 0:
@@ -202,7 +194,8 @@ class Server:
             return start_response(line, headers, *exc_info)
 
         if isinstance(failure, int):
-            response = b"".join(respond(falcon.HTTPError(failure), environ, start))
+            error = falcon.HTTPError(failure, headers=_HEADERS_OF_FAILURES.get(failure))
+            response = b"".join(respond(error, environ, start))
         elif failure != "close":
             response = b"".join(self._app(environ, start))
         if environ["REQUEST_METHOD"] == "HEAD":
@@ -252,25 +245,12 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     try:
         yield server
     finally:
-        server.store.delay = 0.0  # Requests that still wait for a thread are then not delayed.
-        server.store.end_delays()
+        server.store.delay = 0.0  # It ends the delays in flight, and requests that wait for a thread are not delayed.
         http.task_dispatcher.shutdown()
         ended.set()
         http.pull_trigger()
         thread.join()
         wasyncore.close_all(sockets)
-
-
-def _run_command(server: Server, command: str) -> None:
-    match command.split():
-        case ["reset"]:
-            server.reset()
-        case ["fail", "500" | "503" as status, *times] if not times[1:]:
-            server.store.fail(RuntimeError("on demand") if status == "500" else None, times=float(*times or ["inf"]))
-        case ["fail", failure, *times] if not times[1:]:
-            server.fail(int(failure) if failure.isdecimal() else failure, times=float(*times or ["inf"]))
-        case _:
-            raise ValueError("no such command")
 
 
 def _main() -> None:
@@ -280,16 +260,13 @@ def _main() -> None:
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit())
-    with serve(token=args.token, port=args.port) as server:
-        ready = {"url": server.url, "token": server.token}
-        print(json.dumps(ready), flush=True)
-        for line in sys.stdin or ():  # It is None if standard input was closed at the start.
-            answer = ready
-            try:
-                _run_command(server, line)
-            except (ValueError, OverflowError) as error:
-                answer = {"error": f"{line.strip()}: {error}"}
-            print(json.dumps(answer), flush=True)
+    try:
+        with serve(token=args.token, port=args.port) as server:
+            print(json.dumps({"url": server.url, "token": server.token}), flush=True)
+            for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
+                pass
+    except (OSError, OverflowError, ValueError) as error:
+        sys.exit(f"python -m plants.testing: {error}")
 
 
 if __name__ == "__main__":
