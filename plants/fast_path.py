@@ -5,7 +5,7 @@ does not know raises a ValueError when the application is made.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import signature
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
@@ -29,8 +29,6 @@ def loader(schema: Schema) -> Callable[[Any], Plant]:
     rules = [(name, *_load_rule(schema.fields[name])) for name in Plant._fields]
 
     def load(document: Any) -> Plant:
-        if type(document) is not dict:
-            return Plant(**schema.load(document))
         members: list[Any] = []
         try:
             for name, kind, default, validated in rules:
@@ -43,8 +41,8 @@ def loader(schema: Schema) -> Callable[[Any], Plant]:
                     break
             else:
                 return tuple.__new__(Plant, members)  # Plant._make would count them again.
-        except ValidationError:
-            pass  # marshmallow raises it again, with the errors of all members.
+        except (AttributeError, ValidationError):
+            pass  # The document is no object, or a member is not valid. marshmallow raises the errors of all members.
         return Plant(**schema.load(document))
 
     return load
@@ -82,25 +80,20 @@ def _load_rule(field: Any) -> tuple[Any, object, Callable[[Any], object]]:
 
 
 def _reject_unknown(schema: Schema) -> None:
-    for unknown in _unknown(schema):
-        raise ValueError(f"the fast path does not know {unknown} of {type(schema).__name__}")
-
-
-def _unknown(schema: Schema) -> Iterator[str]:
-    """Yield what a schema declares, but this module does not know."""
-    classes = [cls for cls in type(schema).__mro__ if cls not in Schema.__mro__]
-    names = {*schema.fields, *(name for cls in classes for name in vars(cls) if not name.startswith("__"))}
-    yield from names - _SCHEMA_NAMES
+    """Raise a ValueError if a schema declares something that this module does not know."""
+    own_classes = [cls for cls in type(schema).__mro__ if cls not in Schema.__mro__]
+    names = {*schema.fields, *(name for cls in own_classes for name in vars(cls) if not name.startswith("__"))}
+    unknown = sorted(names - _SCHEMA_NAMES)
     if schema.many or schema.unknown != EXCLUDE:
-        yield f"the options many={schema.many} and unknown={schema.unknown}"
+        unknown.append(f"many={schema.many} with unknown={schema.unknown}")
     for name, field in schema.fields.items():
-        for declared in (field, *field.validators):
-            if type(declared) not in _KINDS:
-                yield f"{declared!r}, which is declared for {name},"
+        unknown += [f"{each!r} of {name}" for each in (field, *field.validators) if type(each) not in _KINDS]
         kinds: Any = type(field).__mro__
         for cls in kinds:
             for option, parameter in signature(cls.__init__).parameters.items():
                 value = vars(field).get(option, parameter.default)
                 # marshmallow stores an empty list for some defaults of None.
                 if option not in _OPTIONS and value is not parameter.default and value != []:
-                    yield f"the option {option} of {name}"
+                    unknown.append(f"{option} of {name}")
+    if unknown:
+        raise ValueError(f"the fast path does not know {', '.join(unknown)} ({type(schema).__name__})")
