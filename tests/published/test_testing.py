@@ -267,8 +267,9 @@ def test_the_documented_command_serves_until_its_input_ends() -> None:
         assert started.keys() == json.loads(re.findall(r"This prints `(.*?)`", TESTING)[0]).keys()
         server = Server(token=started["token"])
         server.url = started["url"]
-        assert post(server).status == 200
         assert process.stdin
+        print("ignored", file=process.stdin, flush=True)
+        assert post(server).status == 200
         process.stdin.close()
         assert process.wait(60) == 0
 
