@@ -53,9 +53,7 @@ def dumper(schema: Schema) -> Callable[[Plant], bytes]:
     """Return a function that dumps a plant as JSON, without the members that are None."""
     _reject_unknown(schema)
     kinds = {name: _TYPES[type(field)] for name, field in schema.fields.items()}
-    rules: list[Any] = [
-        (Plant._fields.index(name), f'"{name}": ', kind, _ENCODERS[kind]) for name, kind in kinds.items()
-    ]
+    rules = [(Plant._fields.index(name), f'"{name}": ', kind, _ENCODERS[kind]) for name, kind in kinds.items()]
 
     def dump(plant: Any) -> bytes:  # With the type Plant, compiled code would raise for a value of another type.
         members: list[str] = []
