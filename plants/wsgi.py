@@ -1,4 +1,4 @@
-"""The hosted service, made from the environment; any WSGI server can run its application, ``app``."""
+"""The hosted service, made from the environment; any WSGI server can run its application."""
 
 import os
 from typing import Final
@@ -6,7 +6,8 @@ from typing import Final
 from plants.hosting.application import create_service
 from plants.hosting.settings import Settings, announce_token, generate_token
 
-_new_token = generate_token(os.environ)  # The packaged configuration has already done this, and logs the token itself.
+announce_token(generate_token(os.environ))  # The packaged configuration has already done both, with its own log.
 service: Final = create_service(Settings.from_environ(os.environ))
-announce_token(_new_token)
+#: the name that many servers take as an option, and the one that mod_wsgi and uWSGI look for
 app: Final = service.app
+application: Final = app

@@ -1,24 +1,22 @@
-"""Gunicorn's configuration of the hosted service: settings, which an option overrides, and hooks.
+"""The configuration of Gunicorn's master for the hosted service: settings, which an option overrides, and hooks.
 
 Its first import makes the service from the environment. ``HUP`` does not import it again, so the service stays.
 """
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import plants
-from plants.hosting import exit_on_signals, logs, metrics, startup, worker
-from plants.hosting.settings import (
-    GUNICORN_SETTINGS,
-    SettingsError,
-    announce_token,
-    generate_token,
-    is_on_terminal,
-    stop,
-)
+from plants.hosting import exit_on_signals, metrics
+from plants.hosting.logs import Logger
+from plants.hosting.settings import SettingsError, announce_token, generate_token, stop
+from plants.hosting.worker import Worker
 from plants.server import implementation
+from plants.server.worker import tls_context
+from plants.stores import StoreUnavailable
 
 exit_on_signals()
 
@@ -29,55 +27,50 @@ except SettingsError as error:
     stop(error)
 
 settings = service.settings
-globals().update(GUNICORN_SETTINGS)
+Worker.hosted = service
+Logger.log_format = settings.log_format
+
+wsgi_app = "plants.wsgi:app"
+worker_class = "plants.hosting.worker.Worker"
+logger_class = "plants.hosting.logs.Logger"
 threads = settings.store.worker_threads
-
-
-class Logger(logs.Logger):
-    """The logger of this service."""
-
-    log_format = settings.log_format
-
-
-class Worker(worker.Worker):
-    """The worker of this service."""
-
-    hosted = service
+keepalive = 75  # Clients and load balancers keep idle connections for up to 60 s.
+control_socket_disable = True
+# The root of a container may be read-only and without /tmp.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # Gunicorn makes a new file
 
 
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
     on_reload(server)
-    server.app.reload = partial(startup.reload_or_keep, server.app, settings, server.app.reload)
-    os.register_at_fork(after_in_parent=worker.unblock_signals)
-    startup.check(server.cfg, settings)
+    check(server.cfg)
+    server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
-        startup.listen_for_metrics(settings.metrics_bind)
+        try:
+            metrics.listen(settings.metrics_bind)
+        except OSError as error:
+            stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     announce_token(new_token)
-    if settings.tokens_check:
-        server.log.info("%s", startup.token_check_answer(settings.tokens_check))
-    startup.prepare_store(settings, create=True)
+    _prepare_store()
 
 
 def when_ready(server: Any) -> None:
     """Log in one line what started."""
-    listeners = [listener.sock.getsockname() for listener in server.LISTENERS] or server.cfg.address
-    urls = [startup.url_of(address, server.cfg) for address in listeners]
-    names = " ".join(map(startup.name_of, listeners))
+    addresses = [str(listener) for listener in server.LISTENERS] or server.cfg.bind
     lifetime = ", until the process ends" * settings.in_memory + ", which is new" * settings.store.is_new
-    facts = [f"plants {plants.__version__} ({implementation()}) listens on {names}"]
+    facts = [f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}"]
     facts.append(f"plants are stored in {settings.shown_store}{lifetime}")
     if settings.metrics_bind:
-        facts.append(f"metrics: {startup.url_of(settings.metrics_bind, server.cfg)}/metrics")
-    facts += [f"try it at {url}/docs" for url in urls if url.startswith("http")][:1]
+        facts.append(f"metrics are on port {settings.metrics_bind[1]}")
+    facts += [f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1]
     server.log.info("%s", "; ".join(facts))
-    if settings.in_memory and not is_on_terminal():  # On a terminal, somebody tries the service.
+    if settings.in_memory:
         server.log.warning("all plants will be lost when this process ends; set PLANTS_STORE to keep them")
 
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
-    problem = startup.problem_of_worker_count(new_value, settings)
+    problem = _problem_of_worker_count(new_value)
     if problem and old_value is None:
         stop(problem)
     if problem:
@@ -102,9 +95,49 @@ def child_exit(server: Any, ended: Any) -> None:
         metrics.reset_gauges(ended.metrics_slot)
 
 
-def check_start(cfg: Any) -> None:
-    """Stop with one line if a start with this configuration would fail. The service may be running."""
-    startup.check(cfg, settings)
-    if settings.tokens_check:
-        logging.getLogger("plants").warning("%s", startup.token_check_answer(settings.tokens_check))
-    startup.prepare_store(settings, create=False)
+def check(cfg: Any) -> None:
+    """Stop with one line if the service cannot have these workers, this certificate, or metrics with these workers.
+
+    A certificate that is loaded before the fork can be used by each later worker, whatever happens to its file.
+    """
+    if problem := _problem_of_worker_count(cfg.workers):
+        stop(problem)
+    if cfg.is_ssl:
+        try:
+            tls_context(cfg)
+        except Exception as error:  # any error of the system, of OpenSSL, or of the user's hook
+            stop(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
+    if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
+        stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
+
+
+def _problem_of_worker_count(count: int) -> str:
+    """Return why the service cannot have this many worker processes, or an empty string if it can."""
+    if count < 1:
+        return "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more"
+    if count > 1 and not settings.store.multiprocess:
+        problem = f"PLANTS_STORE={settings.shown_store} cannot be shared by {count} worker processes"
+        return f"{problem}; use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
+    return ""
+
+
+def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:
+    """Reload (``HUP``); if the configuration or its certificate does not load, log that and keep the old one."""
+    before = vars(app).copy()
+    try:
+        load()
+        check(app.cfg)
+    except (Exception, SystemExit) as error:
+        vars(app).update(before)
+        reason = "Gunicorn has printed the reason" if str(error) == "1" else str(error).removeprefix("plants: ")
+        logging.getLogger("plants").error("the new configuration cannot be used, so the old one stays: %s", reason)
+
+
+def _prepare_store() -> None:
+    """Prepare the store before the workers start; if it cannot be used yet, log a warning."""
+    try:
+        settings.store.prepare(create=True)
+    except StoreUnavailable as error:
+        logging.getLogger("plants").warning("the store cannot be used yet: %s", " ".join(str(error).split()))
+    except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.
+        stop(f"the store {settings.shown_store} failed in prepare with {type(error).__name__}")

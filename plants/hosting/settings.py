@@ -1,12 +1,10 @@
-"""The settings of a hosted service: its own, from the environment, and what the service sets in Gunicorn."""
+"""The settings of a hosted service, parsed from the environment: the table that all of hosting reads."""
 
 import logging
-import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
-from difflib import get_close_matches
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from importlib.util import find_spec
 from pkgutil import resolve_name
@@ -21,23 +19,6 @@ from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
 LAST_PORT: Final = 65535
-
-# What the packaged configuration sets in Gunicorn, beside its hooks and the number of threads, which the store decides.
-GUNICORN_SETTINGS: Final[dict[str, Any]] = {
-    "wsgi_app": "plants.wsgi:app",
-    "worker_class": "plants.hosting.gunicorn_conf.Worker",
-    "logger_class": "plants.hosting.gunicorn_conf.Logger",
-    "control_socket_disable": True,
-    "keepalive": 75,  # clients and load balancers keep idle connections for up to 60 s
-    # The root of a container may be read-only and without /tmp.
-    "worker_tmp_dir": "/dev/shm" if os.access("/dev/shm", os.W_OK) else None,  # noqa: S108  # Gunicorn makes a new file
-    # The service needs no information from a proxy.
-    "forwarded_allow_ips": "",
-    "forwarder_headers": "",
-    "secure_scheme_headers": {},
-}
-
-_KUBERNETES: Final = re.compile(r"PLANTS_(.*_)?(SERVICE_(HOST|PORT)|PORT_[0-9]+_|PORT=(tcp|udp|sctp)://)")
 
 
 class SettingsError(AppImportError):
@@ -92,36 +73,20 @@ def _parse_address(text: str) -> tuple[str, int]:
     return address[1] or address[2], int(address[3])
 
 
-class Setting(NamedTuple):
-    """The row of a setting: its meaning, its default, and how its text is parsed."""
-
-    meaning: str
-    default: str | None  #: the text that is parsed if the setting is not set; if None, the value is None
-    parse: Callable[[str], object]
-
-
 class Settings(NamedTuple):
-    """The table of settings, parsed. The name of a setting is ``PLANTS_`` and the field's name in capitals."""
+    """The table of settings, parsed. The name of a setting is ``PLANTS_`` and the field's name in capitals.
 
-    tokens: Annotated[Tokens | None, Setting("valid tokens, separated by commas or white space", None, _parse_tokens)]
-    tokens_file: Annotated[TokenFile | None, Setting("a file of valid tokens, or of their digests", None, TokenFile)]
-    tokens_check: Annotated[
-        TokenCheck | None, Setting("package.module:object, whose accepts(token) decides", None, _load_check)
-    ]
-    store: Annotated[
-        PlantStore, Setting("the store's URL: memory:, sqlite:///FILE or postgresql://...", "memory:", open_store)
-    ]
-    max_body_bytes: Annotated[int, Setting("the largest request body, in bytes", str(MAX_BODY_BYTES), _parse_bytes)]
-    request_timeout: Annotated[
-        float, Setting("the seconds within which a whole request must arrive", "10", _parse_seconds)
-    ]
-    log_format: Annotated[
-        str, Setting("json or text; by default text on a terminal, else json", None, _parse_log_format)
-    ]
-    metrics_bind: Annotated[
-        tuple[str, int] | None,
-        Setting("an address of its own for GET /metrics, such as 127.0.0.1:9100", None, _parse_address),
-    ]
+    Beside its type, a setting has the function that parses its text, and the text that is parsed if it is not set.
+    """
+
+    tokens: Annotated[Tokens | None, _parse_tokens, None]
+    tokens_file: Annotated[TokenFile | None, TokenFile, None]
+    tokens_check: Annotated[TokenCheck | None, _load_check, None]
+    store: Annotated[PlantStore, open_store, "memory:"]
+    max_body_bytes: Annotated[int, _parse_bytes, str(MAX_BODY_BYTES)]
+    request_timeout: Annotated[float, _parse_seconds, "10"]
+    log_format: Annotated[str, _parse_log_format, None]
+    metrics_bind: Annotated[tuple[str, int] | None, _parse_address, None]
     store_url: str
 
     @property
@@ -145,59 +110,37 @@ class Settings(NamedTuple):
 
         :raises SettingsError: a name is unknown, or a value is not usable.
         """
-        if unknown := sorted(name for name in environ if name.startswith("PLANTS_") and name not in SETTINGS):
-            raise SettingsError(_problem_of_name(unknown[0], environ[unknown[0]]))
-        values = {
-            name.removeprefix("PLANTS_").lower(): _parse(row, name, environ.get(name, row.default))
-            for name, row in SETTINGS.items()
-        }
-        values["log_format"] = values["log_format"] or ("text" if is_on_terminal() else "json")
-        return cls(**values, store_url=environ.get("PLANTS_STORE", SETTINGS["PLANTS_STORE"].default))
+        for name in environ:
+            if name.startswith("PLANTS_") and name not in SETTINGS:
+                raise SettingsError(
+                    # A name may have line breaks, or bytes that are not text.
+                    f"{ascii(name)[1:-1]} is not a setting; the settings are {', '.join(SETTINGS)}; "
+                    "if Kubernetes sets it for a Service, set enableServiceLinks: false in the pod"
+                )
+        values: dict[str, Any] = {"store_url": environ.get("PLANTS_STORE", "memory:")}
+        for name, (parse, default) in SETTINGS.items():
+            text = environ.get(name, default)
+            try:
+                values[name.removeprefix("PLANTS_").lower()] = None if text is None else parse(text)
+            except Exception as error:  # A store or a check of somebody else's may raise any error.
+                raise SettingsError(f"{name} is not usable: {str(error) or repr(error)}") from None
+        # sys.stderr is None if it was closed at the start.
+        is_on_terminal = sys.stderr and sys.stderr.isatty()
+        values["log_format"] = values["log_format"] or ("text" if is_on_terminal else "json")
+        return cls(**values)
 
 
+#: How the text of each setting is parsed, and its default, by the setting's name.
 SETTINGS: Final = {
-    f"PLANTS_{name.upper()}": hint.__metadata__[0]
+    f"PLANTS_{name.upper()}": hint.__metadata__
     for name, hint in get_type_hints(Settings, include_extras=True).items()
     if get_origin(hint) is Annotated
 }
 
-SETTINGS_HELP: Final = "\n".join(
-    [
-        "settings, from the environment:",
-        *(
-            f"  {name:23} {row.meaning}{f' (default: {row.default})' if row.default else ''}"
-            for name, row in SETTINGS.items()
-        ),
-        "  PORT                    listen on this port of all IPv4 addresses (default: 127.0.0.1:8000)",
-        "  WEB_CONCURRENCY         the number of worker processes (default: 1)",
-        "  GUNICORN_CMD_ARGS       options of plants serve",
-    ]
-)
-_TOKEN_SETTINGS = {"PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"}
-
-
-def _problem_of_name(variable: str, value: str) -> str:
-    name = ascii(variable)[1:-1]  # A name in an environment may have line breaks, or bytes that are not text.
-    problem = f"{name} is not a setting"
-    if _KUBERNETES.match(f"{variable}={value}"):
-        return f"{problem}; Kubernetes sets it for a Service: set enableServiceLinks: false in the pod"
-    advice = "".join(f"did you mean {match}?" for match in get_close_matches(name, SETTINGS, 1)) or "unset it."
-    return f"{problem}; {advice} The settings are {', '.join(SETTINGS)}"
-
-
-def _parse(row: Setting, name: str, text: str | None) -> Any:
-    try:
-        return None if text is None else row.parse(text)
-    except Exception as error:  # A store or a check of somebody else's may raise any error.
-        raise SettingsError(f"{name} is not usable: {str(error) or repr(error)}") from None
-
 
 def generate_token(environ: MutableMapping[str, str]) -> str | None:
-    """If no setting for tokens is set, set ``PLANTS_TOKENS`` to a new token, and return the token.
-
-    As the token is in the environment, all processes of the service accept it.
-    """
-    if environ.keys() & _TOKEN_SETTINGS:
+    """If no setting for tokens is set, set ``PLANTS_TOKENS`` to a new token, and return the token."""
+    if environ.keys() & {"PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"}:
         return None
     environ["PLANTS_TOKENS"] = token = secrets.token_urlsafe(32)
     return token
@@ -207,11 +150,6 @@ def announce_token(token: str | None) -> None:
     """Log a generated token, if there is one."""
     if token:
         logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
-
-
-def is_on_terminal() -> bool:
-    """Return whether standard error is a terminal."""
-    return bool(sys.stderr and sys.stderr.isatty())  # sys.stderr is None if it was closed at the start.
 
 
 def without_passwords(url: str) -> str:

@@ -3,61 +3,23 @@
 import gc
 import itertools
 import signal
-import time
-from fnmatch import fnmatch
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 from weakref import WeakSet
-
-from gunicorn.workers.workertmp import WorkerTmp
 
 from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
 from plants.hosting.service import PlantService
-from plants.hosting.settings import GUNICORN_SETTINGS
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-# Gunicorn's settings that have no effect, because the service has its own server, access log and metrics.
-_UNUSED_SETTINGS: Final = (
-    *("accesslog", "access_log_format", "disable_redirect_access_to_syslog", "pre_request", "post_request", "*statsd*"),
-    *("protocol", "http_protocols", "http_parser", "http2_*", "asgi_*", "websocket_*", "proxy_*", "uwsgi_*"),
-    *("root_path", "header_map", "forward*", "secure_scheme_headers", "permit_*", "strip_*", "casefold_*"),
-    *("sendfile", "suppress_ragged_eofs", "do_handshake_on_connect", "ssl_version", "tmp_upload_dir"),
-)
-_WORKER_SIGNALS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-_PAUSE_SECONDS: Final = 5.0  # The master asks for the heartbeats every second, unless it is stopped.
-
-
-def unblock_signals() -> None:
-    """Deliver the signals that wait."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WORKER_SIGNALS)
-
-
-class Heartbeat(WorkerTmp):
-    """A worker's heartbeat, for which the master allows another period after the master itself was stopped.
-
-    Whatever stops the master (``docker pause``) usually stops its workers, too, and they would seem to hang.
-    """
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        self._asked_at = self._resumed_at = time.monotonic()
-
-    def last_update(self) -> float:
-        """Return the time of the last heartbeat, or of the master's own continuation."""
-        now = time.monotonic()
-        if now - self._asked_at > _PAUSE_SECONDS:
-            self._resumed_at = now
-        self._asked_at = now
-        return max(float(super().last_update()), self._resumed_at)
 
 
 class Worker(ServerWorker):
-    """A worker of a hosted service, which the packaged configuration sets in a subclass."""
+    """A worker of a hosted service."""
 
-    hosted: HostedService
+    hosted: HostedService  # The packaged configuration sets it.
 
     # The deadlines: a statement (1.5 s) < the store (2.3 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
@@ -71,21 +33,9 @@ class Worker(ServerWorker):
     metrics_slot: int
     _metrics: Metrics | None = None
 
-    @staticmethod
-    def check_config(cfg: Any, log: Any) -> None:
-        """Log which settings have no effect. Gunicorn's master calls this once, at the start."""
-        for name, setting in cfg.settings.items():
-            packaged = type(setting)()
-            if name in GUNICORN_SETTINGS:
-                packaged.set(GUNICORN_SETTINGS[name])
-            if setting.get() != packaged.get() and any(fnmatch(name, pattern) for pattern in _UNUSED_SETTINGS):
-                log.warning("the setting %s has no effect", name)
-
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
         super().__init__(*args)
-        self.tmp.close()
-        self.tmp = Heartbeat(self.cfg)
         settings = self.hosted.settings
         self.may_block = not settings.in_memory  # Any other store may wait.
         self.max_batch = settings.store.max_batch
@@ -94,14 +44,11 @@ class Worker(ServerWorker):
         used = {other.metrics_slot for other in self._living}
         self.metrics_slot = next(slot for slot in itertools.count(1) if slot not in used)
         self._living.add(self)
-        # Block signals until the new process handles them, because one that arrives just after the fork would be lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WORKER_SIGNALS)
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
         super().init_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        unblock_signals()
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""

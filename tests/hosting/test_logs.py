@@ -212,11 +212,6 @@ def test_errors_go_to_syslog_with_its_prefix() -> None:
             wait_until(lambda: re.search(rb"gunicorn\.(gunicorn\.error: |plants)", syslog.recv(65536)))
 
 
-def test_settings_without_effect_are_named_in_the_log(service: Service) -> None:
-    assert service.wait_for("the setting accesslog has no effect")
-    assert service.wait_for("the setting permit_obsolete_folding has no effect")
-
-
 def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
     conf, tokens = tmp_path / "conf.py", tmp_path / "tokens"
     conf.write_text("loglevel = 'error'")

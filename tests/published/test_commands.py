@@ -78,7 +78,7 @@ def started(command: str, folder: Path, env: dict[str, str]) -> Iterator[int]:
 
 def address_of(service: Service) -> dict[str, str]:
     """Return the environment variable with which a command finds the service."""
-    return {"GUNICORN_CMD_ARGS": f"--bind=127.0.0.1:{service.port}"}
+    return {"PORT": str(service.port)}
 
 
 def create(service: Service, plant_id: int, token: str = TOKEN) -> int:
@@ -92,7 +92,7 @@ def test_the_diagnostic_commands_work_as_documented(run: Run) -> None:
         address = address_of(service)
         assert run(check, **address).endswith(": ready\n")
         assert run(check_config, **address) == ""
-        assert re.search(rf"^bind += \['127.0.0.1:{service.port}'\]$", run(print_config, **address), re.MULTILINE)
+        assert re.search(rf"^bind += \['0.0.0.0:{service.port}'\]$", run(print_config, **address), re.MULTILINE)
     assert run(version).startswith(f"plants {plants.__version__}")
 
 
