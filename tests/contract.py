@@ -361,7 +361,7 @@ class HostContract:
             assert response.error == 40500
 
     def test_an_unsupported_method_on_an_unknown_path_is_404(self, send: Send) -> None:
-        assert send(method="WEBSOCKET", path="/", headers=[AUTH]).error == 40400
+        assert send(method="WEBSOCKET", path="/nothing", headers=[AUTH]).error == 40400
 
     def test_options_responds_with_the_allowed_methods(self, send: Send) -> None:
         response = send(method="OPTIONS", headers=[AUTH])

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
-from wsgiref.types import StartResponse, WSGIApplication
+from wsgiref.types import StartResponse
 
 import falcon
 
 from plants import __version__
-from plants.app import OPERATIONS, PlantApp
+from plants.app import PlantApp
 from plants.errors import ErrorCode, http_error, respond
 from plants.hosting.settings import Settings
 from plants.probes import Constant, public_resources
@@ -26,16 +25,13 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_PLACE = "An interactive description is at the Location of this response."
-_REDIRECTION = falcon.HTTPError(302, description=_PLACE, headers={"Location": "docs"})
 
 
 class HostedService(NamedTuple):
-    """A service. Its server checks tokens and finds routes as ``api`` does, and calls ``app``, which calls ``api``."""
+    """A service. Its server checks tokens and finds routes as the application does."""
 
     settings: Settings
-    api: PlantApp
-    app: WSGIApplication
+    app: PlantApp
 
 
 def create_service(settings: Settings) -> HostedService:
@@ -43,8 +39,38 @@ def create_service(settings: Settings) -> HostedService:
     store = settings.store
     if not isinstance(store, MemoryStore | GroupCommitStore):  # The first has no outages, the second logs its own.
         store = LoggedStore(store)
-    api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, settings.max_body_bytes)
-    return HostedService(settings, api, _hosted(api, settings))
+    limits = Limits._make(getattr(settings, name) for name in Limits._fields)
+    make_app = PlantApp if settings.store.multiprocess else OneProcessApp
+    return HostedService(settings, make_app(store, settings.token_checks, public_resources(store) | PAGE, limits))
+
+
+class OneProcessApp(PlantApp):
+    """The application with a store that processes cannot share. If the server has several, each response is a 500."""
+
+    def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Respond to a request (PEP 3333)."""
+        if env["wsgi.multiprocess"]:
+            _log_processes()
+            return respond(http_error(ErrorCode.INTERNAL), env, start_response)
+        return super().__call__(env, start_response)
+
+
+@cache
+def _log_processes() -> None:
+    _log.error("the store cannot be shared by several processes: set PLANTS_STORE, or run one process")
+
+
+class Redirect:
+    """``/``: a redirect to the page."""
+
+    public = True
+    blocks = False
+
+    def on_get(self, _req: falcon.Request, _resp: falcon.Response) -> None:
+        """Redirect. The location is relative, because a proxy may add a prefix."""
+        raise falcon.HTTPError(302, headers={"Location": "docs"})
+
+    on_head = on_get
 
 
 def _file(name: str, content_type: str) -> Constant:
@@ -54,44 +80,8 @@ def _file(name: str, content_type: str) -> Constant:
 
 # Links between these files are relative, so that a proxy may add a prefix.
 PAGE: Final[dict[str, object]] = {
+    "/": Redirect(),
     "/docs": _file("page.html", "text/html; charset=utf-8"),
     "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),
     "/docs/page.js": _file("page.js", "text/javascript; charset=utf-8"),
 }
-
-
-def _hosted(api: PlantApp, settings: Settings) -> WSGIApplication:
-    """Return an application that redirects browsers from ``/`` to the page, and passes all else to ``api``.
-
-    If the server has several processes, but the store cannot be shared, it rejects creates and is not ready.
-    """
-    is_shared = settings.store.multiprocess
-
-    def hosted(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if not is_shared and environ["wsgi.multiprocess"] and _reaches_store(environ, api):
-            _log_processes(settings.shown_store)
-            return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
-        if environ.get("PATH_INFO") == "/" and wants_page(environ):
-            return respond(_REDIRECTION, environ, start_response)
-        return api(environ, start_response)
-
-    return hosted
-
-
-def wants_page(environ: dict[str, Any]) -> bool:
-    """Return whether this is a browser's request for a page. If its path is ``/``, it needs no token."""
-    # Every browser names text/html. Falcon would take 40 ms and 3 MB to parse a stranger's long field.
-    return environ["REQUEST_METHOD"] in {"GET", "HEAD"} and "text/html" in (environ.get("HTTP_ACCEPT") or "")
-
-
-def _reaches_store(environ: dict[str, Any], api: PlantApp) -> bool:
-    path = environ.get("PATH_INFO", "")
-    has_store = path == "/readyz" or api.router.template_of(path) in OPERATIONS
-    with suppress(Exception):  # If a check of the user's own raises an exception, the application responds with 500.
-        return has_store and not api.auth.refusal(path, environ.get("HTTP_AUTHORIZATION") or "")
-    return False
-
-
-@cache
-def _log_processes(shown_store: str) -> None:
-    _log.error("PLANTS_STORE=%s cannot be shared by several processes: set another store, or run one", shown_store)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import falcon
 
 from plants.errors import error_message, error_response
-from plants.hosting.application import HostedService, wants_page
+from plants.hosting.application import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_PATH, Metrics
 from plants.server.request import HTTPError, Request
@@ -25,9 +25,9 @@ class PlantService(Service):
     """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
     def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = hosted.api.auth
-        self._router = hosted.api.router
-        self.non_blocking_paths = hosted.api.non_blocking_paths | {METRICS_PATH}
+        self._auth = hosted.app.auth
+        self._router = hosted.app.router
+        self.non_blocking_paths = hosted.app.non_blocking_paths | {METRICS_PATH}
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
@@ -60,9 +60,6 @@ class PlantService(Service):
         if error is None:
             request.trusted = True
             request.environ["plants.auth"] = self._auth  # The application does not check the token again.
-            return None
-        if request.path == "/" and wants_page(request.environ):
-            _drop_body(request)
             return None
         current.request = request  # so that a line in the log has its id
         response = _error_response(error, request)

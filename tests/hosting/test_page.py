@@ -24,14 +24,13 @@ from plants.hosting.application import create_service
 from plants.hosting.settings import Settings
 from plants.probes import Constant
 from plants.tokens import Tokens
-from tests.contract import AUTH, TOKEN
+from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
 from tests.support.hosted import SERVE, Service, serving
 from tests.support.needs import needs, needs_chromium
 from tests.support.process import NO_SUBPROCESS_COVERAGE
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
-BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 LABELS_OF_FIELDS = """
     const fields = [...document.querySelectorAll('input, textarea')].filter((field) => field.offsetParent);
@@ -64,25 +63,16 @@ def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: s
     assert app.post(path, expect_errors=True).json["error"] == 40500
 
 
-def test_a_browser_is_redirected_from_the_root_to_the_page() -> None:
+def test_everybody_is_redirected_from_the_root_to_the_page() -> None:
     app = WebTestApp(hosted(), lint=True)
-    response = app.get("/?a=1", headers={"Accept": BROWSER})
+    response = app.get("/?a=1")
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
-    message = "An interactive description is at the Location of this response."
-    assert response.json == {"error": 30200, "message": message}
-    head = app.head("/", headers={"Accept": BROWSER})
-    assert (head.status_int, head.headers) == (302, response.headers)
+    assert response.json == {"error": 30200, "message": "Found"}
+    assert app.head("/").headers == response.headers
     described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
     assert described["minimum"] <= response.json["error"]
     assert response.headers["Cache-Control"] == "no-store"
-
-
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/*", "\xe9", ""], ids=ascii)
-def test_only_browsers_are_redirected_from_the_root(accept: str) -> None:
-    app = WebTestApp(hosted(), lint=True)
-    assert app.get("/", headers={"Accept": accept}, expect_errors=True).json["error"] == 40100
-    assert app.get("/", headers=dict([AUTH]), expect_errors=True).json["error"] == 40400
-    assert app.post("/", headers={"Accept": BROWSER}, expect_errors=True).json["error"] == 40100
+    assert app.post("/", expect_errors=True).json["error"] == 40500
 
 
 @pytest.fixture(scope="module")

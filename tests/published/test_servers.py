@@ -87,7 +87,11 @@ CHUNKED = "a_chunked_body_is_read"
 
 class TestGunicorn(Served, Contract):
     server = "Gunicorn, as packaged"
-    does_not_apply = METHODS_WITH_LOWER_CASE_LETTERS
+    does_not_apply = METHODS_WITH_LOWER_CASE_LETTERS | inapplicable(
+        "a hosted service redirects from the root, without a token",
+        "an_unknown_path_is_404[root]",
+        "without_a_token_every_path_and_method_is_401[root]",
+    )
 
 
 GRANIAN = inapplicable("Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]")

@@ -21,7 +21,7 @@ COMMANDS = {
     "Granian": GRANIAN,
     "Granian, 1 thread": f"{GRANIAN} --blocking-threads 1",
     "uWSGI": (
-        f"uwsgi --http11-socket 127.0.0.1:PORT --module plants.wsgi:app --virtualenv {shlex.quote(sys.prefix)}"
+        f"uwsgi --http11-socket 127.0.0.1:PORT --module plants.wsgi --virtualenv {shlex.quote(sys.prefix)}"
         " --master --die-on-term --enable-threads --threads 4 --buffer-size 16384 --disable-logging"
     ),
     "waitress": "waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app",
