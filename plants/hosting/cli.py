@@ -90,8 +90,6 @@ def _problem_at(address: str) -> str:
         return f"{error.status} {message[1].decode() if message else ''}"
     except (OSError, ValueError, InvalidURL) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
-            return f"no response within {CHECK_SECONDS} seconds"
         return str(getattr(reason, "strerror", None) or reason)
     except HTTPException:
         return "this is not an HTTP server"

@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any
 
 import plants
-from plants.hosting import exit_on_signals, metrics
+from plants.hosting import metrics
 from plants.hosting.logs import Logger
 from plants.hosting.settings import SettingsError, announce_token, generate_token, stop
 from plants.hosting.worker import Worker
 from plants.server import implementation
 from plants.server.worker import tls_context
 from plants.stores import StoreUnavailable
-
-exit_on_signals()
 
 try:  # Report a bad setting in one line, before any fork.
     new_token = generate_token(os.environ)
@@ -57,11 +55,9 @@ def on_starting(server: Any) -> None:
 def when_ready(server: Any) -> None:
     """Log in one line what started."""
     addresses = [str(listener) for listener in server.LISTENERS] or server.cfg.bind
-    lifetime = ", until the process ends" * settings.in_memory + ", which is new" * settings.store.is_new
+    store = settings.shown_store + ", which is new" * settings.store.is_new
     facts = [f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}"]
-    facts.append(f"plants are stored in {settings.shown_store}{lifetime}")
-    if settings.metrics_bind:
-        facts.append(f"metrics are on port {settings.metrics_bind[1]}")
+    facts.append(f"plants are stored in {store}")
     facts += [f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1]
     server.log.info("%s", "; ".join(facts))
     if settings.in_memory:
@@ -96,10 +92,7 @@ def child_exit(server: Any, ended: Any) -> None:
 
 
 def check(cfg: Any) -> None:
-    """Stop with one line if the service cannot have these workers, this certificate, or metrics with these workers.
-
-    A certificate that is loaded before the fork can be used by each later worker, whatever happens to its file.
-    """
+    """Stop with one line if the service cannot have these workers, their class, or this certificate."""
     if problem := _problem_of_worker_count(cfg.workers):
         stop(problem)
     if cfg.is_ssl:

@@ -22,10 +22,7 @@ LAST_PORT: Final = 65535
 
 
 class SettingsError(AppImportError):
-    """A service cannot start with this setting. The message names the setting and the problem.
-
-    Gunicorn prints such an exception in one line, without a traceback, and stops.
-    """
+    """A bad setting, which the message names. Gunicorn prints such an exception in one line, and stops."""
 
 
 def stop(problem: object) -> NoReturn:
