@@ -66,12 +66,16 @@ def when_ready(server: Any) -> None:
 
 def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None:
     """Reject zero worker processes, or several for a store that they cannot share, however the number was set."""
-    problem = _problem_of_worker_count(new_value)
-    if problem and old_value is None:
+    if new_value == 1 or (new_value > 1 and settings.store.multiprocess):
+        return
+    problem = (
+        f"PLANTS_STORE={settings.shown_store} cannot be shared by {new_value} worker processes; "
+        "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
+    )
+    if old_value is None:
         stop(problem)
-    if problem:
-        server.log.error(problem)
-        server.num_workers = old_value
+    server.log.error(problem)
+    server.num_workers = old_value
 
 
 def on_reload(server: Any) -> None:
@@ -93,8 +97,7 @@ def child_exit(server: Any, ended: Any) -> None:
 
 def check(cfg: Any) -> None:
     """Stop with one line if the service cannot have these workers, their class, or this certificate."""
-    if problem := _problem_of_worker_count(cfg.workers):
-        stop(problem)
+    nworkers_changed(None, cfg.workers, None)
     if cfg.is_ssl:
         try:
             tls_context(cfg)
@@ -102,16 +105,6 @@ def check(cfg: Any) -> None:
             stop(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
     if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
         stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
-
-
-def _problem_of_worker_count(count: int) -> str:
-    """Return why the service cannot have this many worker processes, or an empty string if it can."""
-    if count < 1:
-        return "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more"
-    if count > 1 and not settings.store.multiprocess:
-        problem = f"PLANTS_STORE={settings.shown_store} cannot be shared by {count} worker processes"
-        return f"{problem}; use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
-    return ""
 
 
 def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:

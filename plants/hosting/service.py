@@ -49,7 +49,8 @@ class PlantService(Service):
     def _refusal(self, request: Request) -> Response | None:
         # The public paths and the metrics, which have a listener of their own, need no token and no body.
         if request.path in self._auth.public_paths or request.listener.reserved_connections:
-            _drop_body(request)
+            if not request.body.complete:
+                request.drop_body()
             return None
         try:
             error: BaseException | None = self._auth.refusal(
@@ -87,11 +88,6 @@ class PlantService(Service):
             except Exception:
                 self._log.exception("a response could not be logged", extra={"request": request})
         self._access_log.flush()
-
-
-def _drop_body(request: Request) -> None:
-    if not request.body.complete:
-        request.drop_body()
 
 
 def _error_response(error: BaseException, request: Request) -> Response:

@@ -144,7 +144,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     ("given", "line"),
     [
         ("-w 2", "PLANTS_STORE=memory: cannot be shared by 2 worker processes; use one (WEB_CONCURRENCY or "),
-        ("-w 0", "the service needs a worker process: set WEB_CONCURRENCY or --workers to 1 or more."),
+        ("-w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURRENCY or "),
         ("--certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
         ("--keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesystem path."),
         ("--certfile /x --keyfile /y", "cannot use certfile=/x and keyfile=/y: [Errno 2] No such file or directory"),
