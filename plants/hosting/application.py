@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
-from wsgiref.types import StartResponse
+from wsgiref.types import StartResponse, WSGIApplication
 
 import falcon
 
@@ -28,10 +28,11 @@ _POLICY = (
 
 
 class HostedService(NamedTuple):
-    """A service. Its server checks tokens and finds routes as the application does."""
+    """A service. Its server checks tokens and finds routes as ``api`` does, and calls ``app``, which calls ``api``."""
 
     settings: Settings
-    app: PlantApp
+    api: PlantApp
+    app: WSGIApplication
 
 
 def create_service(settings: Settings) -> HostedService:
@@ -40,19 +41,20 @@ def create_service(settings: Settings) -> HostedService:
     if not isinstance(store, MemoryStore | GroupCommitStore):  # The first has no outages, the second logs its own.
         store = LoggedStore(store)
     limits = Limits._make(getattr(settings, name) for name in Limits._fields)
-    make_app = PlantApp if settings.store.multiprocess else OneProcessApp
-    return HostedService(settings, make_app(store, settings.token_checks, public_resources(store) | PAGE, limits))
+    api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, limits)
+    return HostedService(settings, api, api if settings.store.multiprocess else _for_one_process(api))
 
 
-class OneProcessApp(PlantApp):
-    """The application with a store that processes cannot share. If the server has several, each response is a 500."""
+def _for_one_process(api: PlantApp) -> WSGIApplication:
+    """Return an application that calls ``api``; if the server has several processes, each response is a 500."""
 
-    def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Respond to a request (PEP 3333)."""
-        if env["wsgi.multiprocess"]:
+    def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if environ["wsgi.multiprocess"]:
             _log_processes()
-            return respond(http_error(ErrorCode.INTERNAL), env, start_response)
-        return super().__call__(env, start_response)
+            return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
+        return api(environ, start_response)
+
+    return app
 
 
 @cache

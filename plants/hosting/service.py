@@ -25,9 +25,9 @@ class PlantService(Service):
     """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
     def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = hosted.app.auth
-        self._router = hosted.app.router
-        self.non_blocking_paths = hosted.app.non_blocking_paths | {METRICS_PATH}
+        self._auth = hosted.api.auth
+        self._router = hosted.api.router
+        self.non_blocking_paths = hosted.api.non_blocking_paths | {METRICS_PATH}
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
