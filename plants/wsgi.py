@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from plants.hosting.application import create_service
+from plants.hosting.factory import create_service
 from plants.hosting.settings import Settings, announce_token, generate_token
 
 announce_token(generate_token(os.environ))  # The packaged configuration has already done both, with its own log.

@@ -1,4 +1,4 @@
-"""The server's worker with the limits, errors, store, log and metrics of the hosted service."""
+"""The worker of the hosted service, for Gunicorn: the server's, with settings, hooks, log and metrics."""
 
 import gc
 import itertools
@@ -6,10 +6,10 @@ import signal
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from plants.hosting.application import HostedService
+from plants.hosting.factory import HostedService
+from plants.hosting.hooks import PlantService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
-from plants.hosting.service import PlantService
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 

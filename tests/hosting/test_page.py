@@ -20,7 +20,7 @@ import plants
 from plants import MAX_BODY_BYTES, MemoryStore
 from plants.app import PlantApp
 from plants.errors import ErrorCode
-from plants.hosting.application import create_service
+from plants.hosting.factory import create_service
 from plants.hosting.settings import Settings
 from plants.probes import Constant
 from plants.tokens import Tokens

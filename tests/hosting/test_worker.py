@@ -6,13 +6,14 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
 
-from plants.hosting.application import create_service
+from plants.hosting.factory import create_service
+from plants.hosting.hooks import PlantService
 from plants.hosting.logs import AccessLog
-from plants.hosting.service import PlantService
 from plants.hosting.settings import Settings
 from plants.server.request import HTTPError, Request, SizedBody
 from plants.server.threads import current

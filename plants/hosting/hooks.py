@@ -1,4 +1,7 @@
-"""The hooks of the hosted service. mypyc can compile this module."""
+"""The hooks of the hosted service, for the server: request ids, token check, Error bodies, log, metrics.
+
+mypyc can compile this module.
+"""
 
 import itertools
 import re
@@ -9,7 +12,7 @@ from typing import Any, Final
 import falcon
 
 from plants.errors import error_message, error_response
-from plants.hosting.application import HostedService
+from plants.hosting.factory import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_PATH, Metrics
 from plants.server.request import HTTPError, Request
