@@ -1,14 +1,11 @@
 """The command ``plants``, which is also ``python -m plants``."""
 
-import signal
-import sys
+from plants.hosting import exit_on_signals
 
 
 def main() -> None:
-    """Run the command that ``sys.argv`` names. Until Gunicorn handles ``INT`` and ``TERM``, they end it."""
-    # A container's process 1 ignores a signal that has no handler, and the imports before Gunicorn's start take long.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    """Run the command that ``sys.argv`` names."""
+    exit_on_signals()  # before the imports
     from plants.hosting import cli
 
     cli.main()

@@ -10,13 +10,15 @@ from functools import partial
 from typing import Any
 
 import plants
-from plants.hosting import metrics
+from plants.hosting import exit_on_signals, metrics
 from plants.hosting.logs import Logger
 from plants.hosting.settings import SettingsError, announce_token, generate_token, stop
 from plants.hosting.worker import Worker
 from plants.server import implementation
 from plants.server.worker import tls_context
 from plants.stores import StoreUnavailable
+
+exit_on_signals()
 
 try:  # Report a bad setting in one line, before any fork.
     new_token = generate_token(os.environ)
@@ -32,6 +34,8 @@ wsgi_app = "plants.wsgi:app"
 worker_class = "plants.hosting.worker.Worker"
 logger_class = "plants.hosting.logs.Logger"
 threads = settings.store.worker_threads
+accesslog = "-"
+access_log_format = "%(t)s %(m)s %(U)s %(s)s %(B)s %(L)s"  # of other workers; without the query, which may be secret
 keepalive = 75  # Clients and load balancers keep idle connections for up to 60 s.
 control_socket_disable = True
 # The root of a container may be read-only and without /tmp.
@@ -45,7 +49,7 @@ def on_starting(server: Any) -> None:
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
         try:
-            metrics.listen(settings.metrics_bind)
+            metrics.opened.append(metrics.Metrics(settings.metrics_bind))
         except OSError as error:
             stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     announce_token(new_token)
@@ -91,8 +95,8 @@ def child_exit(server: Any, ended: Any) -> None:
     """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
     if settings.in_memory and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", ended.pid)
-    if metrics.listening_sockets:
-        metrics.reset_gauges(ended.metrics_slot)
+    for opened in metrics.opened:
+        opened.remove_worker(ended.metrics_row)
 
 
 def check(cfg: Any) -> None:

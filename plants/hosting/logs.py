@@ -1,8 +1,9 @@
-"""The log: one line per request on standard output, everything else on standard error.
+"""The log: a line for each request in the access log, everything else in the error log, on standard error.
 
-Each line is made as a JSON object. In the format ``text``, a line has the values of this object, separated by spaces;
-control characters are escaped, so no client can begin a new line. The lines of a traceback follow. A traceback has the
-message of the exception only at the level ``debug``, because a store or a token check may put a plant or a token there.
+The pipe is the queue: lines are written at the end of the event-loop iteration in which they were logged, as far as
+they are accepted at once. In the format ``text``, a line has the values of the JSON object, separated by spaces; the
+lines of a traceback follow. A traceback has the message of the exception only at the level ``debug``, because a store
+or a token check may put a plant or a token there.
 """
 
 import atexit
@@ -13,10 +14,11 @@ import re
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import lru_cache
-from queue import SimpleQueue
 from select import PIPE_BUF, select
-from threading import Thread
+from stat import S_ISREG
+from threading import Lock, Thread
 from typing import Any
 
 from gunicorn import glogging
@@ -26,16 +28,17 @@ from plants.server.request import Request
 from plants.server.response import Response
 from plants.server.threads import current
 
-_STDOUT = 1
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
-_PATH_CHARACTERS = 200
+_PATH_BYTES = 200
 _LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
-MAX_QUEUED_BYTES = 1_048_576  # of lines that wait for a stalled reader
-STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader of each of its two outputs
+MAX_WAITING_BYTES = 1_048_576  # of lines for a stalled reader
+STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
 _GATHER_SECONDS = 0.02
 _MAX_EXCEPTIONS = 10
+MASTER_PID = os.getpid()  # Gunicorn's master imports this. It should not fork with threads, so it starts none.
 _log = logging.getLogger("plants.log")
+_quoted = lru_cache(maxsize=256)(json.dumps)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -61,18 +64,10 @@ class Formatter(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         stack = _stack_of(error, with_messages=logging.getLogger(record.name).isEnabledFor(logging.DEBUG))
         if not self._is_json:
-            return "\n".join([self.finish(json.dumps(line)), *map(_escape, stack)])
+            return "\n".join([_escape(" ".join(map(str, line.values()))), *map(_escape, stack)])
         if stack:
             line["stacktrace"] = "\n".join(stack)
         return json.dumps(line, separators=(",", ":"))
-
-    def finish(self, line: str) -> str:
-        """Return a JSON line in the service's format."""
-        if self._is_json:
-            return line
-        members = json.loads(line)
-        members.pop("route", None)  # A person sees it in the path.
-        return _escape(" ".join(map(str, members.values())))
 
 
 def _escape(text: str) -> str:
@@ -99,54 +94,98 @@ def _stack_of(error: BaseException | None, *, with_messages: bool) -> list[str]:
 class Logger(glogging.Logger):
     """Gunicorn's logger in this service's format, unless a setting of Gunicorn chooses another."""
 
-    log_format = "json"
+    log_format: str | None = None
+    _standard_error: "Output | None" = None
 
     def setup(self, cfg: Any) -> None:
         """Create the handlers."""
         super().setup(cfg)
         for handler in self.error_log.handlers:
             # Do not change the handlers of the user's --log-config, or those for syslog, whose lines have a prefix.
-            if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler):
-                handler.setFormatter(Formatter(self.log_format))
-                if not isinstance(handler, logging.FileHandler) and handler.stream:
-                    handler.stream = Output(handler.stream.fileno(), has_thread=False)
+            if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler) and handler.stream:
+                descriptor = handler.stream.fileno()
+                handler.setFormatter(Formatter(self.log_format or format_for(descriptor)))
+                if not isinstance(handler, logging.FileHandler):
+                    self._standard_error = handler.stream = self._standard_error or Output(descriptor)
+
+
+def format_for(descriptor: int) -> str:
+    """Return the format of a log for which none is set."""
+    return "text" if os.isatty(descriptor) else "json"
 
 
 class AccessLog:
-    """The log lines of requests, on standard output; ``level`` is the lowest level (of ``logging``) that is written."""
+    """The log of requests."""
 
-    def __init__(self, level: int, log_format: str) -> None:
+    def __init__(self, target: str | None, level: int, log_format: str | None) -> None:
+        """Open the log.
+
+        :param target: the path of a file, ``-`` for standard output, or None for no log.
+        :param level: the lowest level (of ``logging``) that is written.
+        """
+        self._path = target or os.devnull
+        self._level = level if target else logging.CRITICAL
         # If standard output was closed at the start, its descriptor may be another file's.
-        self._level = level if sys.stdout else logging.CRITICAL
+        self._descriptor = sys.stdout.fileno() if target == "-" and sys.stdout else os.open(os.devnull, os.O_WRONLY)
+        self.reopen()
+        self._is_json = (log_format or format_for(self._descriptor)) == "json"
+        self._output = Output(self._descriptor)
         self._lines = ""
-        self._formatter = Formatter(log_format)
-        self._output = Output(_STDOUT)
+
+    def reopen(self) -> None:
+        """Open the file again, which may have been renamed. If this fails, log the reason."""
+        if self._path == "-":
+            return
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            _log.error("the access log cannot be opened: %s", error)
+        else:
+            os.dup2(file, self._descriptor, inheritable=False)
+            os.close(file)
 
     def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
         is_operation = request.environ["plants.route"] in OPERATIONS
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
-            self._lines += self._formatter.finish(_json_line(request, response, error, seconds, name)) + "\n"
+            line_of = _json_line if self._is_json else _text_line
+            self._lines += line_of(request, response, error, seconds, name) + "\n"
 
     def flush(self) -> None:
-        """Queue the buffered lines for standard output."""
+        """Write the buffered lines, and those that still wait, as far as they are accepted at once."""
         if self._lines:
             self._output.write(self._lines)
             self._lines = ""
+        self._output.flush()
 
 
+# Format strings cost half as much as json.dumps().
 def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    # A format string costs half as much as json.dumps().
     environ = request.environ
     code, message = error
-    failure = f'"error":{code},"message":{json.dumps(message)},' if code else ""
+    failure = f'"error_code":{code},"error_message":{json.dumps(message)},' if code else ""
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
-        f'"path":{_quoted(request.path[:_PATH_CHARACTERS])},"route":{_quoted(environ["plants.route"])},"status":{response.status[:3]},{failure}'
-        f'"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
+        f'"path":{_quoted(_shown(request))},"route":{_quoted(environ["plants.route"])},"status":{response.status[:3]},'
+        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
     )
+
+
+def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
+    environ = request.environ
+    code, message = error
+    failure = f"{code} {message} " if code else ""
+    return _escape(
+        f"{timestamp(time.time())} {level} plants.access {environ['plants.request_id']} {request.method} "
+        f"{_shown(request)} {response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {environ['REMOTE_ADDR']}"
+    )
+
+
+def _shown(request: Request) -> str:
+    """Return the beginning of the path as UTF-8, which PEP 3333 decodes as Latin-1."""
+    return request.path[:_PATH_BYTES].encode("latin-1").decode(errors="replace")
 
 
 def timestamp(seconds: float) -> str:
@@ -160,101 +199,68 @@ def _second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-@lru_cache(maxsize=256)
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
 class Output:
-    """A file descriptor for whole log lines; other processes may share it.
+    """A file descriptor for log lines, which other processes may share. Nothing here blocks, or raises an OSError.
 
-    A thread writes the lines, so a stalled reader delays nobody. If more than MAX_QUEUED_BYTES wait for it, lines are
-    dropped. Once lines can be written again, a warning has the number of all that this process has dropped.
+    ``flush`` writes the lines as far as they are accepted at once; the others wait for the next ``flush``. If more than
+    ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
     """
 
-    def __init__(self, descriptor: int, *, has_thread: bool = True) -> None:
-        """Start nothing: the thread starts with the first line of each process.
-
-        :param has_thread: False in Gunicorn's master, which should not fork with threads. It drops each line that
-            cannot be written at once. Its workers have threads.
-        """
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._is_torn = False  # whether only the first part of the last line was written
-        self._pid = 0 if has_thread else os.getpid()
-        self._thread: Thread | None = None
+        # A regular file accepts each write, but a write to a slow disk takes long, so a thread writes.
+        self._is_file = S_ISREG(os.fstat(descriptor).st_mode)
+        if not self._is_file:
+            # After select(), a write can still block if another process fills the pipe first. O_NONBLOCK on the same
+            # descriptor would also hold for other processes, so use one of our own.
+            with suppress(OSError):  # It is a socket, or the system is not Linux.
+                self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
         self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+        atexit.register(self.stop)
 
     def _reset(self) -> None:
-        self._queue: SimpleQueue[bytes] = SimpleQueue()
-        # Only one thread at a time changes each number: one that logs the first of a pair, one that writes the second.
-        self._queued_bytes = self._written_bytes = 0
-        self._dropped_lines = self._failed_lines = 0
-        self._reported_lines = 0
+        self._waiting = bytearray()
+        self._dropped_lines = 0
+        self._writing = Lock()
 
     def write(self, lines: str) -> None:
-        """Queue the lines, or drop them. Never raise an OSError."""
-        if self._pid != os.getpid():
-            self._start()
+        """Buffer the lines, or drop them."""
         data = lines.encode(errors="backslashreplace")
-        if not self._thread:
-            self._write_out(data, timeout=0)
-        elif self._queued_bytes - self._written_bytes < MAX_QUEUED_BYTES:
-            self._queued_bytes += len(data)
-            self._queue.put(data)
+        if len(self._waiting) + len(data) <= MAX_WAITING_BYTES:
+            self._waiting += data
         else:
             self._dropped_lines += data.count(b"\n")
 
-    def _start(self) -> None:
-        """Start the thread of this process. A forked process writes no lines that its parent has queued."""
-        self._reset()
-        self._pid = os.getpid()
-        self._thread = Thread(target=self._run, name=__name__, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # The process may not have another thread, so it writes as Gunicorn's master does.
-            self._thread = None
-        else:
-            atexit.register(self._stop, self._thread)
+    def flush(self) -> None:
+        """Write the lines that wait, unless another call does."""
+        if self._waiting and self._writing.acquire(blocking=False):
+            if self._is_file and os.getpid() != MASTER_PID:
+                with suppress(RuntimeError):  # The process may not have another thread.
+                    Thread(target=self._write_to_file, name=__name__, daemon=True).start()
+                    return
+            self._write_out()
+            self._writing.release()
+        if self._dropped_lines and not self._waiting:
+            count, self._dropped_lines = self._dropped_lines, 0
+            _log.warning("log lines were dropped because they could not be written: %d", count)
 
-    def _stop(self, thread: Thread) -> None:
-        """Wait until the queued lines are written, but no longer than ``STOP_SECONDS``."""
-        self._thread = None
-        self._queue.put(b"")
-        thread.join(STOP_SECONDS)
+    def _write_to_file(self) -> None:
+        while self._waiting:
+            self._write_out()
+            time.sleep(_GATHER_SECONDS)  # If each line started a thread, it would delay the event loop.
+        self._writing.release()
 
-    def _run(self) -> None:
-        while self._thread or not self._queue.empty():
-            batch = [self._queue.get()]
-            time.sleep(_GATHER_SECONDS)  # If each line woke this thread, it would delay the event loop.
-            while not self._queue.empty():
-                batch.append(self._queue.get())
-            data = b"".join(batch)
-            self._write_out(data, timeout=None)
-            self._written_bytes += len(data)
+    def _write_out(self) -> None:
+        # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines.
+        with suppress(OSError):  # The pipe is full or has no reader, or the disk is full. All that is left waits.
+            while self._waiting and select([], [self._descriptor], [], 0)[1]:
+                end = self._waiting.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
+                del self._waiting[: os.write(self._descriptor, self._waiting[:end])]
 
-    def _write_out(self, data: bytes, timeout: int | None) -> None:
-        """Write the lines.
-
-        :param timeout: zero to write only what can be written at once, None to wait for the reader.
-        """
-        # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines. After
-        # select(), such a write does not block either.
-        if self._is_torn:
-            data = b"\n" + data
-        while data:
-            end = data.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
-            try:
-                if not select([], [self._descriptor], [], timeout)[1]:
-                    break
-                written = os.write(self._descriptor, data[:end])
-                self._is_torn = data[written - 1] != ord("\n")
-                data = data[written:]
-            except BlockingIOError:
-                continue  # Another process has set O_NONBLOCK, and wrote after the call of select().
-            except OSError:
-                break
-        self._failed_lines += data.removeprefix(b"\n").count(b"\n")
-        lost = self._dropped_lines + self._failed_lines
-        if lost > self._reported_lines and not data:
-            self._reported_lines = lost
-            _log.warning("log lines were dropped because they could not be written; since the start: %d", lost)
+    def stop(self) -> None:
+        """Write the lines that wait, unless a reader or a disk has stalled."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._waiting and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.01)

@@ -1,17 +1,14 @@
 """The metrics of the service, for Prometheus: ``GET /metrics`` on a separate address, the sum of all workers.
 
-The master creates a file in memory, which the workers inherit. Each worker counts in a row of its own, and the worker
-that responds to a scrape adds up the rows. The labels are a fixed set, so a row has a fixed size, and its memory is
-allocated before the first request. No two living workers have the same row. A worker continues the counts of an earlier
-one that had its row, so the number of rows does not grow.
+Gunicorn's master makes a table in shared memory before it forks. Each worker counts in a row of its own, and the worker
+that responds to a scrape adds up the rows. The labels are a fixed set, so a row has a fixed size. A worker continues
+the counts of an earlier one that had its row, so a service uses as many rows as it had workers at the same time.
 """
 
 import mmap
-import os
 import socket
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import suppress
 from http import HTTPStatus
 from itertools import accumulate, product
 from typing import Any, Final
@@ -26,11 +23,8 @@ from plants.falcon_defaults import App
 from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
-# One socket, if PLANTS_METRICS_BIND is set and Gunicorn's master has opened it, and the descriptor of the rows.
-listening_sockets: Final[list[socket.socket]] = []
-_row_files: Final[list[int]] = []
-
 METRICS_PATH: Final = "/metrics"
+opened: Final[list["Metrics"]] = []  # one, if PLANTS_METRICS_BIND is set and Gunicorn's master listens there
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*map(str, _BUCKETS), "+Inf")
 _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # The server's own 503 has other messages.
@@ -44,49 +38,55 @@ _STATUSES = [str(int(status)) for status in HTTPStatus if status >= HTTPStatus.O
 _CODES = dict.fromkeys([*(str(int(code)) for code in ErrorCode), *(f"{status}00" for status in _STATUSES)])
 _OUTCOMES = [(_OTHER, ""), *((status, "") for status in _STATUSES), *((code[:3], code) for code in _CODES)]
 
-# The cells of a row, each a double: two gauges, a counter, and for each combination of labels the total duration and
-# the number of requests in each bucket.
-_CONNECTIONS, _WAITING, _STORE_FAILURES, _FIRST = range(4)
+# The cells of a row, each a double: in the first row the number of rows that are used, two gauges, a counter, and for
+# each combination of labels the total duration and the number of requests in each bucket.
+_ROW_COUNT, _CONNECTIONS, _WAITING, _STORE_FAILURES, _FIRST = range(5)
 _WIDTH = 1 + len(_BOUNDS)
 _CELLS = {
     (method, route, *outcome): _FIRST + number * _WIDTH
     for number, (method, route, outcome) in enumerate(product(_METHODS, _ROUTES, _OUTCOMES))
 }
-_CELL_BYTES = 8
-_PAGE = mmap.ALLOCATIONGRANULARITY
-ROW_BYTES = ((_FIRST + len(_CELLS) * _WIDTH) * _CELL_BYTES // _PAGE + 1) * _PAGE
-
-
-def listen(address: tuple[str, int]) -> None:
-    """Listen on the metrics' address. Gunicorn's master calls this once, before it starts workers.
-
-    :raises OSError: it cannot listen on this address.
-    """
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    listener = socket.create_server(address, family=family)
-    listener.setblocking(False)
-    listening_sockets.append(listener)
-    _row_files.append(os.memfd_create("plants-metrics"))
+_ROW_CELLS = _FIRST + len(_CELLS) * _WIDTH
+ROW_BYTES = 8 * _ROW_CELLS
+# The table cannot grow after a fork. Unused rows take no memory. Only if more workers live at the same time, also while
+# a reload replaces them, do two of them share a row, where they may lose a count.
+_MAX_ROWS = 256
 
 
 class Metrics:
-    """The metrics of one worker."""
+    """The metrics' address, the table, and the row in which this process counts."""
 
-    def __init__(self, slot: int) -> None:
-        """Allocate the worker's row.
+    def __init__(self, address: tuple[str, int]) -> None:
+        """Listen on the address. Gunicorn's master calls this once, before it starts workers.
 
-        :raises OSError: there is no memory for it.
+        :raises OSError: it cannot listen on this address, or there is no memory.
         """
-        # Without its pages, the row would be sparse, and a write could end the process with SIGBUS.
-        os.posix_fallocate(_row_files[0], slot * ROW_BYTES, ROW_BYTES)
-        self._cells = memoryview(mmap.mmap(_row_files[0], ROW_BYTES, offset=slot * ROW_BYTES)).cast("d")
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.listener = socket.create_server(address, family=family)
+        self.listener.setblocking(False)
+        table = memoryview(mmap.mmap(-1, _MAX_ROWS * ROW_BYTES)).cast("d")
+        self._rows = [table[start : start + _ROW_CELLS] for start in range(0, len(table), _ROW_CELLS)]
+        self._workers = [0] * _MAX_ROWS  # the number of living workers of each row
+
+    def add_worker(self) -> int:
+        """Return the row of the worker that Gunicorn's master is about to fork, and count in this row from now on."""
+        number = self._workers.index(min(self._workers))
+        self._workers[number] += 1
+        self._rows[0][_ROW_COUNT] = max(self._rows[0][_ROW_COUNT], number + 1)
+        self._row = self._rows[number]
+        return number
+
+    def remove_worker(self, number: int) -> None:
+        """Remove the gauges of a worker that has ended, in Gunicorn's master."""
+        self._workers[number] -= 1
+        self._rows[number][_CONNECTIONS] = self._rows[number][_WAITING] = 0
 
     def count_response(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Count a response and its duration, unless the request was one for the metrics.
 
         :param error: the code and the message of the Error body, or zero and an empty string.
         """
-        if request.listener.sock in listening_sockets:
+        if request.listener.sock is self.listener:
             return
         method = request.method if request.method in _METHODS else _OTHER
         route = request.environ["plants.route"]
@@ -94,28 +94,24 @@ class Metrics:
         cell = (
             _CELLS.get((method, route, response.status[:3], str(error[0] or ""))) or _CELLS[method, route, _OTHER, ""]
         )
-        self._cells[cell] += seconds
-        self._cells[cell + 1 + bisect_left(_BUCKETS, seconds)] += 1
+        self._row[cell] += seconds
+        self._row[cell + 1 + bisect_left(_BUCKETS, seconds)] += 1
         if error == _STORE_FAILURE and (method, route) == ("POST", PLANTS_PATH):
-            self._cells[_STORE_FAILURES] += 1
+            self._row[_STORE_FAILURES] += 1
 
     def set_gauges(self, connections: int, waiting: int) -> None:
         """Set the number of open connections, and of requests without a response."""
-        self._cells[_CONNECTIONS] = connections
-        self._cells[_WAITING] = waiting
+        self._row[_CONNECTIONS] = connections
+        self._row[_WAITING] = waiting
 
-
-def reset_gauges(slot: int) -> None:
-    """Set the gauges of a worker that has ended to zero."""
-    with suppress(OSError):  # If there was no memory for a row, there may still be none.
-        os.pwrite(_row_files[0], bytes(2 * _CELL_BYTES), slot * ROW_BYTES)
-
-
-class Exposition:
-    """``/metrics``: the sum of the metrics of all workers, in Prometheus' format."""
+    def app(self) -> WSGIApplication:
+        """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
+        app = App()
+        app.add_route(METRICS_PATH, self)
+        return app
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        """Respond with the metrics."""
+        """Respond with the sum of the metrics of all workers, in Prometheus' format."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         resp.data = generate_latest(self)
@@ -127,7 +123,8 @@ class Exposition:
         """Yield each metric."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        totals = _sum_of_rows()
+        rows = self._rows[: int(self._rows[0][_ROW_COUNT])]
+        totals = [sum(cells) for cells in zip(*rows, strict=True)]
         labels = ("method", "route", "status", "error")
         description = "Time from a request's first byte to its response."
         durations = HistogramMetricFamily("http_server_request_duration_seconds", description, labels=labels)
@@ -146,18 +143,3 @@ class Exposition:
         build = GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
         build.add_metric((plants.__version__, server.implementation()), 1)
         yield build
-
-
-def _sum_of_rows() -> list[float]:
-    count = os.fstat(_row_files[0]).st_size // ROW_BYTES
-    data = memoryview(os.pread(_row_files[0], count * ROW_BYTES, 0)).cast("d")
-    length = ROW_BYTES // _CELL_BYTES
-    rows = [data[start : start + length] for start in range(0, len(data), length)]
-    return [sum(cells) for cells in zip([0.0] * length, *rows, strict=True)]
-
-
-def metrics_app() -> WSGIApplication:
-    """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
-    app = App()
-    app.add_route(METRICS_PATH, Exposition())
-    return app

@@ -82,7 +82,7 @@ class Settings(NamedTuple):
     store: Annotated[PlantStore, open_store, "memory:"]
     max_body_bytes: Annotated[int, _parse_bytes, str(MAX_BODY_BYTES)]
     request_timeout: Annotated[float, _parse_seconds, "10"]
-    log_format: Annotated[str, _parse_log_format, None]
+    log_format: Annotated[str | None, _parse_log_format, None]
     metrics_bind: Annotated[tuple[str, int] | None, _parse_address, None]
     store_url: str
 
@@ -121,9 +121,6 @@ class Settings(NamedTuple):
                 values[name.removeprefix("PLANTS_").lower()] = None if text is None else parse(text)
             except Exception as error:  # A store or a check of somebody else's may raise any error.
                 raise SettingsError(f"{name} is not usable: {str(error) or repr(error)}") from None
-        # sys.stderr is None if it was closed at the start.
-        is_on_terminal = sys.stderr and sys.stderr.isatty()
-        values["log_format"] = values["log_format"] or ("text" if is_on_terminal else "json")
         return cls(**values)
 
 

@@ -1,15 +1,14 @@
 """The worker of the hosted service, for Gunicorn: the server's, with settings, hooks, log and metrics."""
 
 import gc
-import itertools
 import signal
-from typing import Any, ClassVar
-from weakref import WeakSet
+from types import FrameType
+from typing import Any
 
 from plants.hosting.factory import HostedService
 from plants.hosting.hooks import PlantService
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import Metrics, listening_sockets, metrics_app
+from plants.hosting.metrics import Metrics, opened
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
@@ -28,35 +27,30 @@ class Worker(ServerWorker):
     cfg: Any
     log: Any
 
-    # Gunicorn's master has an object for each living worker, and drops it when the worker has ended.
-    _living: ClassVar["WeakSet[Worker]"] = WeakSet()
-    metrics_slot: int
+    metrics_row: int
     _metrics: Metrics | None = None
+    _access_log: AccessLog
 
     def __init__(self, *args: Any) -> None:
-        """Create the worker in the master, with the lowest slot of the metrics that no living worker has."""
+        """Create the worker in the master."""
         super().__init__(*args)
         settings = self.hosted.settings
         self.may_block = not settings.in_memory  # Any other store may wait.
         self.max_batch = settings.store.max_batch
         self.max_body_bytes = settings.max_body_bytes
         self.request_timeout = settings.request_timeout
-        used = {other.metrics_slot for other in self._living}
-        self.metrics_slot = next(slot for slot in itertools.count(1) if slot not in used)
-        self._living.add(self)
+        for self._metrics in opened:
+            self.metrics_row = self._metrics.add_worker()
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
+        # A signal opens it again.
+        self._access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
         super().init_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def load_wsgi(self) -> None:
         """Load the application and create the event loop."""
-        if listening_sockets:
-            try:
-                self._metrics = Metrics(self.metrics_slot)
-            except OSError as error:
-                self.log.error("the metrics do not include this worker: %s", error)
         super().load_wsgi()
         # The objects that exist now live as long as the worker. If the garbage collector scanned them again and again,
         # parsing large JSON would take three times as long.
@@ -64,19 +58,25 @@ class Worker(ServerWorker):
 
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
-        access_log = AccessLog(self.log.loglevel, self.hosted.settings.log_format)
-        return PlantService(self.hosted, self.log, access_log, self._metrics)
+        return PlantService(self.hosted, self.log, self._access_log, self._metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
         return [
             *super().make_listeners(),
-            *(Listener(sock, metrics_app(), reserved_connections=_METRICS_CONNECTIONS) for sock in listening_sockets),
+            *(Listener(one.listener, one.app(), reserved_connections=_METRICS_CONNECTIONS) for one in opened),
         ]
 
+    def handle_usr1(self, sig: int, frame: FrameType | None) -> None:
+        """Open the log files again."""
+        super().handle_usr1(sig, frame)
+        self._access_log.reopen()
+
     def notify(self) -> None:
-        """Send the heartbeat, and update the gauges."""
+        """Send the heartbeat, write the lines of the error log that wait, and update the gauges."""
         super().notify()
+        for handler in self.log.error_log.handlers:
+            handler.flush()
         if self._metrics:
             self._metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
 

@@ -1,7 +1,5 @@
 """The command ``plants``."""
 
-import os
-import pty
 import re
 import socket
 import subprocess
@@ -20,7 +18,7 @@ from plants import server
 from plants.hosting import cli
 from plants.hosting.settings import SETTINGS, Settings
 from tests.contract import TOKEN
-from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, environment, error_line, serving
+from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, error_line, serving
 from tests.support.process import PATIENCE_SECONDS, free_port, wait_until
 from tests.support.tls_client import make_certificate
 
@@ -146,17 +144,6 @@ def test_plants_check_verifies_the_certificate(tmp_path: Path) -> None:
 def test_python_m_plants_is_the_same_command_as_plants() -> None:
     outputs = {subprocess.check_output([*command, "--help"]) for command in (PLANTS, SCRIPT)}
     assert len(outputs) == 1
-
-
-@pytest.mark.parametrize(("redirection", "log_format"), [("2>&-", "json"), ("2>&0", "text")])
-def test_the_log_is_text_if_standard_error_is_a_terminal(redirection: str, log_format: str) -> None:
-    user, terminal = pty.openpty()
-    code = "import plants.wsgi; print(plants.wsgi.service.settings.log_format)"
-    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", code]
-    output = subprocess.check_output(command, env=environment(PLANTS_TOKENS=TOKEN), stdin=terminal, text=True)
-    os.close(user)
-    os.close(terminal)
-    assert output == f"{log_format}\n"
 
 
 # plants serve

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -15,7 +16,15 @@ import pytest
 
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import PATIENCE_SECONDS, children, free_port, kill, start, wait_for_workers, wait_until
+from tests.support.process import (
+    PATIENCE_SECONDS,
+    children,
+    free_port,
+    kill,
+    start,
+    text_of,
+    wait_until,
+)
 from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
@@ -73,7 +82,7 @@ def access_line(service: Service, request_id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serving("--access-logfile=/dev/null", "--permit-obsolete-folding") as service:
+    with serving("--permit-obsolete-folding") as service:
         yield service
 
 
@@ -97,7 +106,7 @@ def test_each_request_is_logged_on_standard_output(service: Service) -> None:
     first = {"level": "info", "request_id": "first", "status": 200, "size": len(created.body)}
     second = {"level": "warning", "request_id": "second", "status": 400, "size": len(failed.body)}
     assert access_line(service, "first") == line | first
-    assert access_line(service, "second") == line | second | {"error": 40002, "message": failed.message}
+    assert access_line(service, "second") == line | second | {"error_code": 40002, "error_message": failed.message}
 
 
 def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
@@ -105,9 +114,16 @@ def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
         request_id = "x" * 128
         client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
         assert client.response().status == 401
-    assert service.line_of(request_id)["path"] == "/" + "\xff" * 199
+    assert service.line_of(request_id)["path"] == "/" + "\ufffd" * 199
     (line,) = [line for line in service.access if request_id in line]
     assert len(line) <= PIPE_BUF
+
+
+def test_the_path_of_a_log_line_is_the_text_that_the_client_sent(service: Service, text_service: Service) -> None:
+    for one in (service, text_service):
+        one.send(method="GET", path="/caf%C3%A9%0A", headers=[("X-Request-ID", "coffee")])
+    assert service.line_of("coffee")["path"] == "/café\n"
+    wait_until(lambda: " GET /café\\x0a 401 " in "".join(text_service.access))
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -204,6 +220,80 @@ def test_a_traceback_has_messages_at_the_level_debug(tmp_path: Path) -> None:
         assert service.wait_for(r"SystemExit: the last secret\\x0a2026-11-21T00:00:00.000000Z info\\x1b\[2J$")
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_log_is_text_if_its_own_stream_is_a_terminal(name: str) -> None:
+    port = free_port()
+    user, terminal = pty.openpty()
+    read_end, write_end = os.pipe()
+    streams = {"stdout": write_end, "stderr": write_end} | {name: terminal}
+    command = [*SERVE, f"--bind=127.0.0.1:{port}"]
+    process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), **streams)
+    try:
+        wait_until(lambda: is_ready(port))
+        assert send_to(port, headers=[]).status == 401
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 0
+        text, lines = (os.read(descriptor, 65536).decode() for descriptor in (user, read_end))
+    finally:
+        kill(process)
+        for descriptor in (user, terminal, read_end, write_end):
+            os.close(descriptor)
+    assert re.match(f"{TIMESTAMP} (info|warning) ", text)
+    assert {json.loads(line)["logger"] == "plants.access" for line in lines.splitlines()} == {name == "stderr"}
+
+
+def test_the_access_log_goes_to_a_file_that_usr1_opens_again(tmp_path: Path) -> None:
+    file, renamed = tmp_path / "access.log", tmp_path / "access.log.1"
+    with serving(f"--access-logfile={file}", workers=2, PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+
+        def send_until(request_id: str, path: Path) -> None:
+            def is_logged() -> bool:
+                service.send(method="GET", path="/livez", headers=[("X-Request-ID", request_id)])
+                return request_id in text_of(path)
+
+            wait_until(is_logged)
+
+        send_until("first", file)
+        file.rename(renamed)
+        send_until("second", renamed)
+        service.signal(signal.SIGUSR1)
+        send_until("third", file)
+        lines = renamed.read_text().splitlines() + file.read_text().splitlines()
+        assert {json.loads(line)["logger"] for line in lines} == {"plants.access"}
+    assert service.access[:-1] == []
+
+
+def test_without_accesslog_there_is_no_access_log(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text("accesslog = None")
+    with serving(f"-c={tmp_path}/conf.py") as service:
+        service.send(method="GET", path="/livez", headers=[])
+        assert service.stop() == 0
+    assert service.access[:-1] == []
+
+
+def test_a_worker_that_cannot_open_its_access_log_serves(tmp_path: Path) -> None:
+    file = tmp_path / "access.log"
+    with serving(f"--access-logfile={file}") as service:
+        file.unlink()
+        file.mkdir()
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        service.wait_for("the access log cannot be opened: .*Is a directory")
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+
+
+def test_a_killed_worker_has_written_the_lines_of_its_responses(tmp_path: Path) -> None:
+    with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
+        [worker] = children(service.process.pid)
+        for plant_id in range(50):
+            service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE, ("X-Request-ID", f"plant-{plant_id}")])
+        with service.client() as client:  # Its response arrives after the lines of the iterations before.
+            client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").response()
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: children(service.process.pid) != [worker])
+        assert service.stop() == 0
+    assert sum('"request_id":"plant-' in line for line in service.access) == 50
+
+
 def test_errors_go_to_syslog_with_its_prefix() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
@@ -224,7 +314,7 @@ def test_signal_hup_sets_another_log_level(tmp_path: Path) -> None:
         conf.write_text("loglevel = 'info'")
         service.process.send_signal(signal.SIGHUP)
         service.wait_for("Booting worker")
-        wait_for_workers(service.process.pid, 1)
+        service.wait_for("all plants in memory were lost")  # The old worker, which has the old level, has ended.
         tokens.write_text("second\n")
         wait_until(lambda: send_to(port, headers=[("Authorization", "Bearer second")]).status != 401)
         service.wait_for("the token file has changed; valid tokens: 1")

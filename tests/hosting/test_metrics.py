@@ -1,6 +1,5 @@
 """The metrics: exact, bounded, and at an address of their own."""
 
-import json
 import os
 import signal
 import socket
@@ -15,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import plants
 from plants import server
+from plants.hosting.metrics import Metrics
 from plants.hosting.settings import Settings, SettingsError
 from plants.server.bounds import PLACES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import SERVE, Service, send_to, serving
+from tests.support.hosted import Service, send_to, serving
 from tests.support.process import children, free_port, wait_for_workers, wait_until
 from tests.support.worker_server import Client
 
@@ -176,15 +176,12 @@ def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.Monk
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
 
 
-def test_a_worker_without_memory_for_metrics_serves_anyway(port: int) -> None:
-    command = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *SERVE]  # the limit of a file, also of one in memory
-    with serving(command=command, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        line = service.wait_for(".*the metrics do not include this worker.*")[0]
-        assert json.loads(line)["level"] == "error"
-        create(service, 0, 1)
-        assert value(port, "plants_created_total") == 0
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
-        service.wait_for(".*the metrics do not include this worker.*", times=2)
+def test_two_living_workers_never_share_a_row() -> None:
+    metrics = Metrics(("127.0.0.1", free_port()))
+    assert [metrics.add_worker() for _ in range(3)] == [0, 1, 2]
+    metrics.remove_worker(1)
+    assert [metrics.add_worker() for _ in range(2)] == [1, 3]
+    metrics.listener.close()
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")

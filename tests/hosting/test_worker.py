@@ -93,8 +93,8 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
     request_id = response.headers["x-request-id"]
     assert (request_id == "mine") == (b"mine" in request_)
     line = service.line_of(request_id)
-    assert (response.status, line["status"], line["error"]) == (status, status, response.error)
-    assert (line["level"], line["message"]) == (
+    assert (response.status, line["status"], line["error_code"]) == (status, status, response.error)
+    assert (line["level"], line["error_message"]) == (
         "error" if status >= 500 else "warning",
         json.loads(response.body)["message"],
     )
@@ -107,8 +107,8 @@ def test_a_request_timeout_is_logged_with_id_method_and_path() -> None:
         for client, request in zip(clients, [("", ""), ("POST", "/plants")], strict=True):
             (response,) = client.responses()
             line = service.line_of(response.headers["x-request-id"])
-            assert (response.status, line["status"], line["error"]) == (408, 408, 40800)
-            assert (line["level"], line["message"]) == ("warning", json.loads(response.body)["message"])
+            assert (response.status, line["status"], line["error_code"]) == (408, 408, 40800)
+            assert (line["level"], line["error_message"]) == ("warning", json.loads(response.body)["message"])
             assert (line["method"], line["path"]) == request
 
 
@@ -131,7 +131,7 @@ class FailingCheck(NamedTuple):
 
 
 def service_with(check: TokenCheck) -> PlantService:
-    log = AccessLog(logging.INFO, "json")
+    log = AccessLog(None, logging.INFO, "json")
     settings = Settings.from_environ({})._replace(tokens_check=check)
     return PlantService(create_service(settings), logging.getLogger(), log, None)
 
@@ -154,7 +154,7 @@ def test_a_token_check_that_raises_before_the_body_is_a_500(
     response = service_with(FailingCheck(error)).after_head(request)
     assert requests == [request]  # The line has the id of this request.
     assert response
-    assert (response.status, response.error[0]) == ("500 Internal Server Error", 50000)
+    assert (response.status, json.loads(response.body)["error"]) == ("500 Internal Server Error", 50000)
     assert caplog.messages == ["a request failed"]
 
 

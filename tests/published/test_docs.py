@@ -137,8 +137,7 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     most = connections * bounds.CONNECTION_BYTES + bounds.PLACES * largest_response
     assert f"{round(most / 2**20, -1):.0f} MiB with the defaults" in table
     assert f"*timed out*, after {cli.CHECK_SECONDS} seconds" in page("operating")
-    rounded = -(-metrics.ROW_BYTES // 65536) * 64  # A page of memory has up to 64 KiB.
-    assert f", in {rounded} KiB of memory for each worker" in page("operating")
+    assert f", in {-(-metrics.ROW_BYTES // 1024)} KiB of memory for each worker" in page("operating")
 
 
 def test_the_table_of_servers_has_the_tested_servers_and_options() -> None:
