@@ -12,8 +12,7 @@ from pathlib import Path
 import psycopg
 
 from plants import open_store
-from plants.stores import COLUMNS
-from plants.stores.postgres import FLUSH_COMMITS
+from plants.stores import COLUMNS, StoreUnavailable
 
 COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
     coalesce(sum(length(name)), 0), coalesce(sum(length(tag)), 0) FROM plants"""
@@ -25,19 +24,23 @@ try:
     file, url = sys.argv[1:]
 except ValueError:
     sys.exit("usage: python3 move_to_postgresql.py FILE URL")
-open_store(url).prepare()
-with (
-    closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,
-    psycopg.connect(url, client_encoding="UTF8", target_session_attrs="read-write") as target,
-):
-    target.execute(b"SELECT " + FLUSH_COMMITS)
-    target.execute("LOCK TABLE plants")
-    if target.execute("SELECT FROM plants LIMIT 1").fetchone():
-        sys.exit("there are plants already: nothing was moved")
-    with target.cursor().copy(f"COPY plants ({NAMES}) FROM STDIN") as copy:
-        for plant in source.execute(f"{SELECT} FROM plants"):
-            copy.write_row(plant)
-    here, there = source.execute(COUNT).fetchone(), target.execute(COUNT).fetchone()
-    if here != there:
-        sys.exit(f"{here} became {there}: nothing was moved")
+try:
+    open_store(url).prepare()
+    with (
+        closing(sqlite3.connect(f"{Path(file).resolve().as_uri()}?mode=ro", uri=True)) as source,
+        psycopg.connect(url, client_encoding="UTF8", target_session_attrs="read-write") as target,
+    ):
+        target.execute("SET synchronous_commit = on")
+        target.execute("LOCK TABLE plants")
+        if target.execute("SELECT 1 FROM plants LIMIT 1").fetchone():
+            sys.exit("there are plants already: nothing was moved")
+        with target.cursor().copy(f"COPY plants ({NAMES}) FROM STDIN") as copy:
+            for plant in source.execute(f"{SELECT} FROM plants"):
+                copy.write_row(plant)
+        here, there = source.execute(COUNT).fetchone(), target.execute(COUNT).fetchone()
+        if here != there:
+            sys.exit(f"{here} became {there}: nothing was moved")
+except (ValueError, StoreUnavailable, psycopg.Error, sqlite3.Error) as error:
+    reason, *_ = str(error).splitlines()  # Further lines of PostgreSQL's message quote a plant.
+    sys.exit(f"{reason}: nothing was moved")
 print("moved", *here)

@@ -9,11 +9,12 @@ import falcon
 
 from plants import MAX_BODY_BYTES
 from plants.auth import BearerAuth
-from plants.falcon_defaults import App, defer
+from plants.errors import error_response
+from plants.falcon_defaults import App
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import PlantStore, submit_of
+from plants.stores import PlantStore, group_commit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 
@@ -69,8 +70,11 @@ class PlantCollection:
         """Add the plant in the body, and respond with it."""
         plant = self._load(read_json(req, self._max_body_bytes))
         resp.data = self._dump(plant)
-        submit = submit_of(self._store) if "plants.deferral" in req.env else None
-        if submit and defer(req.env, partial(submit, plant)):
+        pending = req.env.get("server.pending")
+        store = group_commit_of(self._store)
+        if store and pending is not None:
+            store.raise_if_down()
+            pending.append((partial(store.submit, plant), error_response))
             return
         added: object = self._store.add(plant)
         if added is not None:  # An asynchronous store returns a coroutine, and has not stored the plant.

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import MutableMapping
 from enum import IntEnum
 from http.client import responses
 from typing import Any, Self
@@ -63,34 +62,29 @@ def error_message(code: int, message: str | None = None) -> str:
     return message[:_MAX_MESSAGE]
 
 
-def error_response(error: BaseException, environ: MutableMapping[str, Any]) -> tuple[str, dict[str, str], bytes]:
-    """Return the status, the headers and the body of the response to an exception.
-
-    :param environ: gets the code and the message as ``plants.error``, so that a server can log them.
-    """
+def error_response(error: BaseException) -> tuple[str, list[tuple[str, str]], bytes]:
+    """Return the status, the headers and the body of the response to an exception."""
     http = _as_http_error(error)
     # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
     code = http.code or http.status_code * 100
-    message = error_message(code, http.description)
-    environ["plants.error"] = (code, message)
     headers = HEADERS | (_RETRY if code in _RETRY_CODES else {}) | dict(http.headers or {})
-    body = json.dumps({"error": code, "message": message}).encode()
-    return falcon.code_to_http_status(http.status), headers, body
+    body = json.dumps({"error": code, "message": error_message(code, http.description)}).encode()
+    return falcon.code_to_http_status(http.status), [*headers.items()], body
 
 
 def respond(error: Exception, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
     """Respond to a request with an exception, as a WSGI application (PEP 3333) does."""
-    status, headers, body = error_response(error, environ)
-    start_response(status, [*headers.items(), ("Content-Length", str(len(body)))])
+    status, headers, body = error_response(error)
+    start_response(status, [*headers, ("Content-Length", str(len(body)))])
     return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
 
 
-def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+def handle_error(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
     """Respond to an exception with an Error body.
 
     If this raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
     """
-    resp.status, headers, resp.data = error_response(error, req.env)
+    resp.status, headers, resp.data = error_response(error)
     resp.set_headers(headers)
 
 

@@ -1,92 +1,15 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from wsgiref.types import StartResponse
 
 import falcon
 from falcon.routing import CompiledRouter
 
-from plants.errors import HEADERS, error_response, handle_error
+from plants.errors import HEADERS, handle_error
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
-
-
-Submit = Callable[[], Callable[[], None]]  # queues work, and returns a function that waits for it
-
-
-class _Deferral:
-    """Work that a resource leaves until Falcon has returned. After that, it is closed."""
-
-    def __init__(self) -> None:
-        self.is_open = True
-        self.submit: Submit | None = None
-
-
-def defer(environ: dict[str, Any], submit: Submit) -> bool:
-    """Return whether ``submit`` will be called, and the response wait for its result; otherwise do the work now."""
-    deferral: _Deferral | None = environ.get("plants.deferral")
-    if deferral is None or not deferral.is_open:
-        return False
-    deferral.submit = submit
-    return True
-
-
-class _PendingResponse:
-    """A response (PEP 3333) that waits for submitted work when it is read; a failure replaces it."""
-
-    _blocks: list[bytes] | None = None
-    _error: BaseException | None = None
-    _failure: tuple[str, list[tuple[str, str]], bytes] | None = None
-    _wait: Callable[[], None] | None = None
-
-    def __init__(
-        self, response: Iterable[bytes], submit: Submit, environ: dict[str, Any], start_response: StartResponse
-    ) -> None:
-        self._response = response
-        self._environ = environ
-        self._pending: list[Any] = environ["server.pending"]
-        self._pending.append(self.outcome)  # until a reader knows the outcome
-        self._start_response = start_response
-        try:
-            self._wait = submit()
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        status, headers, body = error_response(error, self._environ)
-        headers |= {"Content-Length": str(len(body))}
-        self._failure = status, [(name.lower(), value) for name, value in headers.items()], body
-        self._error = error.with_traceback(None)  # Its frames would refer to this object.
-
-    def outcome(self) -> tuple[str, list[tuple[str, str]], bytes] | None:
-        """Wait for the work; return None, or if it failed, the status, the headers and the body of the response."""
-        wait, self._wait = self._wait, None
-        if wait:
-            try:
-                wait()
-            except BaseException as error:  # An asyncio.CancelledError or a SystemExit must not end the thread.
-                self._fail(error)
-        return self._failure
-
-    def __iter__(self) -> Iterator[bytes]:
-        failure = self.outcome() if self._wait else self._failure
-        if failure:
-            status, headers, body = failure
-            # Nothing was sent, so this replaces what Falcon has started. Some hosts raise the error instead.
-            self._start_response(status, headers, (type(self._error), self._error, None))  # type: ignore[arg-type]  # no traceback
-            self._blocks = [body]
-        elif self._blocks is None:
-            self._blocks = [*self._response]
-        if self._pending and self.outcome in self._pending:
-            self._pending.remove(self.outcome)
-        return iter(self._blocks)
-
-    def close(self) -> None:
-        """Close the response that was started."""
-        response, self._response = self._response, ()
-        if hasattr(response, "close"):
-            response.close()
 
 
 class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
@@ -110,17 +33,7 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
         path = env.setdefault("PATH_INFO", "")
         if not path.isascii():
             env["PATH_INFO"] = path.encode("latin-1", "replace").decode("latin-1")
-        if env.get("server.pending") is None:
-            return super().__call__(env, start_response)
-        deferral = env["plants.deferral"] = _Deferral()
-        try:
-            response = super().__call__(env, start_response)
-        finally:
-            # If a wrapper of Falcon runs it later, while its response is read, nothing would submit the work.
-            deferral.is_open = False
-        if not deferral.submit:
-            return response
-        return _PendingResponse(response, deferral.submit, env, start_response)
+        return super().__call__(env, start_response)
 
 
 class _JSONResponse(falcon.Response):

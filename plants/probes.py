@@ -4,8 +4,8 @@ from importlib.resources import files
 
 import falcon
 
-from plants.errors import ErrorCode, http_error
-from plants.stores import PlantStore
+from plants.errors import ErrorCode, error_response, http_error
+from plants.stores import GroupCommitStore, PlantStore
 
 
 class Readiness:
@@ -20,8 +20,12 @@ class Readiness:
         """Respond with 200, or with 503 if an ``add`` would fail now or the server is stopping."""
         if req.env.get("server.stopping"):
             raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
-        self._store.check()
         resp.text = '{"status": "ready"}'
+        pending = req.env.get("server.pending")
+        if pending is not None and isinstance(self._store, GroupCommitStore):
+            pending.append((self._store.submit_check, error_response))
+        else:
+            self._store.check()
 
     on_head = on_get
 

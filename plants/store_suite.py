@@ -44,11 +44,9 @@ class _SlowId(int):
 class StoreSuite:
     """The promises of every store. A subclass adds a fixture ``store``, which returns an empty store."""
 
-    def test_threads_batch_size_and_processes_are_declared(self, store: PlantStore) -> None:
+    def test_threads_and_processes_are_declared(self, store: PlantStore) -> None:
         assert isinstance(store.worker_threads, int)
         assert store.worker_threads >= 1
-        assert isinstance(store.max_batch, int)
-        assert store.max_batch >= 1
         assert isinstance(store.multiprocess, bool)
 
     @pytest.mark.parametrize("text", _TEXTS.values(), ids=_TEXTS)

@@ -63,7 +63,8 @@ def server_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def session_server(server_directory: Path) -> Iterator[PostgresServer]:
-    with running_postgres(server_directory) as server:
+    # A commit that does not wait for its flush is flushed after up to three times this delay, so that tests notice it.
+    with running_postgres(server_directory, wal_writer_delay="10s") as server:
         yield server
 
 

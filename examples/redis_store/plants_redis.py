@@ -15,7 +15,6 @@ class RedisStore(PlantStore):
     """Plants as JSON, under a key each. They survive a power cut if the server has ``appendfsync always``."""
 
     worker_threads = 16
-    max_batch = 1
     multiprocess = True
 
     def __init__(self, url: str) -> None:

@@ -4,9 +4,11 @@ mypyc can compile this module.
 """
 
 import itertools
+import json
 import re
 import secrets
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import falcon
@@ -14,13 +16,14 @@ import falcon
 from plants.errors import error_message, error_response
 from plants.hosting.factory import HostedService
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import METRICS_PATH, Metrics
+from plants.hosting.metrics import Metrics
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response, make_response
 from plants.server.service import Service
 from plants.server.threads import current
 
 _NO_ERROR: Final = (0, "")
+_MAX_ERROR_BYTES: Final = 4096
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -30,7 +33,6 @@ class PlantService(Service):
     def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
         self._auth = hosted.api.auth
         self._router = hosted.api.router
-        self.non_blocking_paths = hosted.api.non_blocking_paths | {METRICS_PATH}
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
@@ -77,7 +79,7 @@ class PlantService(Service):
     def before_response(self, request: Request, response: Response) -> None:
         """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
-        error = _error_of(request, response) if response.status[0] in "45" else _NO_ERROR
+        error = _error_of(response) if response.status[0] in "45" else _NO_ERROR
         if self._metrics:
             self._metrics.count_response(request, response, error, seconds)
         self._responses.append((request, response, error, seconds))
@@ -94,15 +96,14 @@ class PlantService(Service):
 
 
 def _error_response(error: BaseException, request: Request) -> Response:
-    environ: dict[str, Any] = {}
-    status, headers, body = error_response(error, environ)
-    response = make_response(status, list(headers.items()), body, is_head=request.method == "HEAD")
-    response.error = environ["plants.error"]
-    return response
+    return make_response(*error_response(error), is_head=request.method == "HEAD")
 
 
-def _error_of(request: Request, response: Response) -> tuple[int, str]:
-    """Return the code and the message of the server's or the application's error, or those of the status."""
+def _error_of(response: Response) -> tuple[int, str]:
+    """Return the code and the message of an Error body, or those of the status for any other body."""
+    if len(response.body) < _MAX_ERROR_BYTES:  # Any other application may respond with any other body.
+        with suppress(Exception):
+            body = json.loads(response.body)
+            return int(body["error"]), str(body["message"])
     code = int(response.status[:3]) * 100
-    found: tuple[int, str] = response.error or request.environ.get("plants.error") or (code, error_message(code))
-    return found
+    return code, error_message(code)

@@ -8,9 +8,11 @@ from typing import Any
 from plants.hosting.factory import HostedService
 from plants.hosting.hooks import PlantService
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import Metrics, opened
+from plants.hosting.metrics import METRICS_PATH, Metrics, opened
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
+from plants.stores import GroupCommitStore
+from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 
@@ -35,8 +37,6 @@ class Worker(ServerWorker):
         """Create the worker in the master."""
         super().__init__(*args)
         settings = self.hosted.settings
-        self.may_block = not settings.in_memory  # Any other store may wait.
-        self.max_batch = settings.store.max_batch
         self.max_body_bytes = settings.max_body_bytes
         self.request_timeout = settings.request_timeout
         for self._metrics in opened:
@@ -56,15 +56,23 @@ class Worker(ServerWorker):
         # parsing large JSON would take three times as long.
         gc.freeze()
 
+    def may_block(self) -> bool:
+        """Return whether the store blocks its callers, or somebody else's application wraps the service's."""
+        return self._is_wrapped() or not isinstance(self.hosted.settings.store, MemoryStore | GroupCommitStore)
+
+    def _is_wrapped(self) -> bool:
+        return self.wsgi is not self.hosted.app
+
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
         return PlantService(self.hosted, self.log, self._access_log, self._metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
+        paths = () if self._is_wrapped() else self.hosted.api.non_blocking_paths
         return [
-            *super().make_listeners(),
-            *(Listener(one.listener, one.app(), reserved_connections=_METRICS_CONNECTIONS) for one in opened),
+            *(Listener(listener.sock, self.wsgi, non_blocking_paths=paths) for listener in self.sockets),
+            *(Listener(one.listener, one.app(), _METRICS_CONNECTIONS, {METRICS_PATH}) for one in opened),
         ]
 
     def handle_usr1(self, sig: int, frame: FrameType | None) -> None:

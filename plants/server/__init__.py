@@ -5,8 +5,9 @@
 What it asks of an application (PEP 3333):
 
 Threads. With Gunicorn's ``threads`` at 1, the event loop calls the application. Then the application must not block:
-while it runs, every other client waits. With more, that many threads call it. In both cases one more thread calls it
-for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment, so it must be thread-safe.
+while it runs, every other client waits. With more, that many threads call it (``Worker.may_block`` decides). In both
+cases one more thread calls it for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment, so it
+must be thread-safe.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
 has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.
@@ -17,12 +18,12 @@ not read above 64 KiB needs one of 64 places, and without one the connection is 
 until the first block of the body is requested, or by the iteration of the body. ``server.stopping`` is true while the
 worker stops.
 
-Shared work. A thread calls the application for up to ``Worker.max_batch`` requests. An application that finds the list
-``server.pending`` may append to it a function that waits for work that its request shares with others, such as a
-commit; then the thread calls the application for the rest of the batch before it calls this function and reads the
-response. The function returns None, or if the work failed, the status, the headers and the body of a response, which
-the server sends instead of a success. An application removes the function from the list once a reader of its response
-knows the outcome; otherwise the server sends this response instead of any other. It must not raise an exception.
+Pending work. An application may append to the list ``server.pending`` a pair of functions for work that its request
+shares with others, such as a commit, and respond at once. If its response is a success, the server calls the first one
+with a function ``done``. It begins the work, and must not block; later, any thread calls ``done`` with None or, if the
+work has failed, with an exception. Then the server sends the response or, after a failure, the status, the headers and
+the body that the second function returns for the exception. Meanwhile, no thread waits. An application that finds no
+such list does the work before it responds.
 
 Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
 does; if it had, it continues, and its response is dropped.

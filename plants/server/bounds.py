@@ -34,8 +34,7 @@ class Config:
     ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's. Clients
     with a token have at most ``connections``, and all together ``public_connections`` more. The loop stops after
     ``max_requests`` requests. With ``threads`` 0, the loop calls the applications, which must not block. Otherwise
-    ``threads`` threads call them, each for up to ``max_batch`` requests at a time. ``environ`` has environ keys that
-    all requests share.
+    ``threads`` threads call them. ``environ`` has environ keys that all requests share.
     """
 
     line_bytes: int
@@ -48,7 +47,6 @@ class Config:
     connections: int
     max_requests: int
     threads: int
-    max_batch: int
     tls: SSLContext | None
     environ: dict[str, Any]
     places: int = PLACES

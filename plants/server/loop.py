@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 from plants.server.bounds import Config, connection_to_evict, network_of
@@ -26,7 +25,7 @@ from plants.server.connection import FULL, RESPONDING, STOPPING_SECONDS, Connect
 from plants.server.poll import READABLE
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
-from plants.server.threads import Call, Completed, Job, Threads, current
+from plants.server.threads import Calls, Job, Threads
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
@@ -58,7 +57,6 @@ class Loop:
         :param wake_fds: both ends of a pipe; a byte that is written to it wakes the loop.
         """
         self.listeners = listeners
-        self._non_blocking_paths = frozenset(service.non_blocking_paths)
         self._log = log
         connections = _allow_descriptors(config.connections)
         if connections < config.connections:
@@ -66,12 +64,13 @@ class Loop:
             config = replace(config, connections=connections)
         self._requests_left = config.max_requests
         self.shared = Shared(service, config)
+        self._calls = Calls(log, wake_fds[1])
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
-        self._threads = Threads(log, wake_fds[1], threads=config.threads, max_batch=config.max_batch)
-        self._queued_jobs = self._threads.queued_jobs if config.threads else self._loop_jobs
+        self._threads = Threads(self._calls, config.threads)
+        self._queue_job = self._threads.put if config.threads else self._loop_jobs.append
         # One more thread for large bodies, one at a time: small requests never wait behind them.
-        self._large_body_thread = Threads(log, wake_fds[1], threads=1, max_batch=1)
+        self._large_body_thread = Threads(self._calls, 1)
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._short_switches_until = 0.0
         self._sweep_at = 0.0
@@ -128,11 +127,9 @@ class Loop:
         for connection in unfinished:
             self.step(connection, connection.continue_reading)
         self._dispatch()
-        completed = chain(self._call_in_loop(), self._threads.completed(), self._large_body_thread.completed())
-        for connection, request, response in completed:
+        self._call_in_loop()
+        for connection, request, response in self._calls.completed():
             self.step(connection, connection.respond, request, response)
-        for threads in (self._threads, self._large_body_thread):
-            threads.start_batches(shared.now)
         if shared.now >= self._sweep_at:
             self._sweep()
         shared.service.after_iteration()
@@ -141,8 +138,7 @@ class Loop:
         """Wait until there is something to do; return the descriptors that are ready, and their events."""
         shared = self.shared
         has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs
-        can_start = self._threads.can_start() or self._large_body_thread.can_start()
-        timeout = 0.0 if has_work or can_start else max(0.0, self._sweep_at - time.monotonic())
+        timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
         events: list[tuple[int, int]] = shared.poll.poll(timeout, shared.config.connections + _OTHER_DESCRIPTORS)
         shared.now = time.monotonic()
@@ -166,16 +162,16 @@ class Loop:
             size = len(job[1].body.content)
             if size > _TINY_BODY_BYTES:
                 self._short_switches_until = self.shared.now + _PARSING_SECONDS
-            if job[1].path in self._non_blocking_paths:
+            if job[1].path in job[1].listener.non_blocking_paths:
                 self._probe_jobs.append(job)
             # A thread of its own calls the application if
             # 1. the body is large, or
             # 2. the bodies of this iteration are large together, and this one has a share in that.
             elif size > _LARGE_BODY_BYTES or (size > _TINY_BODY_BYTES and total + size > _MAX_BODY_BYTES_PER_ITERATION):
-                self._large_body_thread.queued_jobs.append(job)
+                self._large_body_thread.put(job)
             else:
                 total += size
-                self._queued_jobs.append(job)
+                self._queue_job(job)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
@@ -184,21 +180,19 @@ class Loop:
         is_parsing = self.shared.now < self._short_switches_until
         sys.setswitchinterval(_SHORT_SWITCH_SECONDS if is_parsing else _SWITCH_SECONDS)
 
-    def _call_in_loop(self) -> list[Completed]:
+    def _call_in_loop(self) -> None:
         # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
         # which may preempt this process. Sending all in a row makes this rarer.
-        completed: list[Completed] = []
         if not (self._probe_jobs or self._loop_jobs):
-            return completed
+            return
         until = time.monotonic() + _MAX_CALL_SECONDS
         queues = [self._probe_jobs, self._loop_jobs]  # They take turns, so that no flood of one delays the other.
         while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
-            connection, request = waiting.popleft()
-            if connection.request is request:  # It may have been rejected while it waited.
+            job = waiting.popleft()
+            if job[0].request is job[1]:  # It may have been rejected while it waited.
                 queues.reverse()
-                completed.append((connection, request, Call(request, request.body.content, self._log).response()))
-        current.request = None
-        return completed
+                self._calls.call(job)
+        self._calls.begin()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -56,12 +56,14 @@ _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are 
 class Listener:
     """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    Clients of this socket may use ``reserved_connections`` connections more than the worker's maximum.
+    Clients of this socket may use ``reserved_connections`` connections more than the worker's maximum. The application
+    responds to requests for ``non_blocking_paths`` without blocking, so they need no thread.
     """
 
     sock: socket.socket
     application: WSGIApplication
     reserved_connections: int = 0
+    non_blocking_paths: Container[str] = ()
 
 
 class HTTPError(Exception):

@@ -4,7 +4,7 @@ import re
 import time
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 from wsgiref.util import is_hop_by_hop
 
 from plants.server.request import NAME, VALUE, Request
@@ -21,8 +21,7 @@ class Response:
 
     ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
     hop-by-hop headers; ``has_date`` is whether it has a Date. ``length`` is the value of Content-Length, or None. The
-    response to a HEAD request, and a 304, have no body, and no length unless the application set it. A service may set
-    ``error``, to log what failed.
+    response to a HEAD request, and a 304, have no body, and no length unless the application set it.
     """
 
     def __init__(self, status: str, head: bytes, has_date: bool, length: int | None, body: bytes) -> None:
@@ -31,7 +30,6 @@ class Response:
         self.has_date = has_date
         self.length = length
         self.body = body
-        self.error: Any = None
 
 
 def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Response:

@@ -11,9 +11,6 @@ class Service:
 
     __slots__ = ()  # so that a compiled class can be a subclass
 
-    # The application responds to requests for these paths without blocking, so they need no thread.
-    non_blocking_paths: frozenset[str] = frozenset()
-
     def after_head(self, request: Request) -> Response | None:
         """Return None, or the response to a request whose body must not arrive, which closes the connection.
 

@@ -46,22 +46,23 @@ class ErrorLog(io.TextIOBase):
 class Worker(base.Worker):
     """A worker for WSGI applications with small responses. Each response is sent whole, so do not use it for streaming.
 
-    A subclass may set ``may_block`` (call the application in a thread even if ``threads`` is 1), ``max_body_bytes``,
-    ``request_timeout`` and ``response_timeout`` (seconds for a request to arrive completely, and for its response) and
-    ``max_batch`` (requests a thread handles at a time), and override ``make_service`` and ``make_listeners``.
+    A subclass may set ``max_body_bytes``, and ``request_timeout`` and ``response_timeout`` (seconds for a request to
+    arrive completely, and for its response), and override ``may_block``, ``make_service`` and ``make_listeners``.
     """
 
-    may_block: bool = False
     max_body_bytes: int = 1_048_576
     request_timeout: float = 10.0
     response_timeout: float = 30.0
-    max_batch: int = 1
 
     # Gunicorn sets these, and has no types.
     alive: bool
     wsgi: Any
 
     loop: Loop
+
+    def may_block(self) -> bool:
+        """Return whether threads must call the application, because it may block."""
+        return bool(self.cfg.threads > 1)
 
     def make_service(self) -> Service:
         """Return the object whose methods the event loop calls."""
@@ -85,8 +86,7 @@ class Worker(base.Worker):
             keepalive_seconds=cfg.keepalive,
             connections=cfg.worker_connections,
             max_requests=self.max_requests,
-            threads=max(cfg.threads, 1) if self.may_block or cfg.threads > 1 else 0,
-            max_batch=self.max_batch,
+            threads=max(cfg.threads, 1) if self.may_block() else 0,
             tls=tls_context(cfg) if cfg.is_ssl else None,
             environ={
                 "SERVER_SOFTWARE": SERVER_SOFTWARE,

@@ -4,7 +4,8 @@ import abc
 import logging
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
@@ -61,6 +62,10 @@ _FORKED: Final = (
     "or fork before the first use"
 )
 
+NO_RESPONSE: Final = "no response in time"
+
+Done = Callable[[Exception | None], None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -89,14 +94,6 @@ class PlantRefused(PlantStoreError):
 
 class StoreUnavailable(PlantStoreError):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
-
-
-class StoreUnusable(StoreUnavailable):
-    """The file or the table is gone, or could lose plants; an operator must repair it."""
-
-
-class StoreMissing(StoreUnusable):
-    """The file or the table does not exist."""
 
 
 class OwnerProcess:
@@ -128,12 +125,11 @@ def _log_fork(_pid: int) -> None:
 class PlantStore(abc.ABC):
     """The interface of a store. Threads may share a store.
 
-    A hosted service needs the first three variables, and does not start if one is missing. They have no defaults,
+    A hosted service needs the first two variables, and does not start if one is missing. They have no defaults,
     because a wrong one would go unnoticed.
     """
 
     worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
-    max_batch: ClassVar[int]  #: the maximum number of plants per commit; 1 without group commit
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
     is_new: bool = False  #: whether this object has created the file or the table
 
@@ -161,7 +157,7 @@ class PlantStore(abc.ABC):
     def check(self) -> None:
         """Raise StoreUnavailable if an ``add`` would fail.
 
-        The result may be up to half a second old. In an outage, it may be the result of the last attempt.
+        The result may be that of a commit or a check some seconds ago.
         """
 
     def prepare(self, *, create: bool = True) -> None:  # noqa: B027  # A store may have nothing to prepare.
@@ -180,21 +176,58 @@ class PlantStore(abc.ABC):
 
 
 class GroupCommitStore(PlantStore):
-    """A store that commits the plants of several requests at once."""
+    """A store that commits the plants of several calls at once, in threads of its own.
+
+    Neither ``submit`` nor ``submit_check`` waits: a thread of the store passes the outcome to ``done``, which must not
+    block: the exception that ``add`` or ``check`` raises, or None.
+    """
+
+    timeout: float  #: how long ``add`` and ``check`` wait, in seconds
 
     @abc.abstractmethod
-    def submit(self, plant: Plant) -> Callable[[], None]:
-        """Queue a plant, and return a function that commits it, or waits for its commit, and raises as ``add`` does."""
+    def submit(self, plant: Plant, done: Done) -> None:
+        """Queue a plant for the next commit.
+
+        :raises StoreUnavailable: the store is closed.
+        """
+
+    @abc.abstractmethod
+    def submit_check(self, done: Done) -> None:
+        """Check the store.
+
+        :raises StoreUnavailable: the store is closed, or a plant cannot be added now.
+        """
+
+    @abc.abstractmethod
+    def raise_if_down(self) -> None:
+        """Raise StoreUnavailable if it is known that a plant cannot be added now."""
 
     def add(self, plant: Plant) -> None:
-        self.submit(plant)()
+        self.raise_if_down()
+        self._wait(partial(self.submit, plant))
+
+    def check(self) -> None:
+        self._wait(self.submit_check)
+
+    def _wait(self, submit: Callable[[Done], None]) -> None:
+        outcome: SimpleQueue[Exception | None] = SimpleQueue()
+        submit(outcome.put)
+        try:
+            error = outcome.get(timeout=self.timeout)
+        except Empty:
+            raise StoreUnavailable(NO_RESPONSE) from None
+        if error:
+            try:
+                raise error
+            finally:
+                del error  # Otherwise, the exception and this frame would refer to each other.
 
 
 _GROUP_ADD: Final = GroupCommitStore.add
 
 
-def submit_of(store: PlantStore) -> Callable[[Plant], Callable[[], None]] | None:
-    """Return the store's ``submit`` if its ``add`` is that of ``GroupCommitStore``, which calls nothing else, or None.
+def group_commit_of(store: PlantStore) -> GroupCommitStore | None:
+    """Return the store if its ``add`` does no more than ``submit`` and wait, or None.
 
     A subclass may override ``add``, and a tracing agent may replace it on the object or on any of its classes, at any
     time. A proxy object around a store has a type of its own, and so has no such ``add``.
@@ -202,7 +235,7 @@ def submit_of(store: PlantStore) -> Callable[[Plant], Callable[[], None]] | None
     kind: Any = type(store)  # isinstance() would believe a proxy.
     if getattr(kind, "add", None) is not _GROUP_ADD or "add" in store.__dict__:
         return None
-    return store.submit  # type: ignore[attr-defined,no-any-return]  # only a GroupCommitStore has this add
+    return store  # type: ignore[return-value]  # only a GroupCommitStore has this add
 
 
 def open_store(url: str) -> PlantStore:
@@ -260,7 +293,7 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
         raise ValueError(f"{culprit} failed with {type(error).__name__}") from error
     if not isinstance(store, PlantStore):
         raise ValueError(f"{culprit} is no plants.PlantStore")
-    for name, kind in (("worker_threads", int), ("max_batch", int), ("multiprocess", bool)):
+    for name, kind in (("worker_threads", int), ("multiprocess", bool)):
         declared = getattr(store, name, None)
         if not isinstance(declared, kind) or (kind is int and declared < 1):
             raise ValueError(f"{culprit} does not declare {name} as {'a bool' if kind is bool else 'an int above 0'}")

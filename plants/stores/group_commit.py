@@ -1,247 +1,345 @@
 """A base class of stores that commit the plants of concurrent calls in one transaction (group commit).
 
-``submit`` appends a plant to the current batch and returns at once. The thread that first asks for the result of one
-of the batch's plants is its leader: it waits for a connection, collects the plants that have joined meanwhile, commits
-them, and records an outcome for each. The other threads are followers: they wait for the leader until their deadline.
-A batch takes no further plants once it is collected or full. Several batches may commit at the same time.
+In: ``submit`` queues a plant. Out: a committer, a thread of the store, passes the outcome to ``done``.
+Each committer has a connection of its own, which nothing else uses. It takes all plants that are queued, and commits
+them in one transaction. What arrives meanwhile is the next batch.
+If a commit fails and no other has succeeded since it began, the store is down: whatever is queued fails,
+``raise_if_down`` raises, and the committer tries an empty batch every half a second, until one succeeds.
 """
 
 import abc
+import logging
+import math
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from plants.stores import (
     COLUMNS,
     INT64_MAX,
     INT64_MIN,
+    NO_RESPONSE,
+    Done,
     GroupCommitStore,
     OwnerProcess,
     Plant,
-    PlantIdInUse,
     PlantRefused,
-    PlantStoreError,
     StoreUnavailable,
 )
-from plants.stores.outage import CircuitBreaker
+from plants.stores.outage import FRESH_SECONDS, Outage
 
+MAX_BATCH = 256  # plants per commit
+RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
+REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
+_RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
+_GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
+_CLOSED = "the store is closed"
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 _TEXTS = tuple(index for index, column in enumerate(COLUMNS) if column.type is str)
-_SAMPLE = Plant._make(None if column.nullable else column.type(1) for column in COLUMNS)
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 
-
-class PlantRejected(Exception):
-    """One plant made the whole transaction fail.
-
-    :param reason: the error for that plant.
-    :param may_be_stored: whether the others may nevertheless be stored; otherwise they are not.
-    """
-
-    def __init__(self, reason: Exception, *, may_be_stored: bool = False) -> None:
-        self.reason = reason
-        self.may_be_stored = may_be_stored
+_log = logging.getLogger(__name__)
 
 
-class _Batch:
-    """Plants of one commit."""
-
-    def __init__(self) -> None:
-        self.plants: list[Plant] = []
-        self.characters = 0
-        self.outcomes: Outcomes = []  # empty until the commit
-        self.leader_lock = threading.Lock()
+class _Entry(NamedTuple):
+    plant: Plant | None  # None for a check
+    characters: int
+    deadline: float
+    done: Done
 
 
-class BatchStore(GroupCommitStore):
+class Connection(Protocol):
+    """A connection of a store."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+_Connection = TypeVar("_Connection", bound=Connection)
+
+
+class BatchStore(GroupCommitStore, Generic[_Connection]):
     """Base class of the stores with group commit.
 
-    A deadline is a ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable.
+    A deadline is a ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable. After an
+    exception, the connection is closed.
 
     :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
     """
 
-    max_batch = 256
+    committers: ClassVar[int] = 1  #: how many batches commit at the same time, each on its own connection
     multiprocess = True
 
     def __init__(self, timeout: float) -> None:
+        self.timeout = timeout + _GRACE_SECONDS
         self._timeout = timeout
         self._may_create = True  # until this process or, before a fork, its parent has had the file or the table
         self._closed = False
         self._owner = OwnerProcess()
-        self._breaker = CircuitBreaker(self._check)
-        self._failure: Exception | None = None  # of the last batch of which no plant was stored, until one is
-        self._last_stored = _SAMPLE  # The table may refuse the sample.
-        self._lock = threading.Lock()  # guards the batches
-        self._uncollected_batches = [_Batch()]  # Only the last one takes plants.
+        self._outage = Outage()
+        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()  # None ends a committer.
+        self._threads: list[threading.Thread] = []
+        self._start_lock = threading.Lock()
+        self._due = [math.inf] * self.committers  # the deadline of each committer's batch
+        self._connections: set[_Connection] = set()  # of the committers, without those that may be lost
+        self._connect_lock = threading.Lock()
+        self._stored_at = 0.0  # when a batch last showed that plants can be stored
+        self._refusal = ""  # why the last batch was refused as a whole
+        self._refused_at = 0.0
+        self._idle_readers: list[_Connection] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
-    def _insert(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+    def _connect(self, deadline: float) -> _Connection:
+        """Open a connection, and check the table. Create what is missing if ``_may_create``, and then reset that."""
+
+    def _is_usable(self, connection: _Connection) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
+        """Return whether an idle connection can be used, so far as that is known without a statement."""
+        return True
+
+    @abc.abstractmethod
+    def _insert(self, connection: _Connection, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
 
-        :param collect: returns the plants. Call it only when a connection is ready, because plants join the batch
-            until the first call. Later calls return the same plants.
-        :raises StoreUnavailable: it is not known which plants are stored.
-        :raises PlantRejected: the plants should be added again, in smaller batches.
+        If there are none, fail as an insert would, as far as that can be seen without one.
+
+        :param collect: returns the plants. Call it only when the transaction can begin, because plants join the batch
+            until that call. Call it once.
+        :raises StoreUnavailable: no plant is stored, or it is not known which.
         """
 
     @abc.abstractmethod
-    def _find(self, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, connection: _Connection, plant_id: int, deadline: float) -> Plant | None:
         """Return the plant with this id, or None."""
 
-    @abc.abstractmethod
-    def _check(self, deadline: float) -> None:
-        """Raise StoreUnavailable if plants cannot be added now, or if the table could lose a plant.
+    def submit(self, plant: Plant, done: Done) -> None:
+        entry = plant, _count_characters(plant), time.monotonic() + self._timeout, done
+        self._enqueue(tuple.__new__(_Entry, entry))  # _Entry() would run a Python function.
 
-        Create what is missing if ``_may_create``.
-        """
+    def submit_check(self, done: Done) -> None:
+        self.raise_if_down(rejected=0)
+        now = time.monotonic()
+        if self._refusal and now < self._refused_at + REFUSED_SECONDS:
+            raise StoreUnavailable(f"no plant is stored: {self._refusal}")
+        if now < self._stored_at + FRESH_SECONDS:
+            done(None)
+        else:
+            self._enqueue(_Entry(None, 0, now + self._timeout, done))
 
-    @abc.abstractmethod
-    def _try_insert(self, plant: Plant, deadline: float) -> None:
-        """Insert a plant, and roll back; raise a PlantStoreError if that fails."""
-
-    @abc.abstractmethod
-    def _disconnect(self, deadline: float) -> None:
-        """Close the connections, each after the transaction that it is running."""
-
-    def submit(self, plant: Plant) -> Callable[[], None]:
+    def raise_if_down(self, *, rejected: int = 1) -> None:
         self._owner.check()
-        deadline = time.monotonic() + self._timeout
-        characters = _count_characters(plant)
-        with self._lock:
-            batch = self._uncollected_batches[-1]
-            if len(batch.plants) >= self.max_batch or batch.characters >= _MAX_CHARACTERS:
-                batch = _Batch()
-                self._uncollected_batches.append(batch)
-            index = len(batch.plants)
-            batch.plants.append(plant)
-            batch.characters += characters
-        return partial(self._result, batch, index, deadline)
+        if self._closed:
+            raise StoreUnavailable(_CLOSED)
+        reason = self._outage.reason
+        if not reason and max(self._due) < time.monotonic():  # All committers are stuck.
+            reason = NO_RESPONSE
+        if reason:
+            self._outage.record_failure(reason, rejected=rejected)
+            raise StoreUnavailable(reason)
 
     def get(self, plant_id: int) -> Plant | None:
         self._owner.check()
+        if self._closed:
+            raise StoreUnavailable(_CLOSED)
+        if not INT64_MIN <= plant_id <= INT64_MAX:
+            return None
         deadline = time.monotonic() + self._timeout
-        return self._find(plant_id, deadline) if INT64_MIN <= plant_id <= INT64_MAX else None
-
-    def check(self) -> None:
-        self._owner.check()
-        deadline = time.monotonic() + self._timeout
-        self._breaker.probe(deadline)
-        if failure := self._failure:
-            for sample in (_SAMPLE, self._last_stored):
-                with suppress(PlantStoreError):
-                    self._try_insert(sample._replace(id=random.getrandbits(62)), deadline)
-                    self._failure = None
-                    return
-            raise StoreUnavailable(f"no plant is stored: {failure}")
+        reader = self._take_idle_reader() or self._connect(deadline)
+        try:
+            plant = self._find(reader, plant_id, deadline)
+        except BaseException:
+            reader.close()
+            raise
+        if self._closed or self._idle_readers:
+            reader.close()
+        else:
+            self._idle_readers.append(reader)
+        return plant
 
     def prepare(self, *, create: bool = True) -> None:
         self._owner.check(claim=False)
         self._may_create = self._may_create and create
-        deadline = time.monotonic() + self._timeout
-        try:
-            self._check(deadline)
-        finally:
-            self._disconnect(deadline)
+        with closing(self._connect(time.monotonic() + self._timeout)) as connection:
+            self._insert(connection, list, time.monotonic() + self._timeout)
 
     def close(self) -> None:
         if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
         deadline = time.monotonic() + self._timeout
-        with self._lock:
-            batches = self._uncollected_batches.copy()
-        for batch in batches:
-            if batch.plants:
-                with suppress(StoreUnavailable):
-                    self._await_commit(batch, deadline)
         self._closed = True
-        self._disconnect(deadline)
+        with self._start_lock:
+            for _ in self._threads:
+                self._queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._fail(self._drain(), StoreUnavailable(_CLOSED))
+        while reader := self._take_idle_reader():
+            reader.close()
 
-    def _check_open(self) -> None:
+    def _take_idle_reader(self) -> _Connection | None:
+        with suppress(IndexError):
+            reader = self._idle_readers.pop()
+            if self._is_usable(reader):
+                return reader
+            reader.close()
+        return None
+
+    def _enqueue(self, entry: _Entry) -> None:
         if self._closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable(_CLOSED)
+        if len(self._threads) < self.committers:
+            self._start_committers()
+        self._queue.put(entry)
+        if self._closed:  # It was closed meanwhile, and no committer may be left.
+            self._fail(self._drain(), StoreUnavailable(_CLOSED))
 
-    def _result(self, batch: _Batch, index: int, deadline: float) -> None:
-        """Return once this plant of the batch is stored, or raise its error."""
+    def _start_committers(self) -> None:
+        with self._start_lock:
+            for number in range(len(self._threads), self.committers):
+                # A daemon thread, because a commit that is stuck must not delay the end of the process.
+                thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # The process may not have another thread.
+                    raise StoreUnavailable(str(error)) from None
+                self._threads.append(thread)
+
+    def _run(self, number: int) -> None:
+        """Commit batches until the store is closed; the body of a committer."""
+        connection: _Connection | None = None
+        while (batch := self._next_batch()) is not None:
+            self._due[number] = batch[0].deadline if batch else time.monotonic() + self._timeout
+            connection = self._connected(connection, batch)
+            if connection and not self._commit(connection, batch):
+                connection = None
+            self._due[number] = math.inf
+            del batch  # Do not hold the last plants in memory while waiting.
+        if connection:
+            connection.close()
+
+    def _next_batch(self) -> list[_Entry] | None:
+        """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
         try:
-            error = (batch.outcomes or self._await_commit(batch, deadline))[index]
-        except StoreUnavailable as unavailable:
-            error = unavailable
-        if error:
-            if isinstance(error, StoreUnavailable):
-                self._breaker.record_failure(error)
+            entry = self._queue.get(timeout=RETRY_SECONDS if self._outage.is_logged else None)
+        except Empty:
+            return []
+        return None if entry is None else [entry]
+
+    def _take(self, batch: list[_Entry]) -> list[Plant]:
+        """Fill the batch with what is queued, and return its plants."""
+        room = _MAX_CHARACTERS - batch[0].characters if batch else _MAX_CHARACTERS
+        now = time.monotonic()
+        late: list[_Entry] = []
+        while len(batch) < MAX_BATCH and room > 0:
             try:
-                raise error
-            finally:
-                del error, batch  # Otherwise, the exception and this frame would refer to each other.
+                entry = self._queue.get_nowait()
+            except Empty:
+                break
+            if entry is None:
+                self._queue.put(None)
+                break
+            room -= entry.characters
+            (late if entry.deadline < now else batch).append(entry)
+        if late:
+            self._fail(late, StoreUnavailable(NO_RESPONSE))
+        return [entry.plant for entry in batch if entry.plant]
 
-    def _await_commit(self, batch: _Batch, deadline: float) -> Outcomes:
-        """Return the outcomes once this thread, the leader, or another one has committed the batch.
-
-        :raises StoreUnavailable: the leader does not finish in time, or is retrying in an outage.
-        """
-        if not batch.leader_lock.acquire(blocking=False):
-            self._breaker.raise_if_open()
-            if not batch.leader_lock.acquire(timeout=max(0, deadline - time.monotonic())):
-                raise StoreUnavailable("no response in time")
+    def _connected(self, connection: _Connection | None, batch: list[_Entry]) -> _Connection | None:
+        """Return this connection or, if it cannot be used, a new one; return None if that fails."""
+        if connection in self._connections and self._is_usable(connection):
+            return connection
+        if self.committers > 1:  # Connecting may take long, so leave the batch to the others.
+            for entry in batch:
+                self._queue.put(entry)
+            batch.clear()
         try:
-            return batch.outcomes or self._commit(batch, deadline)
-        finally:
-            batch.leader_lock.release()
+            if connection:
+                self._discard(connection)
+            with self._connect_lock:  # If the server has no room for all, those that connect first go on.
+                connection = self._connect(time.monotonic() + self._timeout)
+        except BaseException as error:
+            if self._connections:  # Other committers are connected.
+                time.sleep(_RECONNECT_SECONDS)
+            else:
+                self._go_down(batch, _unavailable(error))
+            return None
+        self._connections.add(connection)
+        return connection
 
-    def _commit(self, batch: _Batch, deadline: float) -> Outcomes:
-        def collect() -> list[Plant]:
-            with self._lock:
-                if batch in self._uncollected_batches:
-                    self._uncollected_batches.remove(batch)
-                    if not self._uncollected_batches:
-                        self._uncollected_batches.append(_Batch())
-            return batch.plants
-
-        self._owner.check()  # The plant may have been submitted before a fork.
-        outcomes: Outcomes = []
+    def _commit(self, connection: _Connection, batch: list[_Entry]) -> bool:
+        """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
+        began = time.monotonic()
+        if batch and batch[0].deadline < began:
+            self._fail([batch.pop()], StoreUnavailable(NO_RESPONSE))
+        deadline = batch[0].deadline if batch else began + self._timeout
         try:
-            outcomes = self._insert_or_bisect(collect, deadline)
-        finally:
-            # If the leader is interrupted, for example by Ctrl-C, no follower is left waiting.
-            batch.outcomes = outcomes or [StoreUnavailable("the commit was interrupted") for _ in collect()]
-            plants, batch.plants = batch.plants, []
-        if None in outcomes:
-            self._failure = None
-            self._last_stored = plants[outcomes.index(None)]
-            self._breaker.written_at = time.monotonic()
-        else:
-            failures = (each for each in outcomes if isinstance(each, PlantRefused | StoreUnavailable))
-            self._failure = next(failures, self._failure)
-        return outcomes
+            outcomes = self._insert(connection, partial(self._take, batch), deadline)
+        except BaseException as error:
+            self._discard(connection)
+            self._connections.clear()  # What has broken this connection may have broken the others, too.
+            unavailable = _unavailable(error)
+            if self._stored_at <= began:  # No other committer has stored plants meanwhile.
+                self._go_down(batch, unavailable)
+            else:
+                self._fail(batch, unavailable)
+            return False
+        self._note(outcomes)
+        remaining = iter(outcomes)
+        for entry in batch:
+            outcome = next(remaining) if entry.plant else None
+            if isinstance(outcome, StoreUnavailable):
+                self._fail([entry], outcome)
+            else:
+                entry.done(outcome and outcome.with_traceback(None))  # Its frames would refer to the whole batch.
+        return True
 
-    def _insert_or_bisect(self, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        try:
-            return self._breaker.run(partial(self._insert, collect), deadline)
-        except StoreUnavailable as error:
+    def _note(self, outcomes: Outcomes) -> None:
+        """Remember what a commit says of the store."""
+        refusals = [each for each in outcomes if isinstance(each, PlantRefused)]
+        if refusals and len(refusals) == len(outcomes):
+            self._refusal, self._refused_at = str(refusals[0]), time.monotonic()
+        elif None in outcomes or not outcomes:  # An id in use says nothing, for example of a full disk.
+            self._refusal = ""
+            self._stored_at = time.monotonic()
+            self._outage.record_success()
+
+    def _go_down(self, batch: list[_Entry], error: StoreUnavailable) -> None:
+        """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""
+        self._outage.reason = str(error)
+        self._outage.record_failure(str(error), rejected=0)
+        self._fail([*batch, *self._drain()], error)
+
+    def _drain(self) -> list[_Entry]:
+        entries: list[_Entry] = []
+        with suppress(Empty):
+            while (entry := self._queue.get_nowait()) is not None:
+                entries.append(entry)
+            self._queue.put(None)
+        return entries
+
+    def _fail(self, entries: list[_Entry], error: StoreUnavailable) -> None:
+        for plant, _, _, done in entries:
+            self._outage.record_failure(str(error), rejected=1 if plant else 0)
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
-            return [type(error)(*error.args) for _ in collect()]
-        except PlantRejected as error:
-            plants = collect()
-            if len(plants) == 1:
-                return [error.reason]
-            # Bisect the batch, so that only the rejected plants fail.
-            middle = len(plants) // 2
-            outcomes: Outcomes = []
-            for half in (plants[:middle], plants[middle:]):
-                outcomes += self._insert_or_bisect(half.copy, deadline)
-            if error.may_be_stored:
-                unknown = "the id is in use, perhaps by this plant"
-                outcomes = [StoreUnavailable(unknown) if isinstance(each, PlantIdInUse) else each for each in outcomes]
-            return outcomes
+            done(StoreUnavailable(*error.args))
+
+    def _discard(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        connection.close()
+
+
+def _unavailable(error: BaseException) -> StoreUnavailable:
+    if isinstance(error, StoreUnavailable):
+        return error
+    _log.error("a commit failed", exc_info=error)
+    return StoreUnavailable(f"{type(error).__name__}; the log has the details")
 
 
 def _count_characters(plant: Plant) -> int:

@@ -10,7 +10,6 @@ class MemoryStore(PlantStore):
     """Plants in a dictionary. They are lost when the process ends."""
 
     worker_threads = 1  # The store never blocks.
-    max_batch = 1
     multiprocess = False
 
     def __init__(self) -> None:

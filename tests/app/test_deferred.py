@@ -1,8 +1,8 @@
-"""Responses that wait for a commit, whatever wraps the application, Falcon or the store."""
+"""Creates whose commit the server waits for, whatever wraps the application, Falcon or the store."""
 
 import io
 import logging
-import socket
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -22,40 +22,62 @@ from werkzeug.test import run_wsgi_app
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.server.request import Listener, Request
-from plants.server.threads import Call
-from plants.stores import GroupCommitStore, submit_of
+from plants.server.request import Request, SizedBody
+from plants.server.response import Response
+from plants.server.threads import Calls
+from plants.stores import Done, GroupCommitStore, group_commit_of
 from plants.stores.memory import MemoryStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
 from tests.support.calls import no_reference_cycle
+from tests.support.loop_driver import new_request
+from tests.support.process import wait_until
 
 App = Callable[..., Iterable[bytes]]
 Patch = pytest.MonkeyPatch
 LOG = logging.getLogger("tests.server")
 
 
-def calls_of(app: App, *bodies: bytes, path: str = "/plants", is_batch: bool = True) -> list[Call]:
-    """Call the application for each body, as a thread of the server does for a batch."""
-    calls = []
-    with socket.socket() as sock:
-        for body in bodies:
-            request = Request(Listener(sock, app), {}, 0.0)
-            environ = {"REQUEST_METHOD": "POST", "PATH_INFO": path, "SCRIPT_NAME": "", "QUERY_STRING": ""}
-            environ |= {"CONTENT_LENGTH": str(len(body)), "CONTENT_TYPE": "application/json"}
-            request.environ |= environ | {"HTTP_AUTHORIZATION": f"Bearer {TOKEN}", "SERVER_PROTOCOL": "HTTP/1.1"}
-            setup_testing_defaults(request.environ)
-            request.environ["wsgi.errors"] = io.StringIO()
-            calls.append(Call(request, body, LOG, [] if is_batch else None))
-    return calls
+def results(app: App, *bodies: bytes, path: str = "/plants") -> list[tuple[int, bytes]]:
+    """Create plants as the server does; return the status and the body of each response, in the order of the plants.
+
+    An application that failed is a 500.
+    """
+    return [(int(each.status[:3]), each.body) if each else (500, b"") for each in responses(app, *bodies, path=path)]
 
 
-def results(calls: list[Call]) -> list[tuple[int, bytes]]:
-    """Return the status and the body of each response; None, an application that failed, is a 500."""
-    responses = [call.response() for call in calls]
-    return [(int(each.status[:3]), each.body) if each else (500, b"") for each in responses]
+def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response | None]:
+    reader, writer = os.pipe()
+    calls = Calls(LOG, writer)
+    no_connection: Any = None
+    requests = [new_request(app, **ENVIRON, PATH_INFO=path, CONTENT_LENGTH=str(len(body))) for body in bodies]
+    for request, body in zip(requests, bodies, strict=True):
+        request.body = SizedBody(len(body))
+        request.body.feed(body)
+        setup_testing_defaults(request.environ)
+        request.environ["wsgi.errors"] = io.StringIO()
+        calls.call((no_connection, request))
+    calls.begin()
+    found: dict[Request, Response | None] = {}
+
+    def are_complete() -> bool:
+        found.update((request, response) for _, request, response in calls.completed())
+        return len(found) == len(requests)
+
+    wait_until(are_complete)
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    return [found[request] for request in requests]
 
 
+ENVIRON = {
+    "REQUEST_METHOD": "POST",
+    "SCRIPT_NAME": "",
+    "QUERY_STRING": "",
+    "CONTENT_TYPE": "application/json",
+    "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+}
 PLANTS = [new_plant(id=plant_id) for plant_id in (1, 1, 2)]
 SUCCESS = (200, b'{"name": "Fern"}')
 IN_USE = (400, b'{"error": 40003, "message": "The id 1 is in use."}')
@@ -67,29 +89,23 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
         yield store
 
 
-def test_reading_any_response_commits_the_whole_batch(app: App, store: PlantStore) -> None:
-    first, second, third = calls_of(app, *PLANTS)
-    assert store.get(1) is None
-    assert results([second]) == [IN_USE]
-    assert store.get(2)
-    assert results([third, first]) == [SUCCESS, SUCCESS]
-
-
 class FailingStore(GroupCommitStore):
     """A store whose commit fails, or whose submit."""
 
-    def __init__(self, error: BaseException, *, submits: bool) -> None:
+    timeout = 60
+
+    def __init__(self, error: Any, *, submits: bool) -> None:
         self._error = error
         self._submits = submits
 
-    def submit(self, plant: Plant) -> Callable[[], None]:  # noqa: ARG002  # Every commit fails.
-        return self.fail if self._submits else self.fail()
+    def submit(self, plant: Plant, done: Done) -> None:  # noqa: ARG002  # Every commit fails.
+        if not self._submits:
+            raise self._error
+        done(self._error)
 
-    def fail(self) -> Any:
-        raise self._error
-
+    def raise_if_down(self) -> None: ...
+    def submit_check(self, done: Done) -> None: ...
     def get(self, plant_id: int) -> None: ...
-    def check(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -106,19 +122,12 @@ ERRORS = {
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(FailingStore(error, submits=submits), tokens=[TOKEN])
-    environs: list[dict[str, Any]] = []
-
-    def recording(environ: Any, start_response: Any) -> Iterable[bytes]:
-        environs.append(environ)
-        return app(environ, start_response)
-
     found = []
-    for is_batch in (True, False):
-        (call,) = calls_of(recording, new_plant(), is_batch=is_batch)
-        response = call.response()
+    for each in (app, partial(waiting, app)):
+        [response] = responses(each, new_plant())
         assert response
         log = [(record.name, record.levelno, record.message, bool(record.exc_info)) for record in caplog.records]
-        found.append((response.status, response.head, response.body, environs[-1]["plants.error"], log))
+        found.append((response.status, response.head, response.body, log))
         caplog.clear()
     assert found[0] == found[1]
     assert len(log) == isinstance(error, ZeroDivisionError | falcon.HTTPStatus)
@@ -127,14 +136,37 @@ def test_a_pending_error_is_like_any_other(error: Exception, submits: bool, capl
 @pytest.mark.parametrize("submits", [True, False], ids=["commit", "submit"])
 def test_a_commit_that_is_interrupted_ends_no_thread(submits: bool, caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(FailingStore(SystemExit(3), submits=submits), tokens=[TOKEN])
-    assert [status for status, _ in results(calls_of(app, *PLANTS))] == [500] * 3
+    assert [status for status, _ in results(app, *PLANTS)] == [500] * 3
     assert caplog.text.count("SystemExit: 3") == 3
 
 
 def test_a_response_leaves_no_reference_cycle(app: App) -> None:
-    results(calls_of(app, *PLANTS))
+    results(app, *PLANTS)
     with no_reference_cycle():
-        assert [status for status, _ in results(calls_of(app, *PLANTS))] == [400] * 3
+        assert [status for status, _ in results(app, *PLANTS)] == [400] * 3
+
+
+def waiting(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Let the application wait for the commit, so that this middleware sees a failure."""
+    environ.pop("server.pending", None)
+    return app(environ, start_response)
+
+
+def test_an_outage_is_seen_by_middleware_while_the_store_is_down(app: App, tmp_path: Path) -> None:
+    seen = []
+
+    def recording(environ: Any, start_response: Any) -> Iterable[bytes]:
+        def start(status: str, *rest: Any) -> Any:
+            seen.append(status[:3])
+            return start_response(status, *rest)
+
+        return app(environ, start)
+
+    assert results(recording, PLANTS[0]) == [SUCCESS]
+    (tmp_path / "plants.db").unlink()
+    while seen[-1] == "200":
+        [(status, _)] = results(recording, PLANTS[2])
+        assert status == 503
 
 
 # Wrappers: error reporters and tracing agents wrap falcon.App.__call__, and middleware wraps the application
@@ -228,7 +260,7 @@ def test_a_wrapper_changes_no_result(
         monkeypatch.setattr(falcon.App, "__call__", lambda own, *arguments: wrapper(partial(call, own), *arguments))
     else:
         app = partial(wrapper, app)
-    assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
+    assert results(app, *PLANTS) == [SUCCESS, IN_USE, SUCCESS]
     assert store.get(2)
     assert "failed" not in caplog.text
 
@@ -243,21 +275,33 @@ def test_a_wrapper_of_falcon_that_raises_stores_nothing(
         raise RuntimeError
 
     monkeypatch.setattr(falcon.App, "__call__", raising)
-    assert results(calls_of(app, *PLANTS)) == [(500, b"")] * 3
+    assert results(app, *PLANTS) == [(500, b"")] * 3
     store.close()
     with closing(SQLiteStore(f"{tmp_path}/plants.db")) as reopened:
         assert [reopened.get(plant_id) for plant_id in (1, 2)] == [None, None]
 
 
-def test_an_error_of_a_host_is_logged_although_the_create_failed(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    def failing(*arguments: Any) -> Iterable[bytes]:
-        app(*arguments)
-        raise ZeroDivisionError
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "not read"])
+def test_a_host_that_fails_stores_nothing(app: App, store: PlantStore, caplog: Any, *, is_read: bool) -> None:
+    def failing(environ: Any, start_response: Any) -> Iterator[bytes]:
+        response = app(environ, start_response)
+        if is_read:
+            yield from response
+        raise RuntimeError("the host failed")
 
-    results(calls_of(app, PLANTS[0]))
-    with caplog.at_level("DEBUG"):
-        assert results(calls_of(failing, PLANTS[0])) == [IN_USE]
-    assert caplog.messages[-1] == "the application failed"
+    assert results(failing, PLANTS[0]) == [(500, b"")]
+    assert "the host failed" in caplog.text
+    assert store.get(1) is None
+
+
+def test_a_plant_that_a_host_rejects_is_not_stored(app: App, store: PlantStore) -> None:
+    def rejecting(environ: Any, start_response: Any) -> Iterable[bytes]:
+        app(environ, lambda *_: list)
+        start_response("403 Forbidden", [])
+        return [b"not today"]
+
+    assert results(rejecting, PLANTS[0]) == [(403, b"not today")]
+    assert store.get(1) is None
 
 
 def bottle_mount(app: App) -> App:
@@ -279,19 +323,19 @@ def dispatcher(app: App) -> App:
 
 @pytest.mark.parametrize("mount", [bottle_mount, pyramid_view, dispatcher])
 def test_a_host_changes_no_result(mount: Callable[[App], App], app: App, store: PlantStore, caplog: Any) -> None:
-    assert results(calls_of(mount(app), *PLANTS, path="/store/plants")) == [SUCCESS, IN_USE, SUCCESS]
+    assert results(mount(app), *PLANTS, path="/store/plants") == [SUCCESS, IN_USE, SUCCESS]
     assert store.get(2)
     assert "failed" not in caplog.text
 
 
-def test_middleware_adds_headers_to_a_pending_error(app: App) -> None:
+def test_middleware_that_waits_adds_headers_to_a_failure(app: App) -> None:
     def cors(environ: Any, start_response: Any) -> Iterable[bytes]:
         def start(status: str, headers: Any, *exc_info: Any) -> Any:
             return start_response(status, [*headers, ("Access-Control-Allow-Origin", "*")], *exc_info)
 
-        return app(environ, start)
+        return waiting(app, environ, start)
 
-    _, in_use, _ = [call.response() for call in calls_of(cors, *PLANTS)]
+    _, in_use, _ = responses(cors, *PLANTS)
     assert in_use
     assert in_use.status == "400 Bad Request"
     assert in_use.head.count(b"Access-Control-Allow-Origin: *") == 1
@@ -312,40 +356,14 @@ def importing(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
     return [b" ".join(statuses)]
 
 
-def mapping(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
-    def start(status: str, *rest: Any) -> Any:
-        return start_response(status.replace("400 Bad Request", "409 Conflict"), *rest)
-
-    return app(environ, start)
+def test_a_host_that_waits_makes_a_response_of_several(app: App) -> None:
+    assert results(partial(waiting, partial(importing, app)), b"") == [(200, b"200 400 200")]
 
 
-def dropping_late(app: App, environ: Any, start_response: Any) -> Iterator[bytes]:
-    app(environ, lambda *_: list)
-    start_response("200 OK", [])
-    yield SUCCESS[1]
-
-
-def test_a_host_that_has_read_the_responses_makes_its_own(app: App) -> None:
-    assert results(calls_of(partial(importing, app), b"")) == [(200, b"200 400 200")]
-
-
-def test_middleware_may_replace_the_status_of_an_error(app: App) -> None:
-    statuses = [status for status, _ in results(calls_of(partial(mapping, app), *PLANTS))]
-    assert statuses == [200, 409, 200]
-
-
-def test_a_generator_that_drops_the_response_waits_for_the_commit(app: App, store: PlantStore) -> None:
-    assert results(calls_of(partial(dropping_late, app), *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
-    assert store.get(2)
-
-
-def test_a_host_that_fails_after_a_commit_is_a_500(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    def failing(environ: Any, start_response: Any) -> Iterator[bytes]:
-        yield from app(environ, start_response)
-        raise RuntimeError("the host failed")
-
-    assert results(calls_of(failing, new_plant())) == [(500, b"")]
-    assert "the host failed" in caplog.text
+def test_a_host_with_several_creates_gets_the_first_failure(app: App, store: PlantStore) -> None:
+    assert results(partial(importing, app), b"") == [IN_USE]
+    assert store.get(1)
+    assert store.get(2) is None
 
 
 # Stores whose add was replaced
@@ -402,12 +420,10 @@ def test_an_add_that_was_replaced_is_called(
     add = Add(GroupCommitStore.add)
     if other := replace(store, add, monkeypatch):
         app = plants.create_app(other, tokens=[TOKEN])
-    assert results(calls_of(app, *PLANTS)) == [SUCCESS, IN_USE, SUCCESS]
+    assert results(app, *PLANTS) == [SUCCESS, IN_USE, SUCCESS]
     assert add.seen == [1, 1, 2]
 
 
 def test_only_the_add_of_group_commit_is_bypassed(store: PlantStore) -> None:
-    submit = submit_of(store)
-    assert submit
-    assert submit == store.submit  # type: ignore[attr-defined]
-    assert submit_of(MemoryStore()) is None
+    assert group_commit_of(store) is store
+    assert group_commit_of(MemoryStore()) is None

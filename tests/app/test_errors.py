@@ -60,7 +60,7 @@ def test_any_http_error_has_a_code_and_a_short_message() -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_has_a_message(code: ErrorCode) -> None:
-    assert json.loads(error_response(http_error(code), {})[2]) == {"error": code, "message": code.message}
+    assert json.loads(error_response(http_error(code))[2]) == {"error": code, "message": code.message}
 
 
 def test_a_code_without_a_message_uses_the_status_phrase() -> None:

@@ -29,6 +29,7 @@ from plants.stores.postgres import PostgresStore
 from tests.audits.deployment import Deployment, read_plant
 from tests.audits.kills import Attempts, JournaledLoad, audit_load, audit_race, compete
 from tests.audits.report import audit_parser, report_findings
+from tests.stores.test_every_store import submit
 
 CLIENTS_PER_SERVICE = 16
 
@@ -37,11 +38,11 @@ def batch(store: PostgresStore) -> Counter[str]:
     """Submit a batch of plants that belong to different nodes, one with an id in use; return the findings."""
     used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(128))
     store.add(used)
-    pending = [(plant, store.submit(plant)) for plant in (*others, used._replace(name="another"))]
+    pending = [(plant, submit(store, plant)) for plant in (*others, used._replace(name="another"))]
     findings: Counter[str] = Counter()
-    for plant, add in pending:
+    for plant, future in pending:
         try:
-            add()
+            future.result()
             findings["stored (batch)" if read_plant(store, plant.id) == plant else "! lost (batch)"] += 1
         except PlantIdInUse:
             findings["in use (batch)" if read_plant(store, plant.id) == used else "! reported as in use (batch)"] += 1

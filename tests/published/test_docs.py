@@ -20,7 +20,7 @@ from plants.hosting.settings import SETTINGS
 from plants.hosting.worker import Worker
 from plants.schemas import PlantSchema
 from plants.server import bounds, tls
-from plants.stores.group_commit import BatchStore
+from plants.stores.group_commit import MAX_BATCH
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Send, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT, SERVE, Service, serving
@@ -128,7 +128,7 @@ def test_the_table_of_limits_agrees_with_the_code() -> None:
     assert f"| {bounds.CONNECTION_BYTES >> 10} KiB in every state, {extra >> 10} KiB more with TLS |" in table
     sizes = f"bodies above {bounds.SMALL_BODY_BYTES >> 10} KiB, and responses above {bounds.SMALL_RESPONSE_BYTES >> 10}"
     assert f"| {sizes} KiB | {bounds.PLACES} connections of a process at the same time;" in table
-    assert f"| {BatchStore.max_batch}, with " in table
+    assert f"| {MAX_BATCH}, or " in table
     handshake = f"{tls.HANDSHAKE_BYTES >> 10} KiB of handshake, {tls.HANDSHAKE_BYTES_WITH_CERTIFICATE >> 10} KiB if"
     assert f"| TLS | {handshake} the client must send a certificate |" in table
     # A body may have U+007F as one byte; the response escapes it.

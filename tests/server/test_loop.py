@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RES
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
+from plants.server.threads import current
 from tests.support.loop_driver import (
     CONFIG,
     GET,
@@ -607,7 +609,75 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy(make: Make) -> Non
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_each_completed_batch_wakes_the_loop(make: Make) -> None:
+class PendingApp:
+    """An application that leaves work for each part of the path; ``done`` has what completes it, once it has begun."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, Any] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        for part in environ["PATH_INFO"].split("+"):
+            environ["server.pending"].append((partial(self.begin, part), partial(self.fail, part)))
+        start_response("200 OK" if part != "/rejected" else "400 Bad Request", [])
+        return [b"late"]
+
+    def begin(self, part: str, done: Any) -> None:
+        if part == "/down":
+            raise RuntimeError("down")
+        self.done[part] = done
+
+    @staticmethod
+    def fail(part: str, error: BaseException) -> tuple[str, list[tuple[str, str]], bytes]:
+        assert current.request
+        assert part != "/worse"
+        return "503 Service Unavailable", [], str(error).encode()
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads: int) -> None:
+    app = PendingApp()
+    driver = make(app=app, threads=threads)
+    (first, _), (second, _), (both, _) = (driver.connect(get(path)) for path in ("/first", "/second", "/third+/fourth"))
+    driver.run_until(lambda: app.done.keys() == {"/first", "/second", "/third"})
+    app.done["/second"](None)
+    driver.run_until_readable(second)
+    assert second.recv(1000).endswith(b"\r\n\r\nlate")
+    assert not is_readable(first)
+    app.done["/first"](RuntimeError("lost"))
+    driver.run_until_readable(first)
+    assert first.recv(1000).endswith(b"\r\n\r\nlost")
+    app.done["/third"](None)
+    app.done["/fourth"](None)
+    driver.run_until_readable(both)
+    assert both.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, caplog: pytest.LogCaptureFixture) -> None:
+    app = PendingApp()
+    driver = make(app=app, threads=threads)
+    for path, status in {"/down": 503, "/worse": 500, "/rejected": 400, "/first": 503}.items():
+        client, _ = driver.connect(get(path))
+        if path in ("/worse", "/first"):
+            driver.run_until(lambda path=path: path in app.done)
+            app.done[path](SystemExit())
+        driver.run_until_readable(client)
+        assert client.recv(1000).startswith(b"HTTP/1.1 %d" % status)
+    assert "/rejected" not in app.done
+    assert caplog.messages == ["the response to a failure failed"]
+
+
+def test_a_slow_call_delays_no_other_response(make: Make) -> None:
+    gated = GatedApp()
+    driver = make(app=gated, threads=2)
+    slow, *fast = [driver.connect(get(path))[0] for path in ("/slow", *["/free"] * 20)]
+    driver.run_until_readable(*fast)
+    assert not is_readable(slow)
+    gated.gate.set()
+    driver.run_until_readable(slow)
+
+
+def test_each_completed_request_wakes_the_loop(make: Make) -> None:
     driver = make(threads=1, body_bytes=10**6)
     client, connection = driver.connect()
     for data in (GET, GET, post("/late", 40_000)):

@@ -1,13 +1,14 @@
 """The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
+import itertools
 import multiprocessing
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +16,23 @@ from typing import Any, cast
 import pytest
 
 from plants.store_suite import StoreSuite
-from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, columns_of, open_store
-from plants.stores.group_commit import BatchStore
+from plants.stores import (
+    Done,
+    GroupCommitStore,
+    Plant,
+    PlantIdInUse,
+    PlantStore,
+    StoreUnavailable,
+    columns_of,
+    open_store,
+)
 from plants.stores.sqlite import SQLiteStore
+from tests.support.calls import no_reference_cycle
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import PATIENCE_SECONDS, wait_until
 
 FORKING = """
-import logging, os, sys
+import os, sys
 from plants.stores import Plant, StoreUnavailable, open_store
 
 def in_a_child(*uses):
@@ -47,19 +57,16 @@ store = open_store(sys.argv[1])
 """
 AFTER_USE = """
 store.add(Plant(1, "parent"))
-pending = store.submit(Plant(2, "parent")) if hasattr(store, "submit") else store.check
-uses = [lambda: store.add(Plant(3, "child")), lambda: store.get(1), store.check]
+uses = [lambda: store.add(Plant(2, "child")), lambda: store.get(1), store.check]
 in_a_child(*map(unavailable, uses), store.close)
-in_a_child(logging.disable, unavailable(pending))
 in_a_child(store.close)
-pending()
-store.add(Plant(4, "parent"))
+store.add(Plant(2, "parent"))
 store.close()
 """
 PREPARED = """
 store.prepare()
 for number in (1, 2):
-    in_a_child(lambda: store.submit(Plant(number, "child"))(), store.close)
+    in_a_child(lambda: store.add(Plant(number, "child")), store.close)
 assert store.get(2) == Plant(2, "child")
 """
 
@@ -90,10 +97,25 @@ def outcome(result: Callable[[], None]) -> str:
     return "added"
 
 
-def add_together(store: BatchStore, plants: Iterable[Plant]) -> list[str]:
+def submit(store: GroupCommitStore, plant: Plant) -> Future[None]:
+    """Submit a plant, and return a future with its outcome."""
+    return future_of(partial(store.submit, plant))
+
+
+def future_of(begin: Callable[[Done], None]) -> Future[None]:
+    future: Future[None] = Future()
+
+    def done(error: Exception | None) -> None:
+        future.set_exception(error) if error else future.set_result(None)
+
+    begin(done)
+    return future
+
+
+def add_together(store: GroupCommitStore, plants: Iterable[Plant]) -> list[str]:
     """Submit all plants before asking for the first result."""
-    pending = [store.submit(plant) for plant in plants]
-    return [outcome(each) for each in pending]
+    futures = [submit(store, plant) for plant in plants]
+    return [outcome(future.result) for future in futures]
 
 
 def reason(store: PlantStore) -> str:
@@ -145,45 +167,64 @@ class StoreContract(StoreSuite):
 class PersistentContract(StoreContract):
     """Tests of a store that commits in batches and outlives its processes."""
 
-    def test_a_batch_ends_at_two_million_characters(self, store: BatchStore) -> None:
-        plants = [Plant(1, "n" * 999_999, "t"), Plant(2, "n" * 1_000_000), Plant(3, "fern")]
-        first, second, third = map(store.submit, plants)
-        first()
-        assert [store.get(plant_id) for plant_id in (1, 2, 3)] == [*plants[:2], None]
-        second()
-        third()
-        assert store.get(3) == plants[2]
+    def test_more_plants_than_a_batch_holds_are_stored(self, store: GroupCommitStore) -> None:
+        plants = [Plant(plant_id, f"plant {plant_id}") for plant_id in range(2000)]
+        assert set(add_together(store, plants)) == {"added"}
+        assert [store.get(plant_id) for plant_id in (0, 1999)] == [plants[0], plants[-1]]
 
-    def test_the_results_of_a_batch_are_available_twice(self, store: BatchStore) -> None:
-        pending = [store.submit(Plant(1, "fern")) for _ in range(2)]
-        for _ in range(2):
-            assert [outcome(each) for each in pending] == ["added", "in use"]
+    def test_the_largest_plants_are_stored(self, store: GroupCommitStore) -> None:
+        plants = [Plant(plant_id, f"{plant_id:x<1000000}", f"{plant_id:y<1000000}") for plant_id in range(4)]
+        assert add_together(store, plants) == ["added"] * 4
+        assert [store.get(plant.id) for plant in plants] == plants
+
+    def test_an_id_in_use_within_a_batch_is_rejected(self, store: GroupCommitStore) -> None:
+        outcomes = add_together(store, [Plant(plant_id % 16, "oak") for plant_id in range(32)])
+        assert sorted(outcomes) == ["added"] * 16 + ["in use"] * 16
+        assert all({*outcomes[plant_id::16]} == {"added", "in use"} for plant_id in range(16))
 
     @pytest.mark.parametrize("fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak")], ids=repr)
-    def test_a_plant_of_the_wrong_type_fails_alone(self, store: BatchStore, fields: Any) -> None:
-        pending = store.submit(Plant(2, "fern"))
+    def test_a_plant_of_the_wrong_type_fails_alone(self, store: GroupCommitStore, fields: Any) -> None:
+        future = submit(store, Plant(2, "fern"))
         with pytest.raises(TypeError):
             store.add(Plant(*fields))
-        pending()
+        future.result()
         store.check()  # It is no outage.
         assert store.get(1) is None
 
     @pytest.mark.parametrize("plant", [Plant(2**63, "oak"), Plant(1, "\ud800")], ids=["large id", "surrogate"])
-    def test_a_plant_that_the_store_cannot_hold_fails_alone(self, store: BatchStore, plant: Plant) -> None:
+    def test_a_plant_that_the_store_cannot_hold_fails_alone(self, store: GroupCommitStore, plant: Plant) -> None:
         assert add_together(store, [Plant(3, "oak"), plant, Plant(2, "fern")]) == ["added", "rejected", "added"]
 
-    def test_closing_a_store_commits_the_submitted_plants(self, store: BatchStore, store_url: str) -> None:
-        full, _, last = [store.submit(Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
+    def test_closing_a_store_commits_the_submitted_plants(self, store: GroupCommitStore, store_url: str) -> None:
+        futures = [submit(store, Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
         store.close()
-        full()
-        last()
+        assert all(future.done() for future in futures)
+        for use in (store.check, partial(store.add, Plant(4, "oak")), partial(store.get, 1)):
+            with pytest.raises(StoreUnavailable, match="the store is closed"):
+                use()
         with contextlib.closing(open_store(store_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
+
+    def test_every_future_completes_while_a_store_is_closed(self, store_url: str) -> None:
+        futures: list[Future[None]] = []
+
+        def submit_many(store: GroupCommitStore) -> None:
+            with contextlib.suppress(StoreUnavailable):
+                futures.extend(submit(store, Plant(plant_id, "oak")) for plant_id in itertools.count())
+
+        with ThreadPoolExecutor(3) as threads:
+            for _ in range(10):
+                futures.clear()
+                with contextlib.closing(cast(GroupCommitStore, open_store(store_url))) as store:
+                    submitting = [threads.submit(submit_many, store) for _ in range(3)]
+                    wait_until(lambda: len(futures) > 10)
+                assert all(each.exception() is None for each in submitting)
+                assert {outcome(future.result) for future in futures} <= {"added", "in use", "unavailable"}
 
     def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
         assert "unavailable" not in run_forking(PREPARED, store_url)
 
-    def test_prepare_without_create_does_not_create_the_store(self, store: BatchStore, store_url: str) -> None:
+    def test_prepare_without_create_does_not_create_the_store(self, store: GroupCommitStore, store_url: str) -> None:
         for use in (partial(store.prepare, create=False), store.check):
             with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
                 use()
@@ -194,15 +235,14 @@ class PersistentContract(StoreContract):
             wait_until(lambda: is_available(store))
 
     def test_an_outage_logs_its_start_and_its_end(
-        self, store: BatchStore, store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, store: GroupCommitStore, store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.0)
         with pytest.raises(StoreUnavailable):
             store.prepare(create=False)
         assert not is_available(store)  # A probe does not count as a rejected request.
-        for first_id in range(0, 20, 5):
-            plants = [Plant(first_id + number, "secret\nname") for number in range(5)]
-            assert add_together(store, plants) == ["unavailable"] * 5
+        for plant_id in range(20):
+            assert outcome(partial(store.add, Plant(plant_id, "secret\nname"))) == "unavailable"
         with contextlib.closing(open_store(store_url)) as creator:
             creator.prepare()
         wait_until(lambda: is_available(store))
@@ -234,9 +274,20 @@ class TestSQLiteStore(PersistentContract):
         return f"sqlite:///{tmp_path}/plants.db"
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[BatchStore]:
+    def store(self, tmp_path: Path) -> Iterator[GroupCommitStore]:
         with contextlib.closing(SQLiteStore(f"{tmp_path}/plants.db", PATIENCE_SECONDS)) as store:
             yield store
+
+    def test_errors_leave_no_reference_cycles(self, store: GroupCommitStore, store_url: str) -> None:
+        store.add(Plant(1, "oak"))
+        with contextlib.closing(open_store(f"{store_url}-of-nobody")) as unusable, no_reference_cycle():
+            assert outcome(partial(store.add, Plant(1, "oak"))) == "in use"
+            assert outcome(partial(store.add, Plant(1, "\ud800"))) == "rejected"
+            with pytest.raises(StoreUnavailable):
+                unusable.prepare(create=False)
+            for use in (partial(unusable.add, Plant(1, "oak")), unusable.check) * 3:
+                with pytest.raises(StoreUnavailable):
+                    use()
 
 
 class TestPostgresStore(PersistentContract):
@@ -245,7 +296,7 @@ class TestPostgresStore(PersistentContract):
         return server.url
 
     @pytest.fixture
-    def store(self, server: PostgresServer) -> Iterator[BatchStore]:
+    def store(self, server: PostgresServer) -> Iterator[GroupCommitStore]:
         from plants.stores.postgres import PostgresStore
 
         with contextlib.closing(PostgresStore(server.url, PATIENCE_SECONDS)) as store:

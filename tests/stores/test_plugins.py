@@ -34,7 +34,7 @@ class Undeclared(plants.PlantStore):
 def declaring(**variables):
     return lambda url: type("Declaring", (Nameless,), variables)(url)
 
-no_batch = declaring(max_batch=0)
+no_threads = declaring(worker_threads=0)
 text_threads = declaring(worker_threads="16")
 no_answer = declaring(multiprocess=None)
 
@@ -64,7 +64,7 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["Nameless", "Undeclared", "reject", "crash", "forget", "absent"]
-    names += ["text_threads", "no_batch", "no_answer"]
+    names += ["text_threads", "no_threads", "no_answer"]
     schemes = {name.lower(): f"plugins:{name}" for name in names}
     install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
     monkeypatch.syspath_prepend(tmp_path)
@@ -87,7 +87,7 @@ def test_a_store_is_found_by_the_scheme_of_its_entry_point() -> None:
         ("forget", r"^the store forget: \(plugins:forget\) is no plants.PlantStore$"),
         ("undeclared", r"^the store undeclared: \(plugins:Undeclared\) does not declare worker_threads as an int"),
         ("text_threads", "does not declare worker_threads as an int above 0$"),
-        ("no_batch", "does not declare max_batch as an int above 0$"),
+        ("no_threads", "does not declare worker_threads as an int above 0$"),
         ("no_answer", "does not declare multiprocess as a bool$"),
         ("reject", "^the host is missing$"),
         ("mysql", "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$"),

@@ -15,7 +15,7 @@ OWN_STORE = """
 from plants import PlantIdInUse, PlantStore
 
 class OwnStore(PlantStore):
-    worker_threads = max_batch = 1
+    worker_threads = 1
     multiprocess = False
 
     def __init__(self, folder):
@@ -91,7 +91,7 @@ FAULTS = {
     ),
     "returning_a_boolean": (RETURNING_A_BOOLEAN, ["test_a_working_store_passes_its_check"]),
     "without_create": (WITHOUT_CREATE, ["test_a_working_store_passes_its_check"]),
-    "no_max_batch": ("    del max_batch\n", ["test_threads_batch_size_and_processes_are_declared"]),
+    "no_worker_threads": ("    del worker_threads\n", ["test_threads_and_processes_are_declared"]),
 }
 
 

@@ -32,7 +32,6 @@ CONFIG = Config(
     connections=1000,
     max_requests=100_000,
     threads=0,
-    max_batch=10,
     tls=None,
     environ={},
     places=4,
@@ -45,8 +44,6 @@ PIPE = os.pipe()
 
 class Admitting(Service):
     """A service whose clients have shown a token if the path of their request begins with /trusted."""
-
-    non_blocking_paths = frozenset({"/probe"})
 
     def after_head(self, request: Request) -> Response | None:
         request.trusted = request.path.startswith("/trusted")
@@ -78,7 +75,7 @@ class Driver:
     ) -> None:
         self.service = service or Service()
         self.clients: list[socket.socket] = []
-        self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
+        self.listener = Listener(sockets[0] if sockets else socket.socket(), app, non_blocking_paths={"/probe"})
         environ = {"wsgi.errors": sys.stderr, "wsgi.multiprocess": False}
         config = replace(CONFIG, environ=environ, **options)
         self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, PIPE)

@@ -1,0 +1,299 @@
+"""Committers, on a database that a test can break."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from plants.stores import Plant, PlantIdInUse, StoreUnavailable
+from plants.stores.group_commit import BatchStore, Outcomes
+from tests.stores.test_every_store import future_of, is_available, outcome, reason, submit
+from tests.support.hosted import run
+from tests.support.process import wait_until
+
+
+class Connection:
+    def __init__(self, store: "GardenStore") -> None:
+        self.store = store
+        self.lost = False
+
+    def close(self) -> None:
+        self.store.open.remove(self)
+
+
+class GardenStore(BatchStore[Connection]):
+    """A dictionary with room for some connections. Inserts fail if it has a fault.
+
+    A batch with ``stuck_id`` waits until the store is released, and fails. A read waits, too.
+    """
+
+    committers = 2
+    worker_threads = 1
+
+    def __init__(self, timeout: float = 20.0) -> None:
+        super().__init__(timeout)
+        self.plants: dict[int, Plant] = {}
+        self.open: list[Connection] = []
+        self.room = 3
+        self.fault = ""
+        self.refuses_connections = False
+        self.inserts = 0
+        self.reads = 0
+        self.stuck_id: int | None = None
+        self.locked_id: int | None = None  # Only the plant with this id fails.
+        self.released = threading.Event()
+        self.released.set()
+
+    def _connect(self, deadline: float) -> Connection:
+        assert deadline > time.monotonic()
+        if self.refuses_connections or len(self.open) >= self.room:
+            raise StoreUnavailable("no connection")
+        self.open.append(connection := Connection(self))
+        return connection
+
+    def _is_usable(self, connection: Connection) -> bool:
+        return not connection.lost
+
+    def _insert(self, connection: Connection, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+        plants = collect()
+        self.inserts += 1
+        assert not connection.lost
+        if self.stuck_id in {plant.id for plant in plants}:
+            self.released.wait(deadline - time.monotonic())
+            raise StoreUnavailable("a row is locked")
+        if self.fault:
+            raise StoreUnavailable(self.fault)
+        return [self._insert_one(plant) for plant in plants]
+
+    def _insert_one(self, plant: Plant) -> Exception | None:
+        if plant.id == self.locked_id:
+            return StoreUnavailable("another transaction holds the id")
+        return None if self.plants.setdefault(plant.id, plant) is plant else PlantIdInUse(plant.id)
+
+    def _find(self, connection: Connection, plant_id: int, _deadline: float) -> Plant | None:
+        assert not connection.lost
+        self.reads += 1
+        self.released.wait()
+        if self.fault:
+            raise StoreUnavailable(self.fault)
+        return self.plants.get(plant_id)
+
+
+@pytest.fixture
+def store() -> Iterator[GardenStore]:
+    with closing(GardenStore()) as store:
+        yield store
+    assert store.open == []
+
+
+def wait_until_connected(store: GardenStore, *, without: Sequence[Connection] = ()) -> None:
+    """Add plants until both committers have a connection, and none of these."""
+
+    def is_connected() -> bool:
+        store.add(Plant(-1 - len(store.plants), "oak"))
+        return len({*store.open} - {*without}) == len(store.open) == 2
+
+    wait_until(is_connected)
+
+
+def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore) -> None:
+    store.add(Plant(0, "oak"))
+    store.fault = "the disk is full"
+    assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
+    inserts = store.inserts
+    for plant_id in range(1000):
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            store.add(Plant(plant_id, "oak"))
+    assert reason(store) == "the disk is full"
+    assert store.inserts <= inserts + 4
+    store.fault = ""
+    began = time.monotonic()
+    wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) == "added")
+    assert time.monotonic() < began + 5
+
+
+def test_a_failed_commit_is_no_outage_if_another_stores_plants(store: GardenStore) -> None:
+    wait_until_connected(store)
+    store.released.clear()
+    store.stuck_id = 1
+    inserts = store.inserts
+    stuck = submit(store, Plant(1, "oak"))
+    wait_until(lambda: store.inserts > inserts)
+    store.add(Plant(2, "oak"))
+    store.released.set()
+    assert outcome(stuck.result) == "unavailable"
+    store.add(Plant(3, "oak"))
+
+
+def test_a_plant_that_is_unavailable_alone_is_no_outage(store: GardenStore) -> None:
+    store.locked_id = 1
+    futures = [submit(store, Plant(plant_id, "oak")) for plant_id in range(3)]
+    assert [outcome(future.result) for future in futures] == ["added", "unavailable", "added"]
+    store.add(Plant(3, "oak"))
+
+
+def test_an_outage_fails_whatever_is_queued(store: GardenStore) -> None:
+    store.refuses_connections = True
+    futures: list[Future[None]] = []
+    futures.extend(submit(store, Plant(plant_id, "oak")) for plant_id in range(10_000))
+    assert {outcome(future.result) for future in futures} == {"unavailable"}
+    store.refuses_connections = False
+    wait_until(lambda: is_available(store))
+
+
+def test_a_server_with_room_for_one_connection_serves_all(store: GardenStore) -> None:
+    store.room = 1
+    with ThreadPoolExecutor(16) as threads:
+        adds = [threads.submit(outcome, partial(store.add, Plant(plant_id, "oak"))) for plant_id in range(500)]
+    assert {add.result() for add in adds} == {"added"}
+
+
+def test_a_lost_connection_that_is_idle_fails_no_plant(store: GardenStore) -> None:
+    wait_until_connected(store)
+    assert store.get(-1)
+    wait_until(lambda: len(store.open) == 3)
+    for connection in store.open:
+        connection.lost = True
+    store.add(Plant(1, "oak"))
+    store.add(Plant(2, "oak"))
+    assert store.get(2) == Plant(2, "oak")
+
+
+def test_after_a_failed_commit_all_committers_connect_anew(store: GardenStore) -> None:
+    wait_until_connected(store)
+    before = [*store.open]
+    store.fault = "the server restarted"
+    assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
+    store.fault = ""
+    wait_until(lambda: is_available(store))
+    wait_until_connected(store, without=before)
+
+
+def test_a_read_that_fails_closes_its_connection(store: GardenStore) -> None:
+    assert store.get(1) is None
+    store.fault = "the disk is full"
+    with pytest.raises(StoreUnavailable, match="the disk is full"):
+        store.get(1)
+    assert store.open == []
+
+
+def test_concurrent_reads_do_not_wait_for_each_other(store: GardenStore) -> None:
+    store.released.clear()
+    with ThreadPoolExecutor(3) as threads:
+        reads = [threads.submit(store.get, 1) for _ in range(3)]
+        wait_until(lambda: store.reads == 3)
+        store.released.set()
+        assert [read.result() for read in reads] == [None] * 3
+
+
+def test_a_read_that_outlives_its_store_closes_its_connection(store: GardenStore) -> None:
+    store.released.clear()
+    with ThreadPoolExecutor(1) as threads:
+        read = threads.submit(store.get, 1)
+        wait_until(lambda: store.reads)
+        store.close()
+        store.released.set()
+        assert read.result() is None
+
+
+def test_a_late_wait_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(GardenStore(timeout=0.05)) as store:
+        future = submit(store, Plant(1, "oak"))
+        wait_until(future.done)
+        time.sleep(0.1)
+        future.result()
+        store.add(Plant(2, "oak"))
+    assert caplog.messages == []
+
+
+def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
+    wait_until_connected(store)
+    inserts = store.inserts
+    for _ in range(100):
+        store.check()
+    assert store.inserts == inserts
+    store._stored_at = 0.0
+    checks = [future_of(store.submit_check) for _ in range(100)]
+    assert {outcome(check.result) for check in checks} == {"added"}
+    assert store.inserts < inserts + 100
+
+
+def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("plants.stores.group_commit._RECONNECT_SECONDS", 0.001)
+    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
+    random = Random(1)
+    for _ in range(5):
+        futures: list[Future[None]] = []
+        stopping = threading.Event()
+
+        def submit_many(
+            store: GardenStore, first_id: int, futures: list[Future[None]], stopping: threading.Event
+        ) -> None:
+            plant_id = first_id
+            while not stopping.is_set():
+                with suppress(StoreUnavailable):
+                    futures.append(submit(store, Plant(plant_id, "oak")))
+                plant_id += 4
+                time.sleep(0)
+
+        with closing(GardenStore()) as store, ThreadPoolExecutor(4) as threads:
+            submitting = [threads.submit(submit_many, store, number, futures, stopping) for number in range(4)]
+            for _ in range(20):
+                store.fault = random.choice(["", "full"])
+                store.refuses_connections = random.choice([True, False])
+                time.sleep(0.005)
+            store.close()
+            stopping.set()
+        assert not any(each.exception() for each in submitting)
+        assert all(future.done() for future in futures)
+        added = sum(outcome(future.result) == "added" for future in futures)
+        assert added == len(store.plants)
+        assert store.open == []
+
+
+INTERRUPTED = """
+import gevent.monkey
+gevent.monkey.patch_all()
+import gevent, logging, sys
+from plants.stores import Plant, open_store
+
+store = open_store(sys.argv[1])
+
+def add(plant_id):
+    with gevent.Timeout(0.0005 * (plant_id % 8), False):
+        store.add(Plant(plant_id, "oak"))
+
+gevent.joinall([gevent.spawn(add, plant_id) for plant_id in range(200)], raise_error=True)
+store.add(Plant(-1, "oak"))
+assert store.get(-1)
+store.check()
+store.close()
+"""
+STILL_OPEN = """
+import sys, threading
+from plants.stores import Plant, open_store
+
+store = open_store(sys.argv[1])
+store.add(Plant(1, "oak"))
+assert store.get(1)
+threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), id) for n in range(9999)], daemon=True).start()
+"""
+
+
+def test_greenlets_that_are_interrupted_leave_the_store_intact(tmp_path: Path) -> None:
+    pytest.importorskip("gevent")
+    result = run(sys.executable, "-W", "error", "-c", INTERRUPTED, f"sqlite:///{tmp_path}/plants.db")
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1), result.stderr  # the line of the new table
+
+
+def test_a_process_ends_with_an_open_store(tmp_path: Path) -> None:
+    result = run(sys.executable, "-X", "dev", "-W", "error", "-c", STILL_OPEN, f"sqlite:///{tmp_path}/plants.db")
+    assert (result.returncode, result.stderr.count("\n")) == (0, 1), result.stderr
