@@ -42,13 +42,12 @@ class PlantService(Service):
 
     def after_head(self, request: Request) -> Response | None:
         """Set the request id and the route, then return the response to a request without a valid token."""
-        environ = request.environ
-        request_id = environ.get("HTTP_X_REQUEST_ID")
+        request_id = request.environ.get("HTTP_X_REQUEST_ID")
         if not request_id or not _REQUEST_ID.fullmatch(request_id):
             request_id = f"{self._id_prefix}-{next(self._id_numbers):x}"
-        environ["plants.request_id"] = request_id
+        request.id = request_id
         request.extra_headers = f"X-Request-ID: {request_id}\r\n".encode()
-        environ["plants.route"] = self._router.template_of(request.path) or "other"
+        request.route = self._router.template_of(request.path) or "other"
         return self._refusal(request) if request.head_parsed else None
 
     def _refusal(self, request: Request) -> Response | None:

@@ -60,7 +60,7 @@ class Formatter(logging.Formatter):
         }
         request = getattr(record, "request", None) or getattr(current, "request", None)
         if request:
-            line["request_id"] = request.environ.get("plants.request_id", "")
+            line["request_id"] = request.id
         error = record.exc_info[1] if record.exc_info else None
         stack = _stack_of(error, with_messages=logging.getLogger(record.name).isEnabledFor(logging.DEBUG))
         if not self._is_json:
@@ -146,7 +146,7 @@ class AccessLog:
 
     def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the log line of a request; ``flush`` writes it."""
-        is_operation = request.environ["plants.route"] in OPERATIONS
+        is_operation = request.route in OPERATIONS
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
         if level >= self._level:
             line_of = _json_line if self._is_json else _text_line
@@ -167,8 +167,8 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
     failure = f'"error_code":{code},"error_message":{json.dumps(message)},' if code else ""
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
-        f'"request_id":"{environ["plants.request_id"]}","method":{_quoted(request.method)},'
-        f'"path":{_quoted(_shown(request))},"route":{_quoted(environ["plants.route"])},"status":{response.status[:3]},'
+        f'"request_id":"{request.id}","method":{_quoted(request.method)},'
+        f'"path":{_quoted(_shown(request))},"route":{_quoted(request.route)},"status":{response.status[:3]},'
         f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
     )
 
@@ -178,7 +178,7 @@ def _text_line(request: Request, response: Response, error: tuple[int, str], sec
     code, message = error
     failure = f"{code} {message} " if code else ""
     return _escape(
-        f"{timestamp(time.time())} {level} plants.access {environ['plants.request_id']} {request.method} "
+        f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} "
         f"{_shown(request)} {response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {environ['REMOTE_ADDR']}"
     )
 

@@ -89,8 +89,7 @@ class Metrics:
         if request.listener.sock is self.listener:
             return
         method = request.method if request.method in _METHODS else _OTHER
-        route = request.environ["plants.route"]
-        route = route if route in _ROUTES else _OTHER
+        route = request.route if request.route in _ROUTES else _OTHER
         cell = (
             _CELLS.get((method, route, response.status[:3], str(error[0] or ""))) or _CELLS[method, route, _OTHER, ""]
         )

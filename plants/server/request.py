@@ -171,7 +171,7 @@ class Request:
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
     ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
     time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. The service sets
-    ``trusted`` if the client has shown valid credentials.
+    ``trusted`` if the client has shown valid credentials, and may set ``id`` and ``route``, for its log and its metrics.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:
@@ -186,6 +186,8 @@ class Request:
         self.is_1_1: bool = True
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
+        self.id: str = ""
+        self.route: str = ""
         self.extra_headers: bytes = b""
         self.trusted: bool = False
         self._permits: list[None] = [None]
