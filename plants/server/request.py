@@ -171,7 +171,7 @@ class Request:
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
     ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
     time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. The service sets
-    ``trusted`` if the client has shown valid credentials, and may set ``id`` and ``route``, for its log and its metrics.
+    ``trusted`` if the client has shown valid credentials, and may set ``id`` and ``route`` for its log and metrics.
     """
 
     def __init__(self, listener: Listener, base: Environ, started: float) -> None:
