@@ -11,12 +11,12 @@ import abc
 import logging
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,7 +85,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._closed = False
         self._owner = OwnerProcess()
         self._outage = Outage()
-        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()  # None ends a committer.
+        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()  # None ends a committer.
         self._threads: list[threading.Thread] = []
         self._start_lock = threading.Lock()
         self._due = [math.inf] * self.committers  # the deadline of each committer's batch
@@ -202,6 +202,8 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
 
     def _start_committers(self) -> None:
         with self._start_lock:
+            if not self._threads:
+                self._queue = queue.SimpleQueue()  # gevent may have replaced the class after the fork.
             for number in range(len(self._threads), self.committers):
                 # A daemon thread, because a commit that is stuck must not delay the end of the process.
                 thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
@@ -228,7 +230,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
         try:
             entry = self._queue.get(timeout=RETRY_SECONDS if self._outage.is_logged else None)
-        except Empty:
+        except queue.Empty:
             return []
         return None if entry is None else [entry]
 
@@ -240,7 +242,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         while len(batch) < MAX_BATCH and room > 0:
             try:
                 entry = self._queue.get_nowait()
-            except Empty:
+            except queue.Empty:
                 break
             if entry is None:
                 self._queue.put(None)
@@ -318,7 +320,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
 
     def _drain(self) -> list[_Entry]:
         entries: list[_Entry] = []
-        with suppress(Empty):
+        with suppress(queue.Empty):
             while (entry := self._queue.get_nowait()) is not None:
                 entries.append(entry)
             self._queue.put(None)
