@@ -37,7 +37,7 @@ def running_proxy(name: str, upstream_port: int, folder: Path) -> Iterator[int]:
     port = free_port()
     text = (CHECKOUT / "deploy" / RECIPES[name]).read_text().replace("127.0.0.1:8000", f"127.0.0.1:{upstream_port}")
     if name == "nginx":
-        text = NGINX % f"server {{ listen 127.0.0.1:{port};\n{text} }}"
+        text = NGINX % text.replace("listen 80;", f"listen 127.0.0.1:{port};")
     elif name == "caddy":
         text = "{\nadmin off\n}\n" + text.replace("plants.example.com", f"http://127.0.0.1:{port}")
     else:
