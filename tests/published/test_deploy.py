@@ -87,12 +87,6 @@ def test_a_service_starts_on_a_read_only_root_as_any_user() -> None:
         assert not [line for line in service.lines if '"level":"error"' in line]
 
 
-@pytest.mark.parametrize(("script", "arguments"), [("backup.py", "FILE FOLDER"), ("move_to_postgresql.py", "FILE URL")])
-def test_a_script_without_arguments_prints_its_usage(script: str, arguments: str) -> None:
-    result = run(sys.executable, DEPLOY / script)
-    assert (result.returncode, result.stderr) == (1, f"usage: python3 {script} {arguments}\n")
-
-
 def test_kubernetes_validate_accepts_every_resource() -> None:
     result = run(Path(sys.executable).with_name("kubernetes-validate"), "--strict", DEPLOY / "kubernetes.yaml")
     assert (result.returncode, result.stdout.count("passed")) == (0, 3), result.stdout + result.stderr

@@ -1,11 +1,9 @@
-"""Imports: each layer of the package imports only the layers below it, and tests import no private name."""
+"""Imports: each layer of the package imports only the layers below it."""
 
 import ast
-import re
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -78,21 +76,3 @@ def test_embedding_and_fixtures_need_no_name_that_windows_lacks() -> None:
     simulation = {"PYTHONPATH": str(CHECKOUT / "tests/support/other_systems"), "SIMULATED_SYSTEM": "Windows"}
     found = run(sys.executable, "-c", program, **simulation)
     assert (found.returncode, found.stderr) == (0, "")
-
-
-# A private name after a dot, in a string or in an import; ``self._x`` is a name of the test's own class.
-USED = re.compile(r"""(?:(?<!\bself)(?<!\bcls)[."']|\bimport .*?\W)(_[a-z]\w*)""", re.IGNORECASE)
-DEFINED = re.compile(r"(?:^|\bdef |\bclass |\.)(_[a-z]\w*)", re.IGNORECASE | re.MULTILINE)
-
-
-def test_only_tests_in_private_use_a_private_name_of_the_package() -> None:
-    private = {name for file in MODULES.values() for name in DEFINED.findall(file.read_text())} - {
-        *dir(NamedTuple("T", []))
-    }
-    found = {
-        (file.parent.name, name)
-        for file in (CHECKOUT / "tests").rglob("*.py")
-        for name in USED.findall(file.read_text())
-        if name in private
-    }
-    assert {folder for folder, _ in found} == {"private"}, found

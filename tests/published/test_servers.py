@@ -121,7 +121,3 @@ TestCheroot = served(
     | POST_IN_LOWER_CASE
     | SLASHES,
 )
-
-
-def test_every_server_is_tested() -> None:
-    assert {served.server for served in Served.__subclasses__()} == COMMANDS.keys()

@@ -34,9 +34,7 @@ def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> 
     command = ""
     with ExitStack() as service:
         for language, step in STEPS:
-            if language == "python":
-                (tmp_path / "test_client.py").write_text(step)
-            elif language == "json":
+            if language == "json":
                 # If a second response follows, the reader has sent the same request again.
                 output = outputs.pop() if outputs else run(command, tmp_path, env)
                 assert json.loads(output) == json.loads(step)
@@ -48,18 +46,12 @@ def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> 
                 command = step.replace("127.0.0.1:8000", address)
                 outputs = [run(command, tmp_path, env)]
                 assert "sqlite3" not in step or f"prints `{outputs[0].rstrip()}`" in TUTORIAL
-    assert "1 passed" in outputs[0]
     assert (tmp_path / "tokens").read_text().startswith("sha256:")
 
 
 @pytest.mark.network
-def test_the_tutorial_installs_all_that_it_uses(tmp_path: Path) -> None:
+def test_the_tutorial_installs_the_command(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info")
     shutil.copytree(CHECKOUT, tmp_path / "plants", ignore=ignored)
-    (client_test,) = (step for language, step in STEPS if language == "python")
-    (tmp_path / "test_client.py").write_text(client_test)
-    check = "plants --version && python3 -m pytest -q ../test_client.py"
     command = INSTALL.replace("python3", shlex.quote(sys.executable), 1)
-    output = run(f"{command} && {check}", tmp_path / "plants", environment())
-    assert output.startswith("plants ")
-    assert "1 passed" in output
+    assert run(f"{command} && plants --version", tmp_path / "plants", environment()).startswith("plants ")
