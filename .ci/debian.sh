@@ -42,12 +42,12 @@ install_bare_system() {  # NAME: install a system, unless it is there, is comple
         echo "$packages" > "$root.complete"
 }
 
-# Run a command in a system, as root or as the user "stranger", in the folder "plants" of a home. Its mounts are in a
+# Run a command in a system, as root or as the user "stranger", in the folder "my plants" of a home. Its mounts are in a
 # namespace that ends with the command. Otherwise, removing the system's folder would also remove this machine's /dev.
 in_bare_system() {  # NAME USER HOME COMMAND...
     local home=/home/$2
     bwrap --bind "$bare_systems/$1" / --dev /dev --perms 1777 --tmpfs /dev/shm --proc /proc --perms 1777 --tmpfs /tmp \
-        --ro-bind /etc/resolv.conf /etc/resolv.conf --bind "$3" "$home" --chdir "$home/plants" \
+        --ro-bind /etc/resolv.conf /etc/resolv.conf --bind "$3" "$home" --chdir "$home/my plants" \
         --unshare-pid --die-with-parent --cap-add ALL --clearenv --setenv HOME "$home" --setenv LANG C.UTF-8 \
         --setenv PATH "$home/bin:/usr/sbin:/usr/bin:/sbin:/bin" "${settings_of_pip[@]}" \
         setpriv --reuid "$2" --regid "$2" --clear-groups "${@:4}"
@@ -59,14 +59,15 @@ read_settings_of_pip() {
     mapfile -t settings_of_pip < <(python3 .ci/settings_of_pip.py)
 }
 
-test_on_bare_debian() {  # SUITE VERSION USER: run the README's commands as they stand, and test a compiled wheel.
+# Run the README's commands as they stand, and test a compiled wheel. If TESTS are given, only these are run.
+test_on_bare_debian() {  # SUITE VERSION USER TESTS
     local home=$scratch/$1-$2
-    copy_checkout "$home/plants"
+    copy_checkout "$home/my plants"
     mkdir "$home/bin"
     ln -s "/usr/bin/python$2" "$home/bin/python3"
     chmod 700 "$home"
     [ "$3" = root ] || chown -R "$stranger_id:$stranger_id" "$home"
-    in_bare_system "$1" "$3" "$home" python3 .ci/readme.py
+    in_bare_system "$1" "$3" "$home" env PYTEST_ADDOPTS="$4" python3 .ci/readme.py
     in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel"
     in_bare_system "$1" "$3" "$home" sh .ci/test_wheel "${in_parallel[@]}"
     rm -rf --one-file-system "$home"

@@ -1,6 +1,7 @@
 """Run both commands of the README as they stand, in the current folder, and call the service that the first one starts.
 
-This needs nothing but Python, because the machine may have nothing else.
+In the end, this user must have no other process. This needs nothing but Python, because the machine may have nothing
+else.
 """
 
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +25,26 @@ def _send_the_request_of_the_readme(port: int) -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/plants", words[-1].encode(), headers)
     with urllib.request.urlopen(request) as response:
         return str(response.read().decode())
+
+
+def _processes_left_behind() -> list[str]:
+    """Return the command lines of this user's processes, except for zombies, this one, and those that started it."""
+    found = {}
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid():
+                status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
+                parents[int(folder.name)] = int(status["PPid"])
+                if status["State"][0] not in "ZX":
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):  # It has ended.
+            continue
+    process: int | None = os.getpid()
+    while process:
+        found.pop(process, None)
+        process = parents.get(process)
+    return list(found.values())
 
 
 with socket.create_server(("127.0.0.1", 0)) as free:
@@ -39,4 +61,9 @@ try:
 finally:
     os.killpg(shell.pid, signal.SIGTERM)
     shell.communicate()
-sys.exit(subprocess.call(TEST, shell=True))
+failed = subprocess.call(TEST, shell=True)
+for _ in range(10):
+    if not (left := _processes_left_behind()):
+        break
+    time.sleep(1)
+sys.exit(f"The tests left processes behind: {left}" if left else failed)

@@ -10,7 +10,7 @@ disk. Each server is checked: it creates, and refuses a missing or wrong token, 
 use. When it has stopped, its table must have a row for each 200. ``--also`` adds a server of the package itself.
 
 The peers, in benchmarks/durable_peers, prepare their statement once per connection. With PostgreSQL they have a pool
-of ``--pool`` connections, and gthread has as many threads; the package has 5. With SQLite they have one connection,
+of ``--pool`` connections, and gthread has as many threads; the package has 4. With SQLite they have one connection,
 because several writers would wait for each other's locks. Each request of a peer is a transaction of its own, while the
 package commits waiting requests together. Only the package logs each request.
 
