@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,9 +21,8 @@ from plants import Plant, StoreUnavailable
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
-from tests.support.hosted import CHECKOUT, output_of, run, send_to
-from tests.support.needs import needs
-from tests.support.process import accepts_connections, free_port, wait_until
+from tests.support.hosted import CHECKOUT, run, send_to
+from tests.support.process import free_port, wait_until
 
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
 
@@ -280,16 +278,6 @@ def test_the_command_rejects_unusable_options_in_one_line(server: Server) -> Non
         result = run(sys.executable, "-m", "plants.testing", option, value)
         assert (result.returncode, result.stdout) == (1, "")
         assert re.fullmatch(f"python -m plants.testing: .*{problem}.*\n", result.stderr)
-
-
-@needs("curl")
-def test_the_documented_shell_script_works(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```sh\n(.*?)```", TESTING, re.DOTALL)
-    port = free_port()
-    script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("8001", str(port))
-    assert json.loads(output_of("sh", "-ec", script, cwd=tmp_path)) == {"name": "Fern"}
-    assert list(tmp_path.iterdir()) == []
-    wait_until(lambda: not accepts_connections(port))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
