@@ -60,14 +60,14 @@ read_settings_of_pip() {
 }
 
 # Run the README's commands as they stand, and test a compiled wheel. If TESTS are given, only these are run.
-test_on_bare_debian() {  # SUITE VERSION USER TESTS
+test_on_bare_debian() {  # SUITE VERSION USER [TESTS...]
     local home=$scratch/$1-$2
     copy_checkout "$home/my plants"
     mkdir "$home/bin"
     ln -s "/usr/bin/python$2" "$home/bin/python3"
     chmod 700 "$home"
     [ "$3" = root ] || chown -R "$stranger_id:$stranger_id" "$home"
-    in_bare_system "$1" "$3" "$home" env PYTEST_ADDOPTS="$4" python3 .ci/readme.py
+    in_bare_system "$1" "$3" "$home" python3 .ci/readme.py "${@:4}"
     in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel"
     in_bare_system "$1" "$3" "$home" sh .ci/test_wheel "${in_parallel[@]}"
     rm -rf --one-file-system "$home"

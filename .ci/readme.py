@@ -1,7 +1,7 @@
 """Run both commands of the README as they stand, in the current folder, and call the service that the first one starts.
 
-In the end, this user must have no other process. This needs nothing but Python, because the machine may have nothing
-else.
+Arguments are appended to the command that runs the tests. In the end, this user must have no other process. This needs
+nothing but Python, because the machine may have nothing else.
 """
 
 import os
@@ -61,7 +61,7 @@ try:
 finally:
     os.killpg(shell.pid, signal.SIGTERM)
     shell.communicate()
-failed = subprocess.call(TEST, shell=True)
+failed = subprocess.call(f"{TEST} {shlex.join(sys.argv[1:])}", shell=True)
 for _ in range(10):
     if not (left := _processes_left_behind()):
         break
