@@ -202,8 +202,8 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
 
     def _start_committers(self) -> None:
         with self._start_lock:
-            if not self._threads:
-                self._queue = queue.SimpleQueue()  # gevent may have replaced the class after the fork.
+            # In a worker, gevent replaces the class after this store was made. Its threads would hang in the old one.
+            self._queue = self._queue if self._threads else queue.SimpleQueue()
             for number in range(len(self._threads), self.committers):
                 # A daemon thread, because a commit that is stuck must not delay the end of the process.
                 thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
