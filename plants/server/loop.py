@@ -128,7 +128,7 @@ class Loop:
             self.step(connection, connection.continue_reading)
         self._dispatch()
         self._call_in_loop()
-        for connection, request, response in self._calls.completed():
+        for (connection, request), response in self._calls.completed():
             self.step(connection, connection.respond, request, response)
         if shared.now >= self._sweep_at:
             self._sweep()

@@ -20,11 +20,9 @@ from plants.server.request import Request
 from plants.server.response import Headers, Response, make_response
 
 Job = tuple[Connection, Request]
-Completed = tuple[Connection, Request, Response | None]  # None if the application failed
-Failure = tuple[str, Headers, bytes]  # the status, the headers and the body of a response
 Done = Callable[[BaseException | None], None]
-# Begins work of one request, and makes the response to a failure of it.
-Pending = tuple[Callable[[Done], None], Callable[[BaseException], Failure]]
+# Begins work of one request, and returns the status, the headers and the body of the response to a failure of it.
+Pending = tuple[Callable[[Done], None], Callable[[BaseException], tuple[str, Headers, bytes]]]
 
 current: Final = threading.local()  # ``request`` is the one that this thread responds to, or None.
 
@@ -76,8 +74,8 @@ class Calls:
         self._log = log
         self._wake_fd = wake_fd
         self._woken = False
-        self._left: deque[tuple[Job, Response, list[Pending]]] = deque()  # work that was not begun
-        self._completed: deque[Completed] = deque()
+        self._work_to_begin: deque[tuple[Job, Response, list[Pending]]] = deque()
+        self._completed: deque[tuple[Job, Response | None]] = deque()
 
     def call(self, job: Job) -> None:
         """Call the application for a request, unless it was rejected meanwhile. Any thread may do so."""
@@ -93,19 +91,19 @@ class Calls:
         except BaseException:  # A CancelledError or a SystemExit must end neither the loop nor a thread.
             self._log.exception("the application failed")
         if call.pending and response and response.status[0] < "4":
-            self._left.append((job, response, call.pending))
+            self._work_to_begin.append((job, response, call.pending))
         else:
-            self._completed.append((*job, response))
+            self._completed.append((job, response))
         current.request = None
 
     def begin(self) -> None:
         """Begin the work that calls have left: that of many calls at once, so that it is shared."""
-        while self._left:
+        while self._work_to_begin:
             try:
-                job, response, pending = self._left.popleft()
+                work = self._work_to_begin.popleft()
             except IndexError:  # Another thread was faster.
                 return
-            self._begin(job, response, pending)
+            self._begin(*work)
 
     def _begin(self, job: Job, response: Response, pending: list[Pending]) -> None:
         """Begin the first work of a request; the rest follows, if it succeeds."""
@@ -122,12 +120,12 @@ class Calls:
         elif rest and response:
             self._begin(job, response, rest)
             return
-        self._completed.append((*job, response))
+        self._completed.append((job, response))
         if not self._woken:
             self.wake()
 
     def _failure(self, request: Request, fail: Any, error: BaseException) -> Response | None:
-        before = getattr(current, "request", None)
+        before = getattr(current, "request", None)  # A store may commit for other requests in a call of its own.
         current.request = request  # so that a line in the log has its id
         try:
             return make_response(*fail(error), is_head=request.method == "HEAD")
@@ -144,8 +142,8 @@ class Calls:
             with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                 os.write(self._wake_fd, b"\0")
 
-    def completed(self) -> Iterator[Completed]:
-        """Yield the requests that are complete, each with its response."""
+    def completed(self) -> Iterator[tuple[Job, Response | None]]:
+        """Yield the requests that are complete, each with its response, or None if the application failed."""
         self._woken = False  # Reset first, so that a later response wakes the loop again.
         while self._completed:
             yield self._completed.popleft()

@@ -61,7 +61,7 @@ def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response 
     found: dict[Request, Response | None] = {}
 
     def are_complete() -> bool:
-        found.update((request, response) for _, request, response in calls.completed())
+        found.update((request, response) for (_, request), response in calls.completed())
         return len(found) == len(requests)
 
     wait_until(are_complete)
