@@ -1,19 +1,13 @@
 """Undocumented behavior of libraries and the standard library on which the package relies."""
 
-import json
-import logging
 import subprocess
 import sys
-import time
 from contextlib import closing
-from json.encoder import encode_basestring_ascii
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
-from gunicorn.workers.base import Worker
 
 from tests.support.postgres_server import PostgresServer
 
@@ -41,29 +35,6 @@ def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
     """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
     result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
-
-
-def test_encode_basestring_ascii_accepts_only_strings() -> None:
-    """``json.encoder.encode_basestring_ascii``: not documented."""
-    for text in ("Fern", '"\\/\n', "\0\x7f\x80\u20ac\ud800\U0001f33f"):
-        assert encode_basestring_ascii(text) == json.dumps(text)
-    for value in (None, 1, b"Fern", ["Fern"]):
-        with pytest.raises(TypeError):
-            encode_basestring_ascii(value)  # type: ignore[arg-type]
-
-
-def test_gunicorn_worker_attributes_and_heartbeat_file(tmp_path: Path) -> None:
-    """``Worker`` and ``WorkerTmp``: documented as classes, but not their attributes."""
-    cfg: Any = Config()  # type: ignore[no-untyped-call]  # Gunicorn has no types.
-    cfg.set("worker_tmp_dir", str(tmp_path))
-    worker: Any = Worker(1, 2, ["socket"], None, 30.0, cfg, logging.getLogger())  # type: ignore[no-untyped-call]
-    assert (worker.cfg, worker.log, worker.alive) == (cfg, logging.getLogger(), True)
-    assert (worker.ppid, worker.sockets, worker.PIPE) == (2, ["socket"], [])
-    assert worker.max_requests > 2**31
-    assert list(tmp_path.iterdir()) == []  # Other users cannot open the file, because it has no name.
-    worker.notify()
-    assert 0 <= time.monotonic() - worker.tmp.last_update() < 60
-    worker.tmp.close()
 
 
 def test_gunicorn_hook_may_reject_a_number_of_workers() -> None:
