@@ -95,12 +95,6 @@ def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
 
 
-def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
-    client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(50)))
-    echoes = [environ_and_body(client.response()) for _ in range(50)]
-    assert [(environ["PATH_INFO"], len(body)) for environ, body in echoes] == [(f"/echo/{n}", n) for n in range(50)]
-
-
 @pytest.mark.parametrize(
     ("version", "fields", "persistent"),
     [
@@ -136,12 +130,6 @@ def test_a_response_is_complete_when_it_is_sent(client: Client, target: bytes, s
     assert response.headers["date"].endswith(" GMT")
 
 
-@pytest.mark.parametrize("target", [b"/late", b"/written"])
-def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None:
-    assert client.send(request(target=target, method=b"HEAD")).response("HEAD").status == 200
-    assert client.send(request()).response().status == 200
-
-
 @pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
 def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_ends: bool) -> None:
     client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
@@ -168,12 +156,6 @@ def test_an_application_failure_is_a_500_with_details_logged(
     assert response.headers["connection"] == "close"
     assert b"secret" not in response.body
     server.wait_for(logged)
-
-
-def test_a_service_without_extensions_rejects_in_plain_text(client: Client) -> None:
-    response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
-    assert (response.status, response.headers["content-type"]) == (400, "text/plain")
-    assert response.body == b"A request must have exactly one valid Host field.\n"
 
 
 def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:
