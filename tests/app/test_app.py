@@ -1,6 +1,8 @@
 """The application, called in this process."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +81,29 @@ def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore
     store.add(Plant(1, "Fern"))
     with no_reference_cycle():
         assert call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body))).error == error
+
+
+OBSERVED = """
+import falcon
+from falcon.testing import simulate_get
+
+class Observed(falcon.App):
+    __class_getitem__ = None
+
+    def __init__(self, *args, **kwargs):
+        kwargs["middleware"].insert(0, self)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, req, resp):
+        print(req.method, req.path)
+
+falcon.App = Observed
+import plants
+print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
+"""
+
+
+def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
+    """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
+    result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
+    assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")

@@ -158,7 +158,11 @@ def test_an_application_failure_is_a_500_with_details_logged(
     server.wait_for(logged)
 
 
-def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:
-    with running_worker(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
-        environ, _ = environ_and_body(client.send(request()).response())
+def test_a_unix_socket_without_limits_and_keepalive(tmp_path: Path) -> None:
+    limits = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0", "--keep-alive=0"]
+    with running_worker(tmp_path, *limits, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
+        fields = b"".join(b"X-%d: a\r\n" % number for number in range(300)) + b"X-A: %b\r\n" % (b"a" * 9000)
+        (response,) = client.send(request(fields, b"/echo?" + b"q" * 2000)).responses()
+        environ, _ = environ_and_body(response)
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
+        assert response.headers["connection"] == "close"
