@@ -1,7 +1,7 @@
 """Calls of the application, in the loop's thread or in threads of their own.
 
 In: complete requests. A call claims its request, which happens at most once, and not after the request was rejected.
-Out: ``Calls.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
+Out: ``Caller.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
 left work in ``server.pending``, the call is over, but its request is complete only when the work is: no thread waits.
 Only the loop's thread calls the hooks of the service.
 """
@@ -66,8 +66,8 @@ class Call:
         return self._writes.append
 
 
-class Calls:
-    """The calls of a worker, and their responses."""
+class Caller:
+    """The caller of the applications, and the queue of complete requests with their responses."""
 
     def __init__(self, log: Any, wake_fd: int) -> None:
         """Write a byte to ``wake_fd`` if a request is completed outside the loop's thread."""
@@ -96,8 +96,8 @@ class Calls:
             self._completed.append((job, response))
         current.request = None
 
-    def begin(self) -> None:
-        """Begin the work that calls have left: that of many calls at once, so that it is shared."""
+    def begin_work(self) -> None:
+        """Begin the work that calls have left. The work of many calls begins together, so that they can share it."""
         while self._work_to_begin:
             try:
                 work = self._work_to_begin.popleft()
@@ -114,13 +114,11 @@ class Calls:
         except BaseException as error:
             done(error)
 
-    def _done(self, job: Job, response: Response | None, fail: Any, rest: list[Pending], error: Any) -> None:
-        if error:
-            response = self._failure(job[1], fail, error)
-        elif rest and response:
+    def _done(self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any) -> None:
+        if rest and not error:
             self._begin(job, response, rest)
             return
-        self._completed.append((job, response))
+        self._completed.append((job, self._failure(job[1], fail, error) if error else response))
         if not self._woken:
             self.wake()
 
@@ -152,9 +150,9 @@ class Calls:
 class Threads:
     """Threads that call the application."""
 
-    def __init__(self, calls: Calls, threads: int) -> None:
+    def __init__(self, caller: Caller, threads: int) -> None:
         """Start the threads."""
-        self._calls = calls
+        self._caller = caller
         self._changed = threading.Condition()  # guards the queue
         self.queued_jobs: deque[Job] = deque()
         for _ in range(threads):
@@ -176,7 +174,7 @@ class Threads:
             with self._changed:
                 self._changed.wait_for(lambda: self.queued_jobs)
                 job = self.queued_jobs.popleft()
-            self._calls.call(job)
-            self._calls.begin()
-            self._calls.wake()
+            self._caller.call(job)
+            self._caller.begin_work()
+            self._caller.wake()
             del job  # Do not hold the last request in memory while waiting.
