@@ -140,11 +140,16 @@ CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
-def test_packet_boundaries_do_not_change_a_chunked_body(size: int) -> None:
+@pytest.mark.parametrize(
+    ("make", "sent"),
+    [(lambda: ChunkedBody(LIMITS), CHUNKS), (lambda: SizedBody(7), b"content")],
+    ids=["chunks", "size"],
+)
+def test_packet_boundaries_do_not_change_a_body(make: Callable[[], Any], sent: bytes, size: int) -> None:
     for first in range(size):
-        data = CHUNKS + head()
+        data = sent + head()
         packets = [data[:first], *(data[start : start + size] for start in range(first, len(data), size))]
-        body = ChunkedBody(LIMITS)
+        body = make()
         assert feed(body, *packets) == head()
         assert (body.complete, body.content, body.size) == (True, b"content", 7)
 

@@ -95,6 +95,12 @@ def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
 
 
+def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
+    client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(50)))
+    echoes = [environ_and_body(client.response()) for _ in range(50)]
+    assert [(environ["PATH_INFO"], len(body)) for environ, body in echoes] == [(f"/echo/{n}", n) for n in range(50)]
+
+
 @pytest.mark.parametrize(
     ("version", "fields", "persistent"),
     [
