@@ -21,6 +21,8 @@ _OPTIONS: Final = {
     *("required", "load_default", "validate", "validators", "strict", "allow_none", "metadata", "error_messages"),
     *("name", "parent", "root", "fields", "declared_fields", "load_fields", "dump_fields"),  # set by marshmallow
 }
+_PLAIN_SCHEMA: Final = Schema.from_dict({})(unknown=EXCLUDE)
+_PLAIN_FIELD: Final = fields.Integer()  # It has every option of a String.
 _ABSENT: Final = object()
 
 
@@ -91,15 +93,15 @@ def _check(validator: Any) -> Any:
 
 def _reject_unknown(schema: Schema) -> None:
     """Raise a ValueError if a schema declares something that this module does not know."""
-    plain = Schema.from_dict({})(unknown=EXCLUDE)
-    unknown = {*schema.fields, *dir(schema)} - {*Plant._fields, *dir(plain)} | _unknown_options(schema, plain)
+    names = {*schema.fields, *dir(schema)} - {*Plant._fields, *dir(_PLAIN_SCHEMA)}
+    unknown = names | _unknown_options(schema, _PLAIN_SCHEMA)
     for name, field in schema.fields.items():
         kinds = {type(field).__name__} if type(field) not in _TYPES else set()
-        unknown |= {f"{each} of {name}" for each in kinds | _unknown_options(field, fields.Integer())}
+        unknown |= {f"{each} of {name}" for each in kinds | _unknown_options(field, _PLAIN_FIELD)}
     if unknown:
         raise ValueError(f"the fast path does not know {', '.join(sorted(unknown))} ({type(schema).__name__})")
 
 
 def _unknown_options(declared: Any, plain: Any) -> set[str]:
-    defaults = vars(plain)  # An Integer has every option of a String.
-    return {name for name, value in vars(declared).items() if name not in _OPTIONS and value != defaults.get(name)}
+    options = vars(declared).keys() - _OPTIONS
+    return {name for name in options if getattr(declared, name) != getattr(plain, name, None)}
