@@ -28,6 +28,7 @@ from tests.support.loop_driver import (
     Driver,
     GatedApp,
     Recording,
+    fill,
     get,
     is_readable,
     post,
@@ -210,6 +211,18 @@ def test_100_continue_is_sent_once(make: Make) -> None:
         received = client.recv(10_000) if response else b""
         assert received.startswith(response)
     assert b'"body": "%b"' % (b"x" * 1000) in received
+
+
+def test_a_rejection_follows_what_is_still_unsent(driver: Driver) -> None:
+    client, connection = driver.connect()
+    filled = fill(connection)
+    client.sendall(EXPECTING)
+    driver.run_once()
+    driver.step(connection, connection.expire)
+    client.shutdown(socket.SHUT_WR)
+    client.recv(filled, socket.MSG_WAITALL)
+    driver.run_until(lambda: connection.state == CLOSED)
+    assert client.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 408")
 
 
 @pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])
