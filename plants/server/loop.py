@@ -191,7 +191,7 @@ class Loop:
             job = waiting.popleft()
             if job[0].request is job[1]:  # It may have been rejected while it waited.
                 queues.reverse()
-                self._caller.call(job)
+                self._caller.call(job, job[1].body.content)
         self._caller.begin_work()
 
     def _sweep(self) -> None:

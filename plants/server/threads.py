@@ -1,6 +1,6 @@
 """Calls of the application, in the loop's thread or in threads of their own.
 
-In: complete requests. A call claims its request, which happens at most once, and not after the request was rejected.
+In: complete requests. A thread claims its request, which happens at most once, and not after it was rejected.
 Out: ``Caller.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
 left work in ``server.pending``, the call is over, but its request is complete only when the work is: no thread waits.
 Only the loop's thread calls the hooks of the service.
@@ -9,7 +9,7 @@ Only the loop's thread calls the hooks of the service.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -77,12 +77,9 @@ class Caller:
         self._work_to_begin: deque[tuple[Job, Response, list[Pending]]] = deque()
         self._completed: deque[tuple[Job, Response | None]] = deque()
 
-    def call(self, job: Job) -> None:
-        """Call the application for a request, unless it was rejected meanwhile. Any thread may do so."""
+    def call(self, job: Job, body: bytes | bytearray) -> None:
+        """Call the application for a request with this body. Any thread may do so."""
         request = job[1]
-        body = request.claim()
-        if body is None:
-            return
         current.request = request
         call = Call(request, body)
         response: Response | None = None
@@ -140,11 +137,10 @@ class Caller:
             with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                 os.write(self._wake_fd, b"\0")
 
-    def completed(self) -> Iterator[tuple[Job, Response | None]]:
-        """Yield the requests that are complete, each with its response, or None if the application failed."""
+    def completed(self) -> list[tuple[Job, Response | None]]:
+        """Return the requests that are complete, each with its response, or None if the application failed."""
         self._woken = False  # Reset first, so that a later response wakes the loop again.
-        while self._completed:
-            yield self._completed.popleft()
+        return [self._completed.popleft() for _ in range(len(self._completed))]
 
 
 class Threads:
@@ -174,7 +170,9 @@ class Threads:
             with self._changed:
                 self._changed.wait_for(lambda: self.queued_jobs)
                 job = self.queued_jobs.popleft()
-            self._caller.call(job)
-            self._caller.begin_work()
-            self._caller.wake()
-            del job  # Do not hold the last request in memory while waiting.
+            body = job[1].claim()
+            if body is not None:  # The request may have been rejected while it waited.
+                self._caller.call(job, body)
+                self._caller.begin_work()
+                self._caller.wake()
+            del job, body  # Do not hold the last request in memory while waiting.

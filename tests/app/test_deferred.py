@@ -56,7 +56,7 @@ def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response 
         request.body.feed(body)
         setup_testing_defaults(request.environ)
         request.environ["wsgi.errors"] = io.StringIO()
-        caller.call((no_connection, request))
+        caller.call((no_connection, request), body)
     caller.begin_work()
     found: dict[Request, Response | None] = {}
 
