@@ -3,9 +3,9 @@
 import abc
 import logging
 import os
+import queue
 from collections.abc import Callable
 from functools import cache, partial
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
@@ -210,11 +210,11 @@ class GroupCommitStore(PlantStore):
         self._wait(self.submit_check)
 
     def _wait(self, submit: Callable[[Done], None]) -> None:
-        outcome: SimpleQueue[Exception | None] = SimpleQueue()
+        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()  # Look it up now, because of gevent.
         submit(outcome.put)
         try:
             error = outcome.get(timeout=self.timeout)
-        except Empty:
+        except queue.Empty:
             raise StoreUnavailable(NO_RESPONSE) from None
         if error:
             try:

@@ -11,12 +11,12 @@ import abc
 import logging
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import NoneType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -85,12 +85,12 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._closed = False
         self._owner = OwnerProcess()
         self._outage = Outage()
-        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()  # None ends a committer.
+        self._queue: queue.SimpleQueue[_Entry | None]  # None, which stays in the queue, ends the committers.
+        self._connect_lock: threading.Lock
+        self._unstarted = [*range(self.committers)]  # the numbers of the committers that have no thread yet
         self._threads: list[threading.Thread] = []
-        self._start_lock = threading.Lock()
         self._due = [math.inf] * self.committers  # the deadline of each committer's batch
         self._connections: set[_Connection] = set()  # of the committers, without those that may be lost
-        self._connect_lock = threading.Lock()
         self._stored_at = 0.0  # when a batch last showed that plants can be stored
         self._refusal = ""  # why the last batch was refused as a whole
         self._refused_at = 0.0
@@ -174,9 +174,8 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             return  # What this process has inherited belongs to its parent.
         deadline = time.monotonic() + self._timeout
         self._closed = True
-        with self._start_lock:
-            for _ in self._threads:
-                self._queue.put(None)
+        self._make_queue()
+        self._queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._fail(self._drain(), StoreUnavailable(_CLOSED))
@@ -194,22 +193,30 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
     def _enqueue(self, entry: _Entry) -> None:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
-        if len(self._threads) < self.committers:
-            self._start_committers()
+        if self._unstarted:
+            self._start_committer()
         self._queue.put(entry)
         if self._closed:  # It was closed meanwhile, and no committer may be left.
             self._fail(self._drain(), StoreUnavailable(_CLOSED))
 
-    def _start_committers(self) -> None:
-        with self._start_lock:
-            for number in range(len(self._threads), self.committers):
-                # A daemon thread, because a commit that is stuck must not delay the end of the process.
-                thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # The process may not have another thread.
-                    raise StoreUnavailable(str(error)) from None
-                self._threads.append(thread)
+    def _make_queue(self) -> None:
+        # These block, so make them at the first use: gevent may have patched the modules since the store was made. Of
+        # concurrent calls, one sets them, because setdefault() is atomic.
+        vars(self).setdefault("_queue", queue.SimpleQueue())
+        vars(self).setdefault("_connect_lock", threading.Lock())
+
+    def _start_committer(self) -> None:
+        self._make_queue()
+        with suppress(IndexError):  # Another call may have started the last one.
+            number = self._unstarted.pop()
+            # A daemon thread, because a commit that is stuck must not delay the end of the process.
+            thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # The process may not have another thread.
+                self._unstarted.append(number)
+                raise StoreUnavailable(str(error)) from None
+            self._threads.append(thread)
 
     def _run(self, number: int) -> None:
         """Commit batches until the store is closed; the body of a committer."""
@@ -222,15 +229,18 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             self._due[number] = math.inf
             del batch  # Do not hold the last plants in memory while waiting.
         if connection:
-            connection.close()
+            self._discard(connection)
 
     def _next_batch(self) -> list[_Entry] | None:
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
         try:
             entry = self._queue.get(timeout=RETRY_SECONDS if self._outage.is_logged else None)
-        except Empty:
+        except queue.Empty:
             return []
-        return None if entry is None else [entry]
+        if entry:
+            return [entry]
+        self._queue.put(None)
+        return None
 
     def _take(self, batch: list[_Entry]) -> list[Plant]:
         """Fill the batch with what is queued, and return its plants."""
@@ -240,7 +250,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         while len(batch) < MAX_BATCH and room > 0:
             try:
                 entry = self._queue.get_nowait()
-            except Empty:
+            except queue.Empty:
                 break
             if entry is None:
                 self._queue.put(None)
@@ -317,12 +327,13 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._fail([*batch, *self._drain()], error)
 
     def _drain(self) -> list[_Entry]:
-        entries: list[_Entry] = []
-        with suppress(Empty):
-            while (entry := self._queue.get_nowait()) is not None:
-                entries.append(entry)
+        entries: list[_Entry | None] = []
+        with suppress(queue.Empty):
+            while True:
+                entries.append(self._queue.get_nowait())
+        if self._closed:
             self._queue.put(None)
-        return entries
+        return [entry for entry in entries if entry]
 
     def _fail(self, entries: list[_Entry], error: StoreUnavailable) -> None:
         for plant, _, _, done in entries:

@@ -9,11 +9,12 @@ import logging
 import math
 import re
 import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.resources import files
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -257,7 +258,7 @@ class PostgresStore(BatchStore["_Connection"]):
                 pause = next(pauses, math.inf)
                 if _is_held(error) or monotonic() + pause > connection.deadline:
                     raise
-                sleep(pause)
+                time.sleep(pause)
             else:
                 if connection.warning:
                     raise StoreUnavailable(connection.warning)

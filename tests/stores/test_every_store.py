@@ -69,6 +69,29 @@ for number in (1, 2):
     in_a_child(lambda: store.add(Plant(number, "child")), store.close)
 assert store.get(2) == Plant(2, "child")
 """
+GREENLETS = """
+import sys
+from plants.stores import Plant, StoreUnavailable, open_store
+
+store = open_store(sys.argv[1])
+store.prepare()
+
+from gevent.monkey import patch_all
+patch_all()
+import gevent
+
+def add(plant_id):
+    with gevent.Timeout(0.0005 * (plant_id % 8), False):
+        store.add(Plant(plant_id, "oak"))
+
+# Some greenlets are interrupted in each call that may switch.
+gevent.joinall([gevent.spawn(add, plant_id) for plant_id in range(200)], raise_error=True)
+adds = [gevent.spawn(store.add, Plant(plant_id, "oak")) for plant_id in range(1000, 1020)]
+gevent.joinall(adds, raise_error=True)
+assert store.get(1019)
+store.check()
+store.close()
+"""
 
 
 def run_forking(program: str, url: str) -> str:
@@ -223,6 +246,11 @@ class PersistentContract(StoreContract):
 
     def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
         assert "unavailable" not in run_forking(PREPARED, store_url)
+
+    @pytest.mark.usefixtures("no_subprocess_coverage")
+    def test_greenlets_use_a_store_opened_before_gevent_patched(self, store_url: str) -> None:
+        pytest.importorskip("gevent")
+        subprocess.run([sys.executable, "-c", GREENLETS, store_url], check=True, timeout=60)
 
     def test_prepare_without_create_does_not_create_the_store(self, store: GroupCommitStore, store_url: str) -> None:
         for use in (partial(store.prepare, create=False), store.check):

@@ -259,24 +259,6 @@ def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
         assert store.open == []
 
 
-INTERRUPTED = """
-import gevent.monkey
-gevent.monkey.patch_all()
-import gevent, logging, sys
-from plants.stores import Plant, open_store
-
-store = open_store(sys.argv[1])
-
-def add(plant_id):
-    with gevent.Timeout(0.0005 * (plant_id % 8), False):
-        store.add(Plant(plant_id, "oak"))
-
-gevent.joinall([gevent.spawn(add, plant_id) for plant_id in range(200)], raise_error=True)
-store.add(Plant(-1, "oak"))
-assert store.get(-1)
-store.check()
-store.close()
-"""
 STILL_OPEN = """
 import sys, threading
 from plants.stores import Plant, open_store
@@ -286,12 +268,6 @@ store.add(Plant(1, "oak"))
 assert store.get(1)
 threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), id) for n in range(9999)], daemon=True).start()
 """
-
-
-def test_greenlets_that_are_interrupted_leave_the_store_intact(tmp_path: Path) -> None:
-    pytest.importorskip("gevent")
-    result = run(sys.executable, "-W", "error", "-c", INTERRUPTED, f"sqlite:///{tmp_path}/plants.db")
-    assert (result.returncode, result.stderr.count("\n")) == (0, 1), result.stderr  # the line of the new table
 
 
 def test_a_process_ends_with_an_open_store(tmp_path: Path) -> None:

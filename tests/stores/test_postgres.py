@@ -8,13 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, LiteralString
@@ -687,33 +685,6 @@ def test_if_citus_loses_a_node_the_outcome_of_a_batch_is_unknown(store: Postgres
     plants = [Plant(plant_id, "" if plant_id == 7 else "oak") for plant_id in range(20)]
     assert add_together(store, plants) == ["unavailable"] * 20
     wait_until(lambda: is_available(store))
-
-
-GEVENT = """
-import gevent.monkey
-gevent.monkey.patch_all()
-import sys
-import gevent
-from plants.stores import Plant
-from plants.stores.postgres import PostgresStore
-
-store = PostgresStore(sys.argv[1], timeout=5)
-store.check()
-
-def add(plant_id):
-    with gevent.Timeout(plant_id % 7 / 1000 + 0.0001, False):
-        store.add(Plant(plant_id, "oak"))
-
-gevent.joinall([gevent.spawn(add, plant_id) for plant_id in range(60)], raise_error=True)
-gevent.joinall([gevent.spawn(store.add, Plant(plant_id, "oak")) for plant_id in range(1000, 1020)], raise_error=True)
-store.close()
-"""
-
-
-@pytest.mark.skipif(not find_spec("gevent"), reason="not installed: gevent")
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_interrupted_callers_lose_no_connection(server: PostgresServer) -> None:
-    subprocess.run([sys.executable, "-c", GEVENT, server.url], check=True, timeout=60)
 
 
 def test_a_batch_inserts_its_plants_in_the_order_of_their_ids(store: PostgresStore, admin: psycopg.Connection) -> None:
