@@ -178,7 +178,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._fail(self._drain(), StoreUnavailable(_CLOSED))
+        self._fail(self._drain(), _CLOSED)
         while reader := self._take_idle_reader():
             reader.close()
 
@@ -197,7 +197,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             self._start_committer()
         self._queue.put(entry)
         if self._closed:  # It was closed meanwhile, and no committer may be left.
-            self._fail(self._drain(), StoreUnavailable(_CLOSED))
+            self._fail(self._drain(), _CLOSED)
 
     def _make_queue(self) -> None:
         # These block, so make them at the first use: gevent may have patched the modules since the store was made. Of
@@ -257,8 +257,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
                 break
             room -= entry.characters
             (late if entry.deadline < now else batch).append(entry)
-        if late:
-            self._fail(late, StoreUnavailable(NO_RESPONSE))
+        self._fail(late, NO_RESPONSE)
         return [entry.plant for entry in batch if entry.plant]
 
     def _connected(self, connection: _Connection | None, batch: list[_Entry]) -> _Connection | None:
@@ -278,7 +277,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             if self._connections:  # Other committers are connected.
                 time.sleep(_RECONNECT_SECONDS)
             else:
-                self._go_down(batch, _unavailable(error))
+                self._go_down(batch, _reason(error))
             return None
         self._connections.add(connection)
         return connection
@@ -287,25 +286,23 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
         began = time.monotonic()
         if batch and batch[0].deadline < began:
-            self._fail([batch.pop()], StoreUnavailable(NO_RESPONSE))
+            self._fail([batch.pop()], NO_RESPONSE)
         deadline = batch[0].deadline if batch else began + self._timeout
         try:
             outcomes = self._insert(connection, partial(self._take, batch), deadline)
         except BaseException as error:
             self._discard(connection)
             self._connections.clear()  # What has broken this connection may have broken the others, too.
-            unavailable = _unavailable(error)
-            if self._stored_at <= began:  # No other committer has stored plants meanwhile.
-                self._go_down(batch, unavailable)
-            else:
-                self._fail(batch, unavailable)
+            # If another committer has stored plants meanwhile, the store is not down.
+            fail = self._fail if self._stored_at > began else self._go_down
+            fail(batch, _reason(error))
             return False
         self._note(outcomes)
         remaining = iter(outcomes)
         for entry in batch:
             outcome = next(remaining) if entry.plant else None
             if isinstance(outcome, StoreUnavailable):
-                self._fail([entry], outcome)
+                self._fail([entry], str(outcome))
             else:
                 entry.done(outcome and outcome.with_traceback(None))  # Its frames would refer to the whole batch.
         return True
@@ -320,11 +317,11 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             self._stored_at = time.monotonic()
             self._outage.record_success()
 
-    def _go_down(self, batch: list[_Entry], error: StoreUnavailable) -> None:
+    def _go_down(self, batch: list[_Entry], reason: str) -> None:
         """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""
-        self._outage.reason = str(error)
-        self._outage.record_failure(str(error), rejected=0)
-        self._fail([*batch, *self._drain()], error)
+        self._outage.reason = reason
+        self._outage.record_failure(reason, rejected=0)
+        self._fail([*batch, *self._drain()], reason)
 
     def _drain(self) -> list[_Entry]:
         entries: list[_Entry | None] = []
@@ -335,22 +332,22 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             self._queue.put(None)
         return [entry for entry in entries if entry]
 
-    def _fail(self, entries: list[_Entry], error: StoreUnavailable) -> None:
+    def _fail(self, entries: list[_Entry], reason: str) -> None:
         for plant, _, _, done in entries:
-            self._outage.record_failure(str(error), rejected=1 if plant else 0)
+            self._outage.record_failure(reason, rejected=1 if plant else 0)
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
-            done(StoreUnavailable(*error.args))
+            done(StoreUnavailable(reason))
 
     def _discard(self, connection: _Connection) -> None:
         self._connections.discard(connection)
         connection.close()
 
 
-def _unavailable(error: BaseException) -> StoreUnavailable:
+def _reason(error: BaseException) -> str:
     if isinstance(error, StoreUnavailable):
-        return error
+        return str(error)
     _log.error("a commit failed", exc_info=error)
-    return StoreUnavailable(f"{type(error).__name__}; the log has the details")
+    return f"{type(error).__name__}; the log has the details"
 
 
 def _count_characters(plant: Plant) -> int:

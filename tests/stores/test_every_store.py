@@ -1,7 +1,6 @@
 """The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
-import itertools
 import multiprocessing
 import re
 import subprocess
@@ -228,22 +227,6 @@ class PersistentContract(StoreContract):
         with contextlib.closing(open_store(store_url)) as reopened:
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
-    def test_every_future_completes_while_a_store_is_closed(self, store_url: str) -> None:
-        futures: list[Future[None]] = []
-
-        def submit_many(store: GroupCommitStore) -> None:
-            with contextlib.suppress(StoreUnavailable):
-                futures.extend(submit(store, Plant(plant_id, "oak")) for plant_id in itertools.count())
-
-        with ThreadPoolExecutor(3) as threads:
-            for _ in range(10):
-                futures.clear()
-                with contextlib.closing(cast(GroupCommitStore, open_store(store_url))) as store:
-                    submitting = [threads.submit(submit_many, store) for _ in range(3)]
-                    wait_until(lambda: len(futures) > 10)
-                assert all(each.exception() is None for each in submitting)
-                assert {outcome(future.result) for future in futures} <= {"added", "in use", "unavailable"}
-
     def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
         assert "unavailable" not in run_forking(PREPARED, store_url)
 
@@ -333,7 +316,7 @@ class TestPostgresStore(PersistentContract):
 
 START = "^a store's URL starts with one of memory:, sqlite:, postgresql:"
 SQLITE = "^the URL of an SQLite store is sqlite:///relative/file or sqlite:////absolute/file$"
-POSTGRES = "^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options$"
+POSTGRES = r"^the URL of a PostgreSQL store is postgresql://user:password@host:port/database, .* than libpq's$"
 BAD_URLS = {
     "empty": ("", START),
     "a path object": (cast(str, Path("plants.db")), START),
@@ -347,16 +330,11 @@ BAD_URLS = {
     "SQLite with a fragment": ("sqlite:///plants#1.db", SQLITE),
     "SQLite with a decoded U+0000": ("sqlite:///plants\0.db", SQLITE),
     "SQLite with a directory": ("sqlite:///plants/", SQLITE),
-    "PostgreSQL with an unknown option": (
-        "postgresql://user:secret@host/plants?sslmod=require",
-        "no parameter sslmod$",
-    ),
-    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?sslmod=require", "no parameter sslmod$"),
+    "PostgreSQL with an unknown option": ("postgresql://user:secret@host/plants?sslmod=require", POSTGRES),
+    "PostgreSQL by its short name": ("postgres://user:secret@host/plants?schema=public", POSTGRES),
     "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
     "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
     "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
-    "PostgreSQL for Prisma": ("postgresql://user:secret@host/plants?schema=public", "no parameter schema$"),
-    "PostgreSQL with a password in its options": ("postgresql://host/plants?password=a&secret=b", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }
 
@@ -372,8 +350,15 @@ def test_a_bad_store_url_is_rejected_with_the_valid_form(url: str, hint: str) ->
 
 
 def test_the_error_for_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ValueError, match=r"^a PostgreSQL store needs its driver: pip install 'plants\[postgres\]'$"):
+        open_store("postgresql://host/plants")
+
+
+def test_another_import_error_is_not_taken_for_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
+    with pytest.raises(ImportError, match=r"plants\.stores\.postgres"):
         open_store("postgresql://host/plants")
 
 
