@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from types import NoneType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from plants.stores import (
     COLUMNS,
@@ -56,21 +56,11 @@ class _Entry(NamedTuple):
     done: Done
 
 
-class Connection(Protocol):
-    """A connection of a store."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-_Connection = TypeVar("_Connection", bound=Connection)
-
-
-class BatchStore(GroupCommitStore, Generic[_Connection]):
+class BatchStore(GroupCommitStore):
     """Base class of the stores with group commit.
 
-    A deadline is a ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable. After an
-    exception, the connection is closed.
+    A connection is any object with a method ``close``, which is called after an exception. A deadline is a
+    ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable.
 
     :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
     """
@@ -90,22 +80,22 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._unstarted = [*range(self.committers)]  # the numbers of the committers that have no thread yet
         self._threads: list[threading.Thread] = []
         self._due = [math.inf] * self.committers  # the deadline of each committer's batch
-        self._connections: set[_Connection] = set()  # of the committers, without those that may be lost
+        self._connections: set[Any] = set()  # of the committers, without those that may be lost
         self._stored_at = 0.0  # when a batch last showed that plants can be stored
         self._refusal = ""  # why the last batch was refused as a whole
         self._refused_at = 0.0
-        self._idle_readers: list[_Connection] = []  # for ``get``; rarely more than one
+        self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
-    def _connect(self, deadline: float) -> _Connection:
+    def _connect(self, deadline: float) -> Any:
         """Open a connection, and check the table. Create what is missing if ``_may_create``, and then reset that."""
 
-    def _is_usable(self, connection: _Connection) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
+    def _is_usable(self, connection: Any) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
         """Return whether an idle connection can be used, so far as that is known without a statement."""
         return True
 
     @abc.abstractmethod
-    def _insert(self, connection: _Connection, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+    def _insert(self, connection: Any, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
 
         If there are none, fail as an insert would, as far as that can be seen without one.
@@ -116,7 +106,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         """
 
     @abc.abstractmethod
-    def _find(self, connection: _Connection, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, connection: Any, plant_id: int, deadline: float) -> Plant | None:
         """Return the plant with this id, or None."""
 
     def submit(self, plant: Plant, done: Done) -> None:
@@ -182,7 +172,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         while reader := self._take_idle_reader():
             reader.close()
 
-    def _take_idle_reader(self) -> _Connection | None:
+    def _take_idle_reader(self) -> Any:
         with suppress(IndexError):
             reader = self._idle_readers.pop()
             if self._is_usable(reader):
@@ -220,7 +210,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
 
     def _run(self, number: int) -> None:
         """Commit batches until the store is closed; the body of a committer."""
-        connection: _Connection | None = None
+        connection = None
         while (batch := self._next_batch()) is not None:
             self._due[number] = batch[0].deadline if batch else time.monotonic() + self._timeout
             connection = self._connected(connection, batch)
@@ -257,10 +247,11 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
                 break
             room -= entry.characters
             (late if entry.deadline < now else batch).append(entry)
-        self._fail(late, NO_RESPONSE)
+        if late:
+            self._fail(late, NO_RESPONSE)
         return [entry.plant for entry in batch if entry.plant]
 
-    def _connected(self, connection: _Connection | None, batch: list[_Entry]) -> _Connection | None:
+    def _connected(self, connection: Any, batch: list[_Entry]) -> Any:
         """Return this connection or, if it cannot be used, a new one; return None if that fails."""
         if connection in self._connections and self._is_usable(connection):
             return connection
@@ -282,7 +273,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._connections.add(connection)
         return connection
 
-    def _commit(self, connection: _Connection, batch: list[_Entry]) -> bool:
+    def _commit(self, connection: Any, batch: list[_Entry]) -> bool:
         """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
         began = time.monotonic()
         if batch and batch[0].deadline < began:
@@ -338,7 +329,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             done(StoreUnavailable(reason))
 
-    def _discard(self, connection: _Connection) -> None:
+    def _discard(self, connection: Any) -> None:
         self._connections.discard(connection)
         connection.close()
 

@@ -12,7 +12,6 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from importlib.resources import files
 from time import monotonic
 from typing import Any, Self, TypeVar
@@ -97,7 +96,7 @@ _CLASSES_OF_THE_SERVER = {"08", "53", "57", "58"}
 _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 
 
-class PostgresStore(BatchStore["_Connection"]):
+class PostgresStore(BatchStore):
     """Plants in a table of a database server. An acknowledged plant is as durable as the server's commits.
 
     A batch is retried only if the server reports that nothing was stored. If the connection is lost or silent after the
@@ -285,7 +284,7 @@ class PostgresStore(BatchStore["_Connection"]):
         self._may_create = False
         self._table = name
         self._checked_at = monotonic()
-        connection.statements = _statements(name, is_citus=connection.is_citus)
+        connection.statements = _Statements(name, is_citus=connection.is_citus)
 
     def _complete(self, connection: "_Connection", statement: str) -> None:
         """Create the table, or add its columns, in one transaction."""
@@ -336,9 +335,6 @@ class _Statements:
         padded = plants + [shortest] * (rows - len(plants))
         # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
         return self._inserts[rows], [str(value) if isinstance(value, int) else value for row in padded for value in row]
-
-
-_statements = cache(_Statements)
 
 
 class _Connection(psycopg.Connection[_Row]):

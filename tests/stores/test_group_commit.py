@@ -29,7 +29,7 @@ class Connection:
         self.store.open.remove(self)
 
 
-class GardenStore(BatchStore[Connection]):
+class GardenStore(BatchStore):
     """A dictionary. Inserts fail if it has a fault.
 
     A batch with ``stuck_id`` waits until the store is released, and fails. A read waits, too.
@@ -173,6 +173,17 @@ def test_a_process_without_another_thread_is_unavailable(store: GardenStore, mon
         assert reason(store) == "can't start new thread"
     store.add(Plant(1, "oak"))
     wait_until_connected(store)
+
+
+def test_a_plant_that_is_submitted_during_the_close_fails(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_and_close(thread: threading.Thread) -> None:
+        start(thread)
+        store.close()
+
+    start = threading.Thread.start
+    monkeypatch.setattr("threading.Thread.start", start_and_close)
+    with pytest.raises(StoreUnavailable, match="the store is closed"):
+        submit(store, Plant(1, "oak")).result(0)
 
 
 def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
