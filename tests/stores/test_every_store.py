@@ -1,13 +1,12 @@
 """The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
-import multiprocessing
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -68,6 +67,21 @@ for number in (1, 2):
     in_a_child(lambda: store.add(Plant(number, "child")), store.close)
 assert store.get(2) == Plant(2, "child")
 """
+COMPETITOR = """
+import sys
+from plants.stores import Plant, PlantIdInUse, open_store
+
+_, url, name = sys.argv
+store = open_store(url)
+print("ready", flush=True)
+sys.stdin.readline()
+for plant_id in range(200):
+    try:
+        store.add(Plant(plant_id, name))
+    except PlantIdInUse:
+        continue
+    print(plant_id)
+"""
 GREENLETS = """
 import sys
 from plants.stores import Plant, StoreUnavailable, open_store
@@ -99,11 +113,13 @@ def run_forking(program: str, url: str) -> str:
     return subprocess.run(command, check=True, timeout=60, stderr=subprocess.PIPE, text=True).stderr
 
 
-def compete(url: str, name: str, together: threading.Barrier) -> list[int]:
-    """Add the same ids as other processes, and return the ids of the plants that were added."""
-    with contextlib.closing(open_store(url)) as store:
-        together.wait(60)
-        return [number for number in range(200) if outcome(partial(store.add, Plant(number, name))) == "added"]
+def start_competitor(url: str, name: str) -> "subprocess.Popen[str]":
+    """Start a process that will add the ids from 0 to 199, and print those that it has added."""
+    command = [sys.executable, "-c", COMPETITOR, url, name]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 def outcome(result: Callable[[], None]) -> str:
@@ -264,11 +280,13 @@ class PersistentContract(StoreContract):
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_processes_that_start_together_share_a_store(self, store: PlantStore, store_url: str) -> None:
-        processes = multiprocessing.get_context("spawn")
-        with processes.Manager() as manager, ProcessPoolExecutor(3, processes) as pool:
-            together = manager.Barrier(3)
-            ids_by_name = {name: pool.submit(compete, store_url, name, together) for name in "abc"}
-            winners = [(plant_id, name) for name, ids in ids_by_name.items() for plant_id in ids.result(60)]
+        with contextlib.ExitStack() as stack:
+            processes = {name: stack.enter_context(start_competitor(store_url, name)) for name in "abc"}
+            for process in processes.values():
+                assert process.stdin
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            winners = [(int(line), name) for name, each in processes.items() for line in each.communicate()[0].split()]
         assert sorted(plant_id for plant_id, _ in winners) == list(range(200))
         assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in winners)
 
