@@ -38,7 +38,7 @@ MAX_BATCH = 256  # plants per commit
 RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
 REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
-_RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
+RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
 _GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
 _CLOSED = "the store is closed"
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
@@ -266,7 +266,7 @@ class BatchStore(GroupCommitStore):
                 connection = self._connect(time.monotonic() + self._timeout)
         except BaseException as error:
             if self._connections:  # Other committers are connected.
-                time.sleep(_RECONNECT_SECONDS)
+                time.sleep(RECONNECT_SECONDS)
             else:
                 self._go_down(batch, _reason(error))
             return None

@@ -8,7 +8,7 @@ from plants.stores import Plant, PlantStore, StoreUnavailable
 
 FRESH_SECONDS = 0.5  # A check this soon after a success does not call the store.
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
-_CHECK_SECONDS = 2.0  # how long a check waits for that of another caller
+CHECK_SECONDS = 2.0  # how long a check waits for that of another caller
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class LoggedStore(PlantStore):
     def check(self) -> None:
         # Make the lock at the first use, because gevent may have patched it since the store was made.
         lock = vars(self).setdefault("_check_lock", threading.Lock())
-        if not lock.acquire(timeout=_CHECK_SECONDS):
+        if not lock.acquire(timeout=CHECK_SECONDS):
             raise StoreUnavailable("no response in time")
         try:
             if time.monotonic() > self._checked_at + FRESH_SECONDS:

@@ -186,13 +186,13 @@ def test_a_plant_that_is_submitted_during_the_close_fails(store: GardenStore, mo
         submit(store, Plant(1, "oak")).result(0)
 
 
-def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
+def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_connected(store)
     inserts = store.inserts
     for _ in range(100):
         store.check()
     assert store.inserts == inserts
-    store._stored_at = 0.0
+    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", 0.0)
     checks = [future_of(store.submit_check) for _ in range(100)]
     assert {outcome(check.result) for check in checks} == {"added"}
     assert store.inserts < inserts + 100
@@ -200,7 +200,7 @@ def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
 
 def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("plants.stores.group_commit._RECONNECT_SECONDS", 0.001)
+    monkeypatch.setattr("plants.stores.group_commit.RECONNECT_SECONDS", 0.001)
     monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
     random = Random(1)
 

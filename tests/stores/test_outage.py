@@ -79,10 +79,10 @@ def test_concurrent_checks_of_another_store_share_a_call(monkeypatch: pytest.Mon
     with ThreadPoolExecutor(8) as threads:
         checks = [threads.submit(store.check)]
         wait_until(lambda: garden.calls)
-        monkeypatch.setattr("plants.stores.outage._CHECK_SECONDS", 0.0)
+        monkeypatch.setattr("plants.stores.outage.CHECK_SECONDS", 0.0)
         with pytest.raises(StoreUnavailable, match="no response in time"):
             store.check()
-        monkeypatch.setattr("plants.stores.outage._CHECK_SECONDS", 60.0)
+        monkeypatch.setattr("plants.stores.outage.CHECK_SECONDS", 60.0)
         checks += [threads.submit(store.check) for _ in range(7)]
         garden.released.set()
         assert {str(check.exception() or "") for check in checks} == {reason}
