@@ -41,22 +41,21 @@ def in_a_child(*uses):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
-def unavailable(use):
-    def raises():
+store = open_store(sys.argv[1])
+"""
+AFTER_USE = """
+store.add(Plant(1, "parent"))
+
+def fail():
+    for use in (lambda: store.add(Plant(2, "child")), lambda: store.get(1), store.check):
         try:
             use()
         except StoreUnavailable as error:
             assert "fork before the first use" in str(error), error
         else:
             os._exit(1)
-    return raises
 
-store = open_store(sys.argv[1])
-"""
-AFTER_USE = """
-store.add(Plant(1, "parent"))
-uses = [lambda: store.add(Plant(2, "child")), lambda: store.get(1), store.check]
-in_a_child(*map(unavailable, uses), store.close)
+in_a_child(fail, store.close)
 in_a_child(store.close)
 store.add(Plant(2, "parent"))
 store.close()

@@ -497,8 +497,6 @@ PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: '
 UNUSABLE = {
     "no key": (PLANTS.replace(" PRIMARY KEY", ""), "no column id"),
     "two keys": (PLANTS.replace(" PRIMARY KEY", "").replace(")", ", at INT, PRIMARY KEY (id, at))"), "column at"),
-    "a text id": ("CREATE TABLE plants (id TEXT PRIMARY KEY, name TEXT NOT NULL)", "no column id INTEGER PRIMARY KEY"),
-    "no name": ("CREATE TABLE plants (id INTEGER PRIMARY KEY)", "no column name TEXT NOT NULL"),
     "a numeric name": (PLANTS.replace("name TEXT", "name NUMERIC"), "no column name TEXT NOT NULL"),
     "a generated tag": (PLANTS.replace("tag TEXT", "tag TEXT AS (name)"), "no column tag TEXT"),
     "a required tag": (PLANTS.replace("tag TEXT", "tag TEXT NOT NULL"), "column tag .* must accept NULL"),
