@@ -124,7 +124,8 @@ class BatchStore(GroupCommitStore):
             self._enqueue(_Entry(None, 0, now + self._timeout, done))
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
-        self._owner.check()
+        if self._owner.pid != os.getpid():
+            self._owner.check()
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         reason = self._outage.reason
@@ -205,8 +206,10 @@ class BatchStore(GroupCommitStore):
                 thread.start()
             except RuntimeError as error:  # The process may not have another thread.
                 self._unstarted.append(number)
-                raise StoreUnavailable(str(error)) from None
-            self._threads.append(thread)
+                if not self._threads:
+                    raise StoreUnavailable(str(error)) from None
+            else:
+                self._threads.append(thread)
 
     def _run(self, number: int) -> None:
         """Commit batches until the store is closed; the body of a committer."""
