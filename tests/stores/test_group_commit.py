@@ -172,6 +172,9 @@ def test_a_process_without_another_thread_is_unavailable(store: GardenStore, mon
         full.setattr("threading.Thread.start", fail)
         assert reason(store) == "can't start new thread"
     store.add(Plant(1, "oak"))
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", fail)
+        store.add(Plant(2, "oak"))  # One committer serves alone.
     wait_until_connected(store)
 
 
