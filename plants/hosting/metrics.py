@@ -138,5 +138,6 @@ class Metrics:
         yield core.GaugeMetricFamily("plants_connections", "Open connections.", totals[_CONNECTIONS])
         description = "Requests that wait for the application or the store."
         yield core.GaugeMetricFamily("plants_requests_waiting", description, totals[_WAITING])
-        versions = {"version": plants.__version__, "server": server.implementation()}
-        yield core.InfoMetricFamily("plants_build", "The version.", versions)
+        build = core.GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
+        build.add_metric((plants.__version__, server.implementation()), 1)
+        yield build

@@ -16,5 +16,5 @@ def service(metrics_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A service that tests share, so each uses request ids and plants of its own, and leaves it as it was."""
     store = f"sqlite:///{tmp_path_factory.mktemp('store')}/plants.db"
     metrics = f"0.0.0.0:{metrics_port}"
-    with serving("--permit-obsolete-folding", workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
+    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
         yield service
