@@ -109,9 +109,16 @@ class BatchStore(GroupCommitStore):
     def _find(self, connection: Any, plant_id: int, deadline: float) -> Plant | None:
         """Return the plant with this id, or None."""
 
-    def submit(self, plant: Plant, done: Done) -> None:
-        entry = plant, _count_characters(plant), time.monotonic() + self._timeout, done
-        self._enqueue(tuple.__new__(_Entry, entry))  # _Entry() would run a Python function.
+    def submit(self, plant: Plant | None, done: Done) -> None:
+        if self._closed:
+            raise StoreUnavailable(_CLOSED)
+        characters = _count_characters(plant) if plant else 0
+        if self._unstarted:
+            self._start_committer()
+        # _Entry() would run a Python function.
+        self._queue.put(tuple.__new__(_Entry, (plant, characters, time.monotonic() + self._timeout, done)))
+        if self._closed:  # It was closed meanwhile, and no committer may be left.
+            self._fail(self._drain(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
         self.raise_if_down(rejected=0)
@@ -121,7 +128,7 @@ class BatchStore(GroupCommitStore):
         if now < self._stored_at + FRESH_SECONDS:
             done(None)
         else:
-            self._enqueue(_Entry(None, 0, now + self._timeout, done))
+            self.submit(None, done)
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
         if self._owner.pid != os.getpid():
@@ -180,15 +187,6 @@ class BatchStore(GroupCommitStore):
                 return reader
             reader.close()
         return None
-
-    def _enqueue(self, entry: _Entry) -> None:
-        if self._closed:
-            raise StoreUnavailable(_CLOSED)
-        if self._unstarted:
-            self._start_committer()
-        self._queue.put(entry)
-        if self._closed:  # It was closed meanwhile, and no committer may be left.
-            self._fail(self._drain(), _CLOSED)
 
     def _make_queue(self) -> None:
         # These block, so make them at the first use: gevent may have patched the modules since the store was made. Of
@@ -295,21 +293,22 @@ class BatchStore(GroupCommitStore):
         remaining = iter(outcomes)
         for entry in batch:
             outcome = next(remaining) if entry.plant else None
-            if isinstance(outcome, StoreUnavailable):
+            if not outcome:
+                entry.done(None)
+            elif isinstance(outcome, StoreUnavailable):
                 self._fail([entry], str(outcome))
             else:
-                entry.done(outcome and outcome.with_traceback(None))  # Its frames would refer to the whole batch.
+                entry.done(outcome.with_traceback(None))  # Its frames would refer to the whole batch.
         return True
 
     def _note(self, outcomes: Outcomes) -> None:
         """Remember what a commit says of the store."""
-        refusals = [each for each in outcomes if isinstance(each, PlantRefused)]
-        if refusals and len(refusals) == len(outcomes):
-            self._refusal, self._refused_at = str(refusals[0]), time.monotonic()
-        elif None in outcomes or not outcomes:  # An id in use says nothing, for example of a full disk.
+        if None in outcomes or not outcomes:
             self._refusal = ""
             self._stored_at = time.monotonic()
             self._outage.record_success()
+        elif all(isinstance(each, PlantRefused) for each in outcomes):  # An id in use says nothing.
+            self._refusal, self._refused_at = str(outcomes[0]), time.monotonic()
 
     def _go_down(self, batch: list[_Entry], reason: str) -> None:
         """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""
