@@ -14,7 +14,7 @@ from plants.falcon_defaults import App
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import PlantStore, group_commit_of
+from plants.stores import GroupCommitStore, PlantStore, group_commit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 
@@ -62,6 +62,7 @@ class PlantCollection:
 
     def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
         self._store = store
+        self._may_group = isinstance(store, GroupCommitStore)  # A proxy object may only look like one.
         self._max_body_bytes = max_body_bytes
         self._load = loader(NewPlantSchema())
         self._dump = dumper(PlantSchema())
@@ -71,7 +72,7 @@ class PlantCollection:
         plant = self._load(read_json(req, self._max_body_bytes))
         resp.data = self._dump(plant)
         pending = req.env.get("server.pending")
-        store = group_commit_of(self._store)
+        store = group_commit_of(self._store) if self._may_group else None
         if store and pending is not None:
             store.raise_if_down()
             pending.append((partial(store.submit, plant), error_response))

@@ -28,6 +28,7 @@ class Readiness:
             self._store.check()
 
     on_head = on_get
+    on_options = on_get  # HAProxy checks with OPTIONS by default, which Falcon would answer with 200 in any case.
 
 
 class Constant:

@@ -198,8 +198,6 @@ class Server:
             response = b"".join(respond(error, environ, start))
         elif failure != "close":
             response = b"".join(self._app(environ, start))
-        if environ["REQUEST_METHOD"] == "HEAD":
-            response = b""
         if failure == "cut":
             response = response[: len(response) // 2]
         requests.append(_received(environ, body, status, response))

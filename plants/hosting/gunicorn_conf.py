@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 import plants
-from plants.hosting import exit_on_signals, metrics
+from plants.hosting import exit_on_signals
 from plants.hosting.logs import Logger
+from plants.hosting.metrics import Metrics
 from plants.hosting.settings import SettingsError, announce_token, generate_token, stop
 from plants.hosting.worker import Worker
 from plants.server import implementation
@@ -49,7 +50,7 @@ def on_starting(server: Any) -> None:
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
         try:
-            metrics.opened.append(metrics.Metrics(settings.metrics_bind))
+            Worker.metrics = Metrics(settings.metrics_bind)
         except OSError as error:
             stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
     announce_token(new_token)
@@ -60,9 +61,11 @@ def when_ready(server: Any) -> None:
     """Log in one line what started."""
     addresses = [str(listener) for listener in server.LISTENERS] or server.cfg.bind
     store = settings.shown_store + ", which is new" * settings.store.is_new
-    facts = [f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}"]
-    facts.append(f"plants are stored in {store}")
-    facts += [f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1]
+    facts = [
+        f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}",
+        f"plants are stored in {store}",
+        *[f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1],
+    ]
     server.log.info("%s", "; ".join(facts))
     if settings.in_memory:
         server.log.warning("all plants will be lost when this process ends; set PLANTS_STORE to keep them")
@@ -95,8 +98,8 @@ def child_exit(server: Any, ended: Any) -> None:
     """Warn of plants that were lost with a worker, and remove its gauges from the sum."""
     if settings.in_memory and server.LISTENERS:  # There are none while the service stops.
         server.log.warning("all plants in memory were lost with worker %d; their ids are free again", ended.pid)
-    for opened in metrics.opened:
-        opened.remove_worker(ended.metrics_row)
+    if Worker.metrics:
+        Worker.metrics.remove_worker(ended.metrics_row)
 
 
 def check(cfg: Any) -> None:

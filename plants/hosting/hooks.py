@@ -36,7 +36,7 @@ class PlantService(Service):
         self._log = log
         self._access_log = access_log
         self._metrics = metrics
-        self._responses: list[tuple[Request, Response, tuple[int, str], float]] = []
+        self._lines = ""
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count()
 
@@ -76,22 +76,21 @@ class PlantService(Service):
         return _error_response(falcon.HTTPError(error.status, description=error.message), request)
 
     def before_response(self, request: Request, response: Response) -> None:
-        """Buffer the response for the log. Count it before it is sent, so that a kill cannot lose the count."""
+        """Count the response and buffer its line, before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - request.started
         error = _error_of(response) if response.status[0] in "45" else _NO_ERROR
         if self._metrics:
             self._metrics.count_response(request, response, error, seconds)
-        self._responses.append((request, response, error, seconds))
+        try:
+            self._lines += self._access_log.line(request, response, error, seconds)
+        except Exception:
+            self._log.exception("a response could not be logged", extra={"request": request})
 
     def after_iteration(self) -> None:
-        """Log an iteration's responses together, after they were sent. Logging each alone would cost twice as much."""
-        responses, self._responses = self._responses, []
-        for request, response, error, seconds in responses:
-            try:
-                self._access_log.write(request, response, error, seconds)
-            except Exception:
-                self._log.exception("a response could not be logged", extra={"request": request})
-        self._access_log.flush()
+        """Write the lines of an iteration together, which costs half as much as writing each alone."""
+        lines, self._lines = self._lines, ""
+        self._access_log.output.write(lines)
+        self._access_log.output.flush()
 
 
 def _error_response(error: BaseException, request: Request) -> Response:
@@ -100,9 +99,8 @@ def _error_response(error: BaseException, request: Request) -> Response:
 
 def _error_of(response: Response) -> tuple[int, str]:
     """Return the code and the message of an Error body, or those of the status for any other body."""
-    if len(response.body) < _MAX_ERROR_BYTES:  # Any other application may respond with any other body.
-        with suppress(Exception):
-            body = json.loads(response.body)
-            return int(body["error"]), str(body["message"])
+    with suppress(Exception):  # Any other application may respond with any other body.
+        body = json.loads(response.body[:_MAX_ERROR_BYTES])
+        return int(body["error"]), str(body["message"])
     code = int(response.status[:3]) * 100
     return code, error_message(code)

@@ -43,11 +43,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Formatter(logging.Formatter):
-    """Format log records in the service's format, ``json`` or ``text``."""
+    """Format log records as JSON or as text."""
 
-    def __init__(self, log_format: str) -> None:
+    def __init__(self, *, is_json: bool) -> None:
         super().__init__()
-        self._is_json = log_format == "json"
+        self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, with the id of the request that was being handled."""
@@ -104,14 +104,13 @@ class Logger(glogging.Logger):
             # Do not change the handlers of the user's --log-config, or those for syslog, whose lines have a prefix.
             if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler) and handler.stream:
                 descriptor = handler.stream.fileno()
-                handler.setFormatter(Formatter(self.log_format or format_for(descriptor)))
+                handler.setFormatter(Formatter(is_json=_is_json(self.log_format, descriptor)))
                 if not isinstance(handler, logging.FileHandler):
                     self._standard_error = handler.stream = self._standard_error or Output(descriptor)
 
 
-def format_for(descriptor: int) -> str:
-    """Return the format of a log for which none is set."""
-    return "text" if os.isatty(descriptor) else "json"
+def _is_json(log_format: str | None, descriptor: int) -> bool:
+    return log_format == "json" if log_format else not os.isatty(descriptor)
 
 
 class AccessLog:
@@ -128,9 +127,8 @@ class AccessLog:
         # If standard output was closed at the start, its descriptor may be another file's.
         self._descriptor = sys.stdout.fileno() if target == "-" and sys.stdout else os.open(os.devnull, os.O_WRONLY)
         self.reopen()
-        self._is_json = (log_format or format_for(self._descriptor)) == "json"
-        self._output = Output(self._descriptor)
-        self._lines = ""
+        self._line_of = _json_line if _is_json(log_format, self._descriptor) else _text_line
+        self.output = Output(self._descriptor)
 
     def reopen(self) -> None:
         """Open the file again, which may have been renamed. If this fails, log the reason."""
@@ -144,20 +142,10 @@ class AccessLog:
             os.dup2(file, self._descriptor, inheritable=False)
             os.close(file)
 
-    def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
-        """Buffer the log line of a request; ``flush`` writes it."""
-        is_operation = request.route in OPERATIONS
-        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[is_operation]
-        if level >= self._level:
-            line_of = _json_line if self._is_json else _text_line
-            self._lines += line_of(request, response, error, seconds, name) + "\n"
-
-    def flush(self) -> None:
-        """Write the buffered lines, and those that still wait, as far as they are accepted at once."""
-        if self._lines:
-            self._output.write(self._lines)
-            self._lines = ""
-        self._output.flush()
+    def line(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> str:
+        """Return the line of a request, which is empty if the level is too low."""
+        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.route in OPERATIONS]
+        return self._line_of(request, response, error, seconds, name) if level >= self._level else ""
 
 
 # Format strings cost half as much as json.dumps().
@@ -169,7 +157,7 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{request.id}","method":{_quoted(request.method)},'
         f'"path":{_quoted(_shown(request))},"route":{_quoted(request.route)},"status":{response.status[:3]},'
-        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}'
+        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}\n'
     )
 
 
@@ -177,10 +165,11 @@ def _text_line(request: Request, response: Response, error: tuple[int, str], sec
     environ = request.environ
     code, message = error
     failure = f"{code} {message} " if code else ""
-    return _escape(
+    line = (
         f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} "
         f"{_shown(request)} {response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {environ['REMOTE_ADDR']}"
     )
+    return f"{_escape(line)}\n"
 
 
 def _shown(request: Request) -> str:
@@ -204,16 +193,19 @@ class Output:
 
     ``flush`` writes the lines as far as they are accepted at once; the others wait for the next ``flush``. If more than
     ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
+
+    A regular file accepts each write, but a slow disk delays its caller, so a short-lived thread writes. All else is
+    written at once, so that ``kill -9`` loses no line that a reader has room for.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # A regular file accepts each write, but a write to a slow disk takes long, so a thread writes.
         self._is_file = S_ISREG(os.fstat(descriptor).st_mode)
         if not self._is_file:
             # After select(), a write can still block if another process fills the pipe first. O_NONBLOCK on the same
-            # descriptor would also hold for other processes, so use one of our own.
-            with suppress(OSError):  # It is a socket, or the system is not Linux.
+            # descriptor would also hold for other processes, so open the pipe again. A socket cannot be opened, and
+            # only Linux has these names; there, select() alone must do.
+            with suppress(OSError):
                 self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
         self._reset()
         os.register_at_fork(after_in_child=self._reset)

@@ -24,7 +24,6 @@ from plants.server.request import Request, WSGIApplication
 from plants.server.response import Response
 
 METRICS_PATH: Final = "/metrics"
-opened: Final[list["Metrics"]] = []  # one, if PLANTS_METRICS_BIND is set and Gunicorn's master listens there
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*map(str, _BUCKETS), "+Inf")
 _STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # The server's own 503 has other messages.
@@ -90,9 +89,8 @@ class Metrics:
             return
         method = request.method if request.method in _METHODS else _OTHER
         route = request.route if request.route in _ROUTES else _OTHER
-        cell = (
-            _CELLS.get((method, route, response.status[:3], str(error[0] or ""))) or _CELLS[method, route, _OTHER, ""]
-        )
+        outcome = (response.status[:3], str(error[0] or ""))
+        cell = _CELLS.get((method, route, *outcome)) or _CELLS[method, route, _OTHER, ""]
         self._row[cell] += seconds
         self._row[cell + 1 + bisect_left(_BUCKETS, seconds)] += 1
         if error == _STORE_FAILURE and (method, route) == ("POST", PLANTS_PATH):
@@ -120,25 +118,26 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """Yield each metric."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client import core
 
         rows = self._rows[: int(self._rows[0][_ROW_COUNT])]
         totals = [sum(cells) for cells in zip(*rows, strict=True)]
         labels = ("method", "route", "status", "error")
         description = "Time from a request's first byte to its response."
-        durations = HistogramMetricFamily("http_server_request_duration_seconds", description, labels=labels)
+        durations = core.HistogramMetricFamily("http_server_request_duration_seconds", description, labels=labels)
         for values, cell in _CELLS.items():
             seconds, *counts = totals[cell : cell + _WIDTH]
             if any(counts):
                 durations.add_metric(values, list(zip(_BOUNDS, accumulate(counts), strict=True)), seconds)
         yield durations
         cell = _CELLS["POST", PLANTS_PATH, "200", ""]
-        yield CounterMetricFamily("plants_created", "Plants that were added.", sum(totals[cell + 1 : cell + _WIDTH]))
+        created = sum(totals[cell + 1 : cell + _WIDTH])
+        yield core.CounterMetricFamily("plants_created", "Plants that were added.", created)
         description = "Create requests that failed because the store was unavailable."
-        yield CounterMetricFamily("plants_store_failures", description, totals[_STORE_FAILURES])
-        yield GaugeMetricFamily("plants_connections", "Open connections.", totals[_CONNECTIONS])
+        yield core.CounterMetricFamily("plants_store_failures", description, totals[_STORE_FAILURES])
+        yield core.GaugeMetricFamily("plants_connections", "Open connections.", totals[_CONNECTIONS])
         description = "Requests that wait for the application or the store."
-        yield GaugeMetricFamily("plants_requests_waiting", description, totals[_WAITING])
-        build = GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
+        yield core.GaugeMetricFamily("plants_requests_waiting", description, totals[_WAITING])
+        build = core.GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
         build.add_metric((plants.__version__, server.implementation()), 1)
         yield build

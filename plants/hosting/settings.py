@@ -70,6 +70,10 @@ def _parse_address(text: str) -> tuple[str, int]:
     return address[1] or address[2], int(address[3])
 
 
+def _without_password(option: re.Match[str]) -> str:
+    return f"{option[1]}=***" if "password" in unquote(option[1]) else option[0]
+
+
 class Settings(NamedTuple):
     """The table of settings, parsed. The name of a setting is ``PLANTS_`` and the field's name in capitals.
 
@@ -98,8 +102,10 @@ class Settings(NamedTuple):
 
     @property
     def shown_store(self) -> str:
-        """The store's URL, without its passwords."""
-        return without_passwords(self.store_url)
+        """The store's URL, with each password replaced by asterisks."""
+        # If a password contains @, more than the password may be hidden, but never less.
+        url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", self.store_url, flags=re.DOTALL)
+        return re.sub(r"([^?&=]*)=([^&]*)", _without_password, url)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -144,12 +150,3 @@ def announce_token(token: str | None) -> None:
     """Log a generated token, if there is one."""
     if token:
         logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
-
-
-def without_passwords(url: str) -> str:
-    """Return a store's URL with each password replaced by asterisks."""
-    # If a password contains @, more than the password may be hidden, but never less.
-    url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", url, flags=re.DOTALL)
-    return re.sub(
-        r"([^?&=]*)=([^&]*)", lambda found: f"{found[1]}=***" if "password" in unquote(found[1]) else found[0], url
-    )

@@ -8,7 +8,7 @@ from typing import Any
 from plants.hosting.factory import HostedService
 from plants.hosting.hooks import PlantService
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import METRICS_PATH, Metrics, opened
+from plants.hosting.metrics import METRICS_PATH, Metrics
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 from plants.stores import GroupCommitStore
@@ -20,7 +20,9 @@ _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service th
 class Worker(ServerWorker):
     """A worker of a hosted service."""
 
-    hosted: HostedService  # The packaged configuration sets it.
+    # The packaged configuration sets these.
+    hosted: HostedService
+    metrics: Metrics | None = None
 
     # The deadlines: a statement (1.5 s) < the store (2.3 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
@@ -30,7 +32,6 @@ class Worker(ServerWorker):
     log: Any
 
     metrics_row: int
-    _metrics: Metrics | None = None
     _access_log: AccessLog
 
     def __init__(self, *args: Any) -> None:
@@ -39,8 +40,8 @@ class Worker(ServerWorker):
         settings = self.hosted.settings
         self.max_body_bytes = settings.max_body_bytes
         self.request_timeout = settings.request_timeout
-        for self._metrics in opened:
-            self.metrics_row = self._metrics.add_worker()
+        if self.metrics:
+            self.metrics_row = self.metrics.add_worker()
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
@@ -65,15 +66,15 @@ class Worker(ServerWorker):
 
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
-        return PlantService(self.hosted, self.log, self._access_log, self._metrics)
+        return PlantService(self.hosted, self.log, self._access_log, self.metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
         paths = () if self._is_wrapped() else self.hosted.api.non_blocking_paths
-        return [
-            *(Listener(listener.sock, self.wsgi, non_blocking_paths=paths) for listener in self.sockets),
-            *(Listener(one.listener, one.app(), _METRICS_CONNECTIONS, {METRICS_PATH}) for one in opened),
-        ]
+        found = [Listener(listener.sock, self.wsgi, non_blocking_paths=paths) for listener in self.sockets]
+        if self.metrics:
+            found.append(Listener(self.metrics.listener, self.metrics.app(), _METRICS_CONNECTIONS, {METRICS_PATH}))
+        return found
 
     def handle_usr1(self, sig: int, frame: FrameType | None) -> None:
         """Open the log files again."""
@@ -85,8 +86,8 @@ class Worker(ServerWorker):
         super().notify()
         for handler in self.log.error_log.handlers:
             handler.flush()
-        if self._metrics:
-            self._metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
+        if self.metrics:
+            self.metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
 
     def run(self) -> None:
         """Serve, then close the store."""

@@ -25,7 +25,7 @@ from plants.server.connection import FULL, RESPONDING, STOPPING_SECONDS, Connect
 from plants.server.poll import READABLE
 from plants.server.request import Environ, HTTPError, Listener
 from plants.server.service import Service
-from plants.server.threads import Calls, Job, Threads
+from plants.server.threads import Caller, Job, Threads
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
@@ -64,13 +64,13 @@ class Loop:
             config = replace(config, connections=connections)
         self._requests_left = config.max_requests
         self.shared = Shared(service, config)
-        self._calls = Calls(log, wake_fds[1])
+        self._caller = Caller(log, wake_fds[1])
         self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
         self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
-        self._threads = Threads(self._calls, config.threads)
+        self._threads = Threads(self._caller, config.threads)
         self._queue_job = self._threads.put if config.threads else self._loop_jobs.append
         # One more thread for large bodies, one at a time: small requests never wait behind them.
-        self._large_body_thread = Threads(self._calls, 1)
+        self._large_body_thread = Threads(self._caller, 1)
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._short_switches_until = 0.0
         self._sweep_at = 0.0
@@ -128,7 +128,7 @@ class Loop:
             self.step(connection, connection.continue_reading)
         self._dispatch()
         self._call_in_loop()
-        for connection, request, response in self._calls.completed():
+        for (connection, request), response in self._caller.completed():
             self.step(connection, connection.respond, request, response)
         if shared.now >= self._sweep_at:
             self._sweep()
@@ -191,8 +191,8 @@ class Loop:
             job = waiting.popleft()
             if job[0].request is job[1]:  # It may have been rejected while it waited.
                 queues.reverse()
-                self._calls.call(job)
-        self._calls.begin()
+                self._caller.call(job, job[1].body.content)
+        self._caller.begin_work()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.

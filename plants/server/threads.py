@@ -1,7 +1,7 @@
 """Calls of the application, in the loop's thread or in threads of their own.
 
-In: complete requests. A call claims its request, which happens at most once, and not after the request was rejected.
-Out: ``Calls.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
+In: complete requests. A thread claims its request, which happens at most once, and not after it was rejected.
+Out: ``Caller.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
 left work in ``server.pending``, the call is over, but its request is complete only when the work is: no thread waits.
 Only the loop's thread calls the hooks of the service.
 """
@@ -9,7 +9,7 @@ Only the loop's thread calls the hooks of the service.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -20,11 +20,9 @@ from plants.server.request import Request
 from plants.server.response import Headers, Response, make_response
 
 Job = tuple[Connection, Request]
-Completed = tuple[Connection, Request, Response | None]  # None if the application failed
-Failure = tuple[str, Headers, bytes]  # the status, the headers and the body of a response
 Done = Callable[[BaseException | None], None]
-# Begins work of one request, and makes the response to a failure of it.
-Pending = tuple[Callable[[Done], None], Callable[[BaseException], Failure]]
+# Begins work of one request, and returns the status, the headers and the body of the response to a failure of it.
+Pending = tuple[Callable[[Done], None], Callable[[BaseException], tuple[str, Headers, bytes]]]
 
 current: Final = threading.local()  # ``request`` is the one that this thread responds to, or None.
 
@@ -68,23 +66,20 @@ class Call:
         return self._writes.append
 
 
-class Calls:
-    """The calls of a worker, and their responses."""
+class Caller:
+    """The caller of the applications, and the queue of complete requests with their responses."""
 
     def __init__(self, log: Any, wake_fd: int) -> None:
         """Write a byte to ``wake_fd`` if a request is completed outside the loop's thread."""
         self._log = log
         self._wake_fd = wake_fd
         self._woken = False
-        self._left: deque[tuple[Job, Response, list[Pending]]] = deque()  # work that was not begun
-        self._completed: deque[Completed] = deque()
+        self._work_to_begin: deque[tuple[Job, Response, list[Pending]]] = deque()
+        self._completed: deque[tuple[Job, Response | None]] = deque()
 
-    def call(self, job: Job) -> None:
-        """Call the application for a request, unless it was rejected meanwhile. Any thread may do so."""
+    def call(self, job: Job, body: bytes | bytearray) -> None:
+        """Call the application for a request with this body. Any thread may do so."""
         request = job[1]
-        body = request.claim()
-        if body is None:
-            return
         current.request = request
         call = Call(request, body)
         response: Response | None = None
@@ -93,19 +88,19 @@ class Calls:
         except BaseException:  # A CancelledError or a SystemExit must end neither the loop nor a thread.
             self._log.exception("the application failed")
         if call.pending and response and response.status[0] < "4":
-            self._left.append((job, response, call.pending))
+            self._work_to_begin.append((job, response, call.pending))
         else:
-            self._completed.append((*job, response))
+            self._completed.append((job, response))
         current.request = None
 
-    def begin(self) -> None:
-        """Begin the work that calls have left: that of many calls at once, so that it is shared."""
-        while self._left:
+    def begin_work(self) -> None:
+        """Begin the work that calls have left. The work of many calls begins together, so that they can share it."""
+        while self._work_to_begin:
             try:
-                job, response, pending = self._left.popleft()
+                work = self._work_to_begin.popleft()
             except IndexError:  # Another thread was faster.
                 return
-            self._begin(job, response, pending)
+            self._begin(*work)
 
     def _begin(self, job: Job, response: Response, pending: list[Pending]) -> None:
         """Begin the first work of a request; the rest follows, if it succeeds."""
@@ -116,18 +111,16 @@ class Calls:
         except BaseException as error:
             done(error)
 
-    def _done(self, job: Job, response: Response | None, fail: Any, rest: list[Pending], error: Any) -> None:
-        if error:
-            response = self._failure(job[1], fail, error)
-        elif rest and response:
+    def _done(self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any) -> None:
+        if rest and not error:
             self._begin(job, response, rest)
             return
-        self._completed.append((*job, response))
+        self._completed.append((job, self._failure(job[1], fail, error) if error else response))
         if not self._woken:
             self.wake()
 
     def _failure(self, request: Request, fail: Any, error: BaseException) -> Response | None:
-        before = getattr(current, "request", None)
+        before = getattr(current, "request", None)  # A store may commit for other requests in a call of its own.
         current.request = request  # so that a line in the log has its id
         try:
             return make_response(*fail(error), is_head=request.method == "HEAD")
@@ -144,19 +137,18 @@ class Calls:
             with suppress(BlockingIOError):  # If the pipe is full, the loop wakes anyway.
                 os.write(self._wake_fd, b"\0")
 
-    def completed(self) -> Iterator[Completed]:
-        """Yield the requests that are complete, each with its response."""
+    def completed(self) -> list[tuple[Job, Response | None]]:
+        """Return the requests that are complete, each with its response, or None if the application failed."""
         self._woken = False  # Reset first, so that a later response wakes the loop again.
-        while self._completed:
-            yield self._completed.popleft()
+        return [self._completed.popleft() for _ in range(len(self._completed))]
 
 
 class Threads:
     """Threads that call the application."""
 
-    def __init__(self, calls: Calls, threads: int) -> None:
+    def __init__(self, caller: Caller, threads: int) -> None:
         """Start the threads."""
-        self._calls = calls
+        self._caller = caller
         self._changed = threading.Condition()  # guards the queue
         self.queued_jobs: deque[Job] = deque()
         for _ in range(threads):
@@ -178,7 +170,9 @@ class Threads:
             with self._changed:
                 self._changed.wait_for(lambda: self.queued_jobs)
                 job = self.queued_jobs.popleft()
-            self._calls.call(job)
-            self._calls.begin()
-            self._calls.wake()
-            del job  # Do not hold the last request in memory while waiting.
+            body = job[1].claim()
+            if body is not None:  # The request may have been rejected while it waited.
+                self._caller.call(job, body)
+                self._caller.begin_work()
+                self._caller.wake()
+            del job, body  # Do not hold the last request in memory while waiting.

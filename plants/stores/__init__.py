@@ -210,7 +210,7 @@ class GroupCommitStore(PlantStore):
         self._wait(self.submit_check)
 
     def _wait(self, submit: Callable[[Done], None]) -> None:
-        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()  # Look it up now, because of gevent.
         submit(outcome.put)
         try:
             error = outcome.get(timeout=self.timeout)
@@ -259,9 +259,11 @@ def open_store(url: str) -> PlantStore:
             return SQLiteStore.from_url(url)
         case "postgresql" | "postgres":
             try:
-                from plants.stores.postgres import PostgresStore
+                import psycopg  # noqa: F401  # Any other error of the import below is not about the driver.
             except ImportError as error:
                 raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
+            from plants.stores.postgres import PostgresStore
+
             return PostgresStore.from_url(url)
         case scheme:
             return _open_plugin(scheme, url)
@@ -272,13 +274,12 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
 
     group = "plants.stores"
     plugins = {plugin.name: plugin for plugin in entry_points(group=group)}
-    if scheme not in plugins:
+    if not (plugin := plugins.get(scheme)):
         known = ", ".join(f"{name}:" for name in ("memory", "sqlite", "postgresql", *sorted(plugins)))
         raise ValueError(
             f"a store's URL starts with one of {known}; "
             f"another package can add a scheme by an entry point in the group {group}"
         )
-    plugin = plugins[scheme]
     culprit = f"the store {scheme}: ({plugin.value})"
     try:
         opener = plugin.load()
@@ -291,10 +292,9 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
     except Exception as error:
         # Its message may quote the URL, and so a password.
         raise ValueError(f"{culprit} failed with {type(error).__name__}") from error
-    if not isinstance(store, PlantStore):
-        raise ValueError(f"{culprit} is no plants.PlantStore")
-    for name, kind in (("worker_threads", int), ("multiprocess", bool)):
-        declared = getattr(store, name, None)
-        if not isinstance(declared, kind) or (kind is int and declared < 1):
-            raise ValueError(f"{culprit} does not declare {name} as {'a bool' if kind is bool else 'an int above 0'}")
+    threads, shared = (getattr(store, name, None) for name in ("worker_threads", "multiprocess"))
+    if not (isinstance(store, PlantStore) and isinstance(threads, int) and threads > 0 and isinstance(shared, bool)):
+        raise ValueError(
+            f"{culprit} is no plants.PlantStore with worker_threads (an int above 0) and multiprocess (a bool)"
+        )
     return store

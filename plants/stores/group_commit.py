@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from types import NoneType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from plants.stores import (
     COLUMNS,
@@ -38,7 +38,7 @@ MAX_BATCH = 256  # plants per commit
 RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
 REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
-_RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
+RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
 _GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
 _CLOSED = "the store is closed"
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
@@ -56,21 +56,11 @@ class _Entry(NamedTuple):
     done: Done
 
 
-class Connection(Protocol):
-    """A connection of a store."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
-_Connection = TypeVar("_Connection", bound=Connection)
-
-
-class BatchStore(GroupCommitStore, Generic[_Connection]):
+class BatchStore(GroupCommitStore):
     """Base class of the stores with group commit.
 
-    A deadline is a ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable. After an
-    exception, the connection is closed.
+    A connection is any object with a method ``close``, which is called after an exception. A deadline is a
+    ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable.
 
     :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
     """
@@ -85,27 +75,27 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         self._closed = False
         self._owner = OwnerProcess()
         self._outage = Outage()
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()  # None ends a committer.
+        self._queue: queue.SimpleQueue[_Entry | None]  # None, which stays in the queue, ends the committers.
+        self._connect_lock: threading.Lock
+        self._unstarted = [*range(self.committers)]  # the numbers of the committers that have no thread yet
         self._threads: list[threading.Thread] = []
-        self._start_lock = threading.Lock()
         self._due = [math.inf] * self.committers  # the deadline of each committer's batch
-        self._connections: set[_Connection] = set()  # of the committers, without those that may be lost
-        self._connect_lock = threading.Lock()
+        self._connections: set[Any] = set()  # of the committers, without those that may be lost
         self._stored_at = 0.0  # when a batch last showed that plants can be stored
         self._refusal = ""  # why the last batch was refused as a whole
         self._refused_at = 0.0
-        self._idle_readers: list[_Connection] = []  # for ``get``; rarely more than one
+        self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
-    def _connect(self, deadline: float) -> _Connection:
+    def _connect(self, deadline: float) -> Any:
         """Open a connection, and check the table. Create what is missing if ``_may_create``, and then reset that."""
 
-    def _is_usable(self, connection: _Connection) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
+    def _is_usable(self, connection: Any) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
         """Return whether an idle connection can be used, so far as that is known without a statement."""
         return True
 
     @abc.abstractmethod
-    def _insert(self, connection: _Connection, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+    def _insert(self, connection: Any, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
         """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
 
         If there are none, fail as an insert would, as far as that can be seen without one.
@@ -116,12 +106,19 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         """
 
     @abc.abstractmethod
-    def _find(self, connection: _Connection, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, connection: Any, plant_id: int, deadline: float) -> Plant | None:
         """Return the plant with this id, or None."""
 
-    def submit(self, plant: Plant, done: Done) -> None:
-        entry = plant, _count_characters(plant), time.monotonic() + self._timeout, done
-        self._enqueue(tuple.__new__(_Entry, entry))  # _Entry() would run a Python function.
+    def submit(self, plant: Plant | None, done: Done) -> None:
+        if self._closed:
+            raise StoreUnavailable(_CLOSED)
+        characters = _count_characters(plant) if plant else 0
+        if self._unstarted:
+            self._start_committer()
+        # _Entry() would run a Python function.
+        self._queue.put(tuple.__new__(_Entry, (plant, characters, time.monotonic() + self._timeout, done)))
+        if self._closed:  # It was closed meanwhile, and no committer may be left.
+            self._fail(self._drain(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
         self.raise_if_down(rejected=0)
@@ -131,10 +128,11 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
         if now < self._stored_at + FRESH_SECONDS:
             done(None)
         else:
-            self._enqueue(_Entry(None, 0, now + self._timeout, done))
+            self.submit(None, done)
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
-        self._owner.check()
+        if self._owner.pid != os.getpid():
+            self._owner.check()
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         reason = self._outage.reason
@@ -174,16 +172,15 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             return  # What this process has inherited belongs to its parent.
         deadline = time.monotonic() + self._timeout
         self._closed = True
-        with self._start_lock:
-            for _ in self._threads:
-                self._queue.put(None)
+        self._make_queue()
+        self._queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._fail(self._drain(), StoreUnavailable(_CLOSED))
+        self._fail(self._drain(), _CLOSED)
         while reader := self._take_idle_reader():
             reader.close()
 
-    def _take_idle_reader(self) -> _Connection | None:
+    def _take_idle_reader(self) -> Any:
         with suppress(IndexError):
             reader = self._idle_readers.pop()
             if self._is_usable(reader):
@@ -191,31 +188,30 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             reader.close()
         return None
 
-    def _enqueue(self, entry: _Entry) -> None:
-        if self._closed:
-            raise StoreUnavailable(_CLOSED)
-        if len(self._threads) < self.committers:
-            self._start_committers()
-        self._queue.put(entry)
-        if self._closed:  # It was closed meanwhile, and no committer may be left.
-            self._fail(self._drain(), StoreUnavailable(_CLOSED))
+    def _make_queue(self) -> None:
+        # These block, so make them at the first use: gevent may have patched the modules since the store was made. Of
+        # concurrent calls, one sets them, because setdefault() is atomic.
+        vars(self).setdefault("_queue", queue.SimpleQueue())
+        vars(self).setdefault("_connect_lock", threading.Lock())
 
-    def _start_committers(self) -> None:
-        with self._start_lock:
-            # In a worker, gevent replaces the class after this store was made. Its threads would hang in the old one.
-            self._queue = self._queue if self._threads else queue.SimpleQueue()
-            for number in range(len(self._threads), self.committers):
-                # A daemon thread, because a commit that is stuck must not delay the end of the process.
-                thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # The process may not have another thread.
+    def _start_committer(self) -> None:
+        self._make_queue()
+        with suppress(IndexError):  # Another call may have started the last one.
+            number = self._unstarted.pop()
+            # A daemon thread, because a commit that is stuck must not delay the end of the process.
+            thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # The process may not have another thread.
+                self._unstarted.append(number)
+                if not self._threads:
                     raise StoreUnavailable(str(error)) from None
+            else:
                 self._threads.append(thread)
 
     def _run(self, number: int) -> None:
         """Commit batches until the store is closed; the body of a committer."""
-        connection: _Connection | None = None
+        connection = None
         while (batch := self._next_batch()) is not None:
             self._due[number] = batch[0].deadline if batch else time.monotonic() + self._timeout
             connection = self._connected(connection, batch)
@@ -224,7 +220,7 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             self._due[number] = math.inf
             del batch  # Do not hold the last plants in memory while waiting.
         if connection:
-            connection.close()
+            self._discard(connection)
 
     def _next_batch(self) -> list[_Entry] | None:
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
@@ -232,7 +228,10 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             entry = self._queue.get(timeout=RETRY_SECONDS if self._outage.is_logged else None)
         except queue.Empty:
             return []
-        return None if entry is None else [entry]
+        if entry:
+            return [entry]
+        self._queue.put(None)
+        return None
 
     def _take(self, batch: list[_Entry]) -> list[Plant]:
         """Fill the batch with what is queued, and return its plants."""
@@ -250,10 +249,10 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
             room -= entry.characters
             (late if entry.deadline < now else batch).append(entry)
         if late:
-            self._fail(late, StoreUnavailable(NO_RESPONSE))
+            self._fail(late, NO_RESPONSE)
         return [entry.plant for entry in batch if entry.plant]
 
-    def _connected(self, connection: _Connection | None, batch: list[_Entry]) -> _Connection | None:
+    def _connected(self, connection: Any, batch: list[_Entry]) -> Any:
         """Return this connection or, if it cannot be used, a new one; return None if that fails."""
         if connection in self._connections and self._is_usable(connection):
             return connection
@@ -268,80 +267,80 @@ class BatchStore(GroupCommitStore, Generic[_Connection]):
                 connection = self._connect(time.monotonic() + self._timeout)
         except BaseException as error:
             if self._connections:  # Other committers are connected.
-                time.sleep(_RECONNECT_SECONDS)
+                time.sleep(RECONNECT_SECONDS)
             else:
-                self._go_down(batch, _unavailable(error))
+                self._go_down(batch, _reason(error))
             return None
         self._connections.add(connection)
         return connection
 
-    def _commit(self, connection: _Connection, batch: list[_Entry]) -> bool:
+    def _commit(self, connection: Any, batch: list[_Entry]) -> bool:
         """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
         began = time.monotonic()
         if batch and batch[0].deadline < began:
-            self._fail([batch.pop()], StoreUnavailable(NO_RESPONSE))
+            self._fail([batch.pop()], NO_RESPONSE)
         deadline = batch[0].deadline if batch else began + self._timeout
         try:
             outcomes = self._insert(connection, partial(self._take, batch), deadline)
         except BaseException as error:
             self._discard(connection)
             self._connections.clear()  # What has broken this connection may have broken the others, too.
-            unavailable = _unavailable(error)
-            if self._stored_at <= began:  # No other committer has stored plants meanwhile.
-                self._go_down(batch, unavailable)
-            else:
-                self._fail(batch, unavailable)
+            # If another committer has stored plants meanwhile, the store is not down.
+            fail = self._fail if self._stored_at > began else self._go_down
+            fail(batch, _reason(error))
             return False
         self._note(outcomes)
         remaining = iter(outcomes)
         for entry in batch:
             outcome = next(remaining) if entry.plant else None
-            if isinstance(outcome, StoreUnavailable):
-                self._fail([entry], outcome)
+            if not outcome:
+                entry.done(None)
+            elif isinstance(outcome, StoreUnavailable):
+                self._fail([entry], str(outcome))
             else:
-                entry.done(outcome and outcome.with_traceback(None))  # Its frames would refer to the whole batch.
+                entry.done(outcome.with_traceback(None))  # Its frames would refer to the whole batch.
         return True
 
     def _note(self, outcomes: Outcomes) -> None:
         """Remember what a commit says of the store."""
-        refusals = [each for each in outcomes if isinstance(each, PlantRefused)]
-        if refusals and len(refusals) == len(outcomes):
-            self._refusal, self._refused_at = str(refusals[0]), time.monotonic()
-        elif None in outcomes or not outcomes:  # An id in use says nothing, for example of a full disk.
+        if None in outcomes or not outcomes:
             self._refusal = ""
             self._stored_at = time.monotonic()
             self._outage.record_success()
+        elif all(isinstance(each, PlantRefused) for each in outcomes):  # An id in use says nothing.
+            self._refusal, self._refused_at = str(outcomes[0]), time.monotonic()
 
-    def _go_down(self, batch: list[_Entry], error: StoreUnavailable) -> None:
+    def _go_down(self, batch: list[_Entry], reason: str) -> None:
         """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""
-        self._outage.reason = str(error)
-        self._outage.record_failure(str(error), rejected=0)
-        self._fail([*batch, *self._drain()], error)
+        self._outage.reason = reason
+        self._outage.record_failure(reason, rejected=0)
+        self._fail([*batch, *self._drain()], reason)
 
     def _drain(self) -> list[_Entry]:
-        entries: list[_Entry] = []
+        entries: list[_Entry | None] = []
         with suppress(queue.Empty):
-            while (entry := self._queue.get_nowait()) is not None:
-                entries.append(entry)
+            while True:
+                entries.append(self._queue.get_nowait())
+        if self._closed:
             self._queue.put(None)
-        return entries
+        return [entry for entry in entries if entry]
 
-    def _fail(self, entries: list[_Entry], error: StoreUnavailable) -> None:
+    def _fail(self, entries: list[_Entry], reason: str) -> None:
         for plant, _, _, done in entries:
-            self._outage.record_failure(str(error), rejected=1 if plant else 0)
+            self._outage.record_failure(reason, rejected=1 if plant else 0)
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
-            done(StoreUnavailable(*error.args))
+            done(StoreUnavailable(reason))
 
-    def _discard(self, connection: _Connection) -> None:
+    def _discard(self, connection: Any) -> None:
         self._connections.discard(connection)
         connection.close()
 
 
-def _unavailable(error: BaseException) -> StoreUnavailable:
+def _reason(error: BaseException) -> str:
     if isinstance(error, StoreUnavailable):
-        return error
+        return str(error)
     _log.error("a commit failed", exc_info=error)
-    return StoreUnavailable(f"{type(error).__name__}; the log has the details")
+    return f"{type(error).__name__}; the log has the details"
 
 
 def _count_characters(plant: Plant) -> int:

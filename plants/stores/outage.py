@@ -8,7 +8,7 @@ from plants.stores import Plant, PlantStore, StoreUnavailable
 
 FRESH_SECONDS = 0.5  # A check this soon after a success does not call the store.
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
-_CHECK_SECONDS = 2.0  # how long a check waits for that of another caller
+CHECK_SECONDS = 2.0  # how long a check waits for that of another caller
 
 _log = logging.getLogger(__name__)
 
@@ -29,22 +29,25 @@ class Outage:
 
     def record_failure(self, reason: str, *, rejected: int = 1) -> None:
         """Count rejected requests; log the first failure as the start of an outage."""
-        with self._lock:
+        with self._lock:  # It may be older than gevent's patches, so write to the log, which may block, after this.
+            begins = self._rejected_requests is None
+            self._rejected_requests = (self._rejected_requests or 0) + rejected
             self._failed_at = time.monotonic()
-            if self._rejected_requests is None:
-                self._rejected_requests = 0
-                _log.warning("the store is unavailable: %s", " ".join(reason.split()))
-            self._rejected_requests += rejected
+        if begins:
+            _log.warning("the store is unavailable: %s", " ".join(reason.split()))
 
     def record_success(self) -> None:
         """The store is not down; log the end of the outage if the last failure is long ago."""
         self.reason = None
-        if self._rejected_requests is None:
+        if not self.is_logged:
             return
         with self._lock:
-            if self._rejected_requests is not None and time.monotonic() - self._failed_at > QUIET_SECONDS:
-                _log.warning("the store is available again; requests rejected meanwhile: %d", self._rejected_requests)
+            rejected = self._rejected_requests
+            ends = rejected is not None and time.monotonic() - self._failed_at > QUIET_SECONDS
+            if ends:
                 self._rejected_requests = None
+        if ends:
+            _log.warning("the store is available again; requests rejected meanwhile: %d", rejected)
 
 
 class LoggedStore(PlantStore):
@@ -53,7 +56,6 @@ class LoggedStore(PlantStore):
     def __init__(self, store: PlantStore) -> None:
         self._store = store
         self._outage = Outage()
-        self._check_lock = threading.Lock()
         self._checked_at = 0.0
         self._problem: StoreUnavailable | None = None  # of the last check
 
@@ -71,14 +73,16 @@ class LoggedStore(PlantStore):
         return self._store.get(plant_id)
 
     def check(self) -> None:
-        if not self._check_lock.acquire(timeout=_CHECK_SECONDS):
+        # Make the lock at the first use, because gevent may have patched it since the store was made.
+        lock = vars(self).setdefault("_check_lock", threading.Lock())
+        if not lock.acquire(timeout=CHECK_SECONDS):
             raise StoreUnavailable("no response in time")
         try:
             if time.monotonic() > self._checked_at + FRESH_SECONDS:
                 self._problem = self._try_check()
                 self._checked_at = time.monotonic()
         finally:
-            self._check_lock.release()
+            lock.release()
         if self._problem:
             raise StoreUnavailable(*self._problem.args)
 

@@ -9,18 +9,18 @@ import logging
 import math
 import re
 import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from importlib.resources import files
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import capabilities, errors
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conninfo
-from psycopg.pq import Conninfo, TransactionStatus
+from psycopg.pq import TransactionStatus
 
 from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
 from plants.stores.group_commit import BatchStore, Outcomes
@@ -56,7 +56,10 @@ _EXPECTED = [
 ]
 
 _UNKNOWN = "a plant was not stored, but its id is not in use either"
-_URL_SYNTAX = "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, with libpq's options"
+_URL_SYNTAX = (
+    "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, percent-encoded, "
+    "with no other parameters (?name=value) than libpq's"
+)
 
 LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08)  # before a statement that the server reports as not done is sent again
@@ -93,7 +96,7 @@ _CLASSES_OF_THE_SERVER = {"08", "53", "57", "58"}
 _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 
 
-class PostgresStore(BatchStore["_Connection"]):
+class PostgresStore(BatchStore):
     """Plants in a table of a database server. An acknowledged plant is as durable as the server's commits.
 
     A batch is retried only if the server reports that nothing was stored. If the connection is lost or silent after the
@@ -129,8 +132,7 @@ class PostgresStore(BatchStore["_Connection"]):
         try:
             return cls(url)
         except (psycopg.ProgrammingError, ValueError):
-            name = _unknown_parameter(url)  # libpq's message may quote the password.
-            raise ValueError(f"libpq has no parameter {name}" if name else _URL_SYNTAX) from None
+            raise ValueError(_URL_SYNTAX) from None  # libpq's message may quote the password.
 
     def _connect(self, deadline: float) -> "_Connection":
         began = monotonic()
@@ -257,7 +259,7 @@ class PostgresStore(BatchStore["_Connection"]):
                 pause = next(pauses, math.inf)
                 if _is_held(error) or monotonic() + pause > connection.deadline:
                     raise
-                sleep(pause)
+                time.sleep(pause)
             else:
                 if connection.warning:
                     raise StoreUnavailable(connection.warning)
@@ -282,7 +284,7 @@ class PostgresStore(BatchStore["_Connection"]):
         self._may_create = False
         self._table = name
         self._checked_at = monotonic()
-        connection.statements = _statements(name, is_citus=connection.is_citus)
+        connection.statements = _Statements(name, is_citus=connection.is_citus)
 
     def _complete(self, connection: "_Connection", statement: str) -> None:
         """Create the table, or add its columns, in one transaction."""
@@ -335,9 +337,6 @@ class _Statements:
         return self._inserts[rows], [str(value) if isinstance(value, int) else value for row in padded for value in row]
 
 
-_statements = cache(_Statements)
-
-
 class _Connection(psycopg.Connection[_Row]):
     """A connection whose waits end at a deadline, even if the server's machine is gone."""
 
@@ -367,22 +366,13 @@ class _Connection(psycopg.Connection[_Row]):
 def _psycopg_errors_as_unavailable() -> Iterator[None]:
     try:
         yield
-    # A host's name may have no encoding, and the process no descriptor left.
-    except (psycopg.Error, OSError, UnicodeError) as error:
+    except (psycopg.Error, OSError) as error:  # The process may have no descriptor left.
         raise StoreUnavailable(_reason(error)) from None
 
 
 def _is_held(error: psycopg.Error) -> bool:
     """Return whether another transaction holds an id of the batch; otherwise the table is locked."""
     return isinstance(error, errors.LockNotAvailable) and bool(error.diag.context)
-
-
-def _unknown_parameter(url: str) -> str | None:
-    """Return the name of a parameter that libpq does not have; None if it could be a part of a password."""
-    query = url.rpartition("@")[2].partition("?")[2]
-    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    names = [name for name in re.findall(r"(?:^|&)(\w+)=", query) if name not in known]
-    return names[0] if names and "password" not in query else None
 
 
 def _reason(error: Exception) -> str:

@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class SQLiteStore(BatchStore["_Connection"]):
+class SQLiteStore(BatchStore):
     """Plants in one SQLite file on a local disk. An acknowledged plant survives ``kill -9`` and a power cut.
 
     Each batch is one transaction, and no call returns before its commit. A commit that failed is not retried, because

@@ -55,27 +55,20 @@ def test_a_token_check_that_returns_no_boolean_is_a_500(
     assert store.get(1) is None
 
 
-@pytest.mark.parametrize(
-    "token",
-    ["abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"],
-    ids=["a space", "a line feed", "a long s", "a Kelvin sign", "Latin-1"],
-)
-def test_the_token_check_gets_only_rfc_6750_tokens(token: str) -> None:
+def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
     check = Check(lambda token: token != "wrong")
     app = plants.create_app(tokens=check)
-    responses = [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {presented}") for presented in ("abc", "wrong", token)]
-    assert [response.error for response in responses] == [40001, 40101, 40101]
+    for token, error in {"abc": 40001, "wrong": 40101}.items():
+        assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == error
+    for token in ("abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"):
+        assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == 40101
     assert check.checked == ["abc", "wrong"]
 
 
-# The last token has every kind of character that RFC 6750 allows.
-TOKENS = ["one", "two", "AZaz09-._~+/=="]
-
-
-@pytest.mark.parametrize("token", TOKENS)
-def test_each_of_several_tokens_is_valid(token: str) -> None:
-    send = sender(plants.create_app(tokens=iter(TOKENS)))
-    assert send(new_plant(), headers=[("Authorization", f"Bearer {token}"), JSON_TYPE]).status == 200
+def test_each_of_several_tokens_is_valid() -> None:
+    tokens = ["one", "two", "AZaz09-._~+/=="]  # The last one has every kind of character that RFC 6750 allows.
+    app = plants.create_app(tokens=iter(tokens))
+    assert [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error for token in tokens] == [40001] * 3
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 from plants.server.request import Request, SizedBody
 from plants.server.response import Response
-from plants.server.threads import Calls
+from plants.server.threads import Caller
 from plants.stores import Done, GroupCommitStore, group_commit_of
 from plants.stores.memory import MemoryStore
 from plants.stores.sqlite import SQLiteStore
@@ -48,7 +48,7 @@ def results(app: App, *bodies: bytes, path: str = "/plants") -> list[tuple[int, 
 
 def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response | None]:
     reader, writer = os.pipe()
-    calls = Calls(LOG, writer)
+    caller = Caller(LOG, writer)
     no_connection: Any = None
     requests = [new_request(app, **ENVIRON, PATH_INFO=path, CONTENT_LENGTH=str(len(body))) for body in bodies]
     for request, body in zip(requests, bodies, strict=True):
@@ -56,12 +56,12 @@ def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response 
         request.body.feed(body)
         setup_testing_defaults(request.environ)
         request.environ["wsgi.errors"] = io.StringIO()
-        calls.call((no_connection, request))
-    calls.begin()
+        caller.call((no_connection, request), body)
+    caller.begin_work()
     found: dict[Request, Response | None] = {}
 
     def are_complete() -> bool:
-        found.update((request, response) for _, request, response in calls.completed())
+        found.update((request, response) for (_, request), response in caller.completed())
         return len(found) == len(requests)
 
     wait_until(are_complete)

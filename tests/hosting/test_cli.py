@@ -18,8 +18,8 @@ from plants import server
 from plants.hosting import cli
 from plants.hosting.settings import SETTINGS, Settings
 from tests.contract import TOKEN
-from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, error_line, serving
-from tests.support.process import PATIENCE_SECONDS, free_port, wait_until
+from tests.support.hosted import CHECKOUT, PLANTS, SERVE, Service, call, error_line
+from tests.support.process import PATIENCE_SECONDS, free_port
 from tests.support.tls_client import make_certificate
 
 SCRIPT = [str(Path(sys.executable).with_name("plants"))]
@@ -34,9 +34,8 @@ def test_help_names_the_commands_and_the_settings() -> None:
     assert (without.returncode, without.stdout, without.stderr) == (2, "", result.stdout)
 
 
-@pytest.mark.parametrize("argument", ["--version", "-V"])
-def test_version_prints_the_versions_of_plants_and_its_platform(argument: str) -> None:
-    assert call(argument).stdout == (
+def test_version_prints_the_versions_of_plants_and_its_platform() -> None:
+    assert call("--version").stdout == (
         f"plants {plants.__version__} ({server.implementation()} server, Gunicorn {version('gunicorn')}, "
         f"Falcon {version('falcon')}, Python {sys.version.partition(' ')[0]})\n"
     )
@@ -75,62 +74,40 @@ def responding_with(response: bytes) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("long_check_timeout")
-def test_plants_check_reports_whether_a_service_is_ready(tmp_path: Path) -> None:
-    file = tmp_path / "plants.db"
-    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
-        url = f"http://127.0.0.1:{service.port}"
-        assert call("check", PORT=str(service.port)).stdout == f"{url}/readyz: ready\n"
-        result = call("check", f"{url}/")
+def test_plants_check_reports_whether_a_service_is_ready(service: Service) -> None:
+    url = f"http://127.0.0.1:{service.port}"
+    for result in (call("check", PORT=str(service.port)), call("check", f"{url}/")):
         assert (result.stdout, result.stderr, result.returncode) == (f"{url}/readyz: ready\n", "", 0)
-        file.unlink()
-        # For half a second after a check, the probe does not check the store again.
-        wait_until(lambda: call("check", url).returncode)
-        problem = "503 The plant store cannot be reached now; try again later."
-        assert error_line(call("check", url)) == f"{url}/readyz: {problem}"
 
 
 @pytest.mark.usefixtures("long_check_timeout")
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
-        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "302."),
-        (b"HTTP/1.1 2000 OK\r\n\r\n", "this is not an HTTP server."),
-        (b"SSH-2.0-OpenSSH\r\n", "this is not an HTTP server."),
-        (b'HTTP/1.1 503 x\r\n\r\n{"message": "two\nlines"}', "503."),
-        (b"HTTP/1.1 503 x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", "503."),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "HTTP Error 503: Service Unavailable"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "HTTP Error 302: "),
+        (b"SSH-2.0-OpenSSH\r\n", "SSH-2.0-OpenSSH"),
     ],
-    ids=["redirection", "no status", "another protocol", "two lines", "a broken body"],
+    ids=["not ready", "redirection", "another protocol"],
 )
 def test_plants_check_reports_an_unexpected_response(response: bytes, reason: str) -> None:
     with responding_with(response) as url:
-        assert error_line(call("check", url)) == f"{url}/readyz: {reason}"
+        assert error_line(call("check", url)).startswith(f"{url}/readyz: {reason}")
 
 
-def test_plants_check_times_out_when_a_server_is_silent() -> None:
+def test_plants_check_reports_an_address_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "CHECK_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert error_line(call("check", url)) == f"{url}/readyz: timed out."
-
-
-def test_plants_check_finds_the_service_by_its_port() -> None:
-    port = free_port()
-    line = f"http://127.0.0.1:{port}/readyz: Connection refused."
-    assert error_line(call("check", f"http://127.0.0.1:{port}")) == line
-    assert error_line(call("check", PORT=str(port))) == line
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
+        port = str(listener.getsockname()[1])
+        assert error_line(call("check", PORT=port)) == f"http://127.0.0.1:{port}/readyz: timed out."
+    for url, reason in [
+        (f"http://127.0.0.1:{free_port()}", "Connection refused."),
         ("127.0.0.1:8000", "unknown url type: 127.0.0.1."),
-        ("http://", "no host given."),
         ("http://a:b", "nonnumeric port: 'b'."),
-        ("http://[", "Invalid IPv6 URL."),
-    ],
-    ids=repr,
-)
-def test_plants_check_rejects_an_invalid_address(url: str, reason: str) -> None:
-    assert error_line(call("check", url)) == f"{url.rstrip('/')}/readyz: {reason}"
+    ]:
+        line = error_line(call("check", url))
+        assert line.startswith(f"{url}/readyz: ")
+        assert line.endswith(reason)
 
 
 @pytest.mark.usefixtures("long_check_timeout")
@@ -153,39 +130,21 @@ def test_serve_help_is_that_of_gunicorn() -> None:
     result = call("serve", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("usage: plants serve [options]\n")
-    assert "--bind" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("--port 8000", "unrecognized arguments: --port 8000"),
-        ("wrapped:app", "there is no argument 'wrapped:app', only options"),
-    ],
-)
-def test_serve_rejects_an_unknown_option_or_argument(arguments: str, line: str) -> None:
-    result = call("serve", *arguments.split())
+@pytest.mark.parametrize("argument", ["--port=8000", "wrapped:app"])
+def test_serve_rejects_an_unknown_option_or_argument(argument: str) -> None:
+    result = call("serve", argument)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == f"usage: plants serve [options]\nplants serve: error: {line}\n"
-
-
-def printed_config(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Return the settings that --print-config prints."""
-    assert result.returncode == 0, result.stderr
-    return dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
+    assert argument in result.stderr
 
 
 @pytest.mark.parametrize("source", ["option", "environment"])
 def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source: str) -> None:
+    (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 8\n")  # It is not named, so it is not read.
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
     options, env = (["-c", "mine.py"], {}) if source == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
     result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
-    found = printed_config(result)
+    found = dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert found["worker_class"] == "plants.hosting.worker.Worker"
-
-
-def test_a_configuration_file_that_is_not_named_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 7\n")
-    found = printed_config(call("serve", "--print-config", PLANTS_TOKENS=TOKEN, cwd=tmp_path))
-    assert (found["worker_connections"], found["config"]) == ("1000", "python:plants.hosting.gunicorn_conf")

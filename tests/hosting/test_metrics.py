@@ -2,10 +2,10 @@
 
 import os
 import signal
-import socket
 import sqlite3
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from plants.hosting.settings import Settings, SettingsError
 from plants.server.bounds import PLACES
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import Service, send_to, serving
-from tests.support.process import children, free_port, wait_for_workers, wait_until
-from tests.support.worker_server import Client
+from tests.support.process import END, children, free_port, wait_for_workers, wait_until
 
 OWN = """
 wsgi_app = "own:app"
+accesslog = None
 
 from plants.wsgi import app as service
 
@@ -120,8 +120,19 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_gauges_do_not_include_ended_workers(port: int, store: str) -> None:
+def test_the_gauges_have_what_is_open_and_waits_now(port: int, tmp_path: Path, store: str) -> None:
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+        create(service, 0, 1)
+        with (
+            closing(sqlite3.connect(tmp_path / "plants.db", isolation_level=None)) as locker,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            locker.execute("BEGIN IMMEDIATE")
+            waiting = thread.submit(create, service, 1, 1)
+            wait_until(lambda: value(port, "plants_requests_waiting") == 1)
+            locker.execute("ROLLBACK")
+            waiting.result()
+        wait_until(lambda: value(port, "plants_requests_waiting") == 0)
         clients = [service.client() for _ in range(8)]
         wait_until(lambda: value(port, "plants_connections") >= 8)
         workers = children(service.process.pid)
@@ -134,40 +145,15 @@ def test_the_gauges_do_not_include_ended_workers(port: int, store: str) -> None:
         wait_until(lambda: value(port, "plants_connections") <= 1)
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_metrics_respond_while_requests_wait_for_the_store(port: int, tmp_path: Path, store: str) -> None:
-    with serving(PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        create(service, 0, 1)
-        with (
-            closing(sqlite3.connect(tmp_path / "plants.db", isolation_level=None)) as locker,
-            service.client() as client,
-        ):
-            locker.execute("BEGIN IMMEDIATE")
-            body = new_plant(id=2)
-            head = (
-                f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n"
-            )
-            client.send(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
-            wait_until(lambda: value(port, "plants_requests_waiting") == 1)
-            locker.execute("ROLLBACK")
-            assert client.response().status == 200
-        wait_until(lambda: value(port, "plants_requests_waiting") == 0)
+def test_the_metrics_address_serves_nothing_else(service: Service, metrics_port: int) -> None:
+    def status(path: str, method: str = "GET") -> int:
+        return send_to(metrics_port, method=method, path=path, headers=[]).status
 
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::1]"])
-def test_the_metrics_address_serves_nothing_else(host: str, port: int) -> None:
-    with serving(PLANTS_METRICS_BIND=f"{host}:{port}") as service:
-        target = "::1" if host == "[::1]" else "127.0.0.1"
-
-        def status(path: bytes, method: bytes = b"GET") -> int:
-            with Client(socket.create_connection((target, port))) as client:
-                return client.send(b"%b %b HTTP/1.1\r\nHost: a\r\n\r\n" % (method, path)).response().status
-
-        assert status(b"/metrics") == status(b"/metrics?a=1") == 200
-        assert [status(path) for path in (b"/", b"/plants", b"/livez", b"/readyz", b"/docs", b"/metrics/")] == [404] * 6
-        assert status(b"/metrics", b"POST") == 405
-        assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
-        assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
+    assert status("/metrics") == status("/metrics?a=1") == 200
+    assert [status(path) for path in ("/", "/plants", "/livez", "/readyz", "/docs", "/metrics/")] == [404] * 6
+    assert status("/metrics", "POST") == 405
+    assert service.send(method="GET", path="/metrics", headers=[]).error == 40100
+    assert service.send(method="GET", path="/metrics", headers=[AUTH]).error == 40400
 
 
 def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +163,9 @@ def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.Monk
 
 
 def test_two_living_workers_never_share_a_row() -> None:
-    metrics = Metrics(("127.0.0.1", free_port()))
+    address = Settings.from_environ({"PLANTS_METRICS_BIND": f"[::1]:{free_port()}"}).metrics_bind
+    assert address
+    metrics = Metrics(address)
     assert [metrics.add_worker() for _ in range(3)] == [0, 1, 2]
     metrics.remove_worker(1)
     assert [metrics.add_worker() for _ in range(2)] == [1, 3]
@@ -185,23 +173,18 @@ def test_two_living_workers_never_share_a_row() -> None:
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_an_unusual_status_has_the_label_other(port: int, tmp_path: Path) -> None:
+def test_an_unusual_status_and_a_503_of_a_full_worker_are_counted(port: int, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    with serving("-c=own.py", cwd=tmp_path, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
+    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
+    settings = {"PLANTS_METRICS_BIND": f"127.0.0.1:{port}", "PLANTS_MAX_BODY_BYTES": "20000"}
+    with serving("-c=own.py", cwd=tmp_path, **settings) as service, ExitStack() as clients:  # type: ignore[arg-type]
         for status in (299, 599, 402):
             assert service.send(method="GET", path=f"/{status}", headers=[AUTH]).status == status
-        counts = {labels[2]: count for labels, count in request_counts(port).items() if labels[1] == "other"}
-        assert counts["other"] == 2
-        assert counts["402"] == 1
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_a_503_of_a_full_worker_is_no_failure_of_the_store(port: int) -> None:
-    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
-    bind = f"127.0.0.1:{port}"
-    with serving(PLANTS_METRICS_BIND=bind, PLANTS_MAX_BODY_BYTES="20000") as service, ExitStack() as clients:
         for _ in range(PLACES + 1):
             client = clients.enter_context(service.client())
             client.send(head.encode() + b" " * 17000)
         wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
-        assert value(port, "plants_store_failures_total") == 0
+        assert value(port, "plants_store_failures_total") == 0  # The store did not fail.
+        counts = {labels[2]: count for labels, count in request_counts(port).items() if labels[1] == "other"}
+        assert (counts["other"], counts["402"]) == (2, 1)
+    assert service.access == [END]

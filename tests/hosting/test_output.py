@@ -1,8 +1,8 @@
 """Log output to a pipe whose reader stalls, to a full or frozen disk, and from several processes."""
 
 import atexit
-import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -22,8 +22,9 @@ PIPE_BYTES = 65536
 LINE = "x" * 1023 + "\n"
 
 
-def dropped(count: int) -> str:
-    return f"log lines were dropped because they could not be written: {count}"
+def write(output: Output, lines: str) -> None:
+    output.write(lines)
+    output.flush()
 
 
 @contextmanager
@@ -33,35 +34,15 @@ def output_to(descriptor: int) -> Iterator[Output]:
     atexit.unregister(output.stop)  # When this process ends, the descriptor may be another file's.
 
 
-class Pipe:
-    def __init__(self) -> None:
-        self.read_end, self.write_end = os.pipe()
-        self.output: Output
-
-    def write(self, lines: str) -> None:
-        self.output.write(lines)
-        self.output.flush()
-
-    def read(self) -> str:
-        """Read what is in the pipe."""
-        return os.read(self.read_end, 2 * PIPE_BYTES).decode()
-
-    def read_until(self, end: str) -> str:
-        """Read what ends with this text, and flush again and again, as the event loop does."""
-        received = ""
-        while not received.endswith(end):
-            self.output.flush()
-            received += self.read()
-        return received
-
-
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    pipe = Pipe()
-    with output_to(pipe.write_end) as pipe.output:
-        yield pipe
-    os.close(pipe.read_end)
-    os.close(pipe.write_end)
+def pipe() -> Iterator[tuple[int, Output]]:
+    """The end of a pipe from which to read, and an output to the other end."""
+    read_end, write_end = os.pipe()
+    with output_to(write_end) as output:
+        yield read_end, output
+    assert os.get_blocking(write_end)  # for other processes
+    os.close(read_end)
+    os.close(write_end)
 
 
 @pytest.fixture
@@ -75,41 +56,38 @@ def file_output(log_file: Path) -> Iterator[Output]:
         yield output
 
 
-def test_lines_beyond_1_mib_are_dropped_and_counted(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2000):
-        pipe.write(LINE)
+def test_lines_beyond_1_mib_are_dropped_and_counted(pipe: tuple[int, Output], caplog: pytest.LogCaptureFixture) -> None:
+    read_end, output = pipe
+    lines = [f"{number:1023}\n" for number in range(2000)]
+    for line in lines:
+        write(output, line)
     assert not caplog.messages
-    written = pipe.read().count(LINE)
-    pipe.output.flush()
-    pipe.write("next\n")
-    assert pipe.read_until("next\n").count(LINE) == 1024
-    assert caplog.messages == [dropped(2000 - written - 1024)]
-    pipe.write("last\n")
-    assert pipe.read() == "last\n"
+    received = os.read(read_end, 2 * PIPE_BYTES).decode()
+    write(output, "")
+    write(output, "next\n")
+    while not received.endswith("next\n"):
+        received += os.read(read_end, 2 * PIPE_BYTES).decode()
+        output.flush()
+    written = received.count("\n") - 1
+    assert received == "".join(lines[:written]) + "next\n"
+    assert caplog.messages == [f"log lines were dropped because they could not be written: {2000 - written}"]
+    write(output, "last\n")
     assert len(caplog.messages) == 1
 
 
-def test_waiting_lines_reach_a_slow_reader_in_order(pipe: Pipe) -> None:
-    lines = [f"{number} {LINE}" for number in range(500)]
-    for line in lines:
-        pipe.write(line)
-    pipe.write("end\n")
-    assert pipe.read_until("end\n") == "".join(lines) + "end\n"
-
-
-def test_a_pipe_that_another_process_fills_first_never_blocks(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_another_process_fills_first_never_blocks(
+    pipe: tuple[int, Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "select", lambda _reads, writes, *_: ([], writes, []))
-    pipe.write(LINE * 200)
-    assert 0 < pipe.read().count(LINE) < 200
-    assert os.get_blocking(pipe.write_end)
+    write(pipe[1], LINE * 200)
+    assert 0 < os.read(pipe[0], 2 * PIPE_BYTES).count(b"\n") < 200
 
 
 def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # It keeps the bounds of each write.
     lines = [f"{number}\n" * (number % 7 + 1) for number in range(500)]
     with ours, theirs, output_to(ours.fileno()) as output:
-        output.write("".join(lines))
-        output.flush()
+        write(output, "".join(lines))
         received: list[str] = []
         while sum(map(len, received)) < sum(map(len, lines)):
             received.append(theirs.recv(2 * PIPE_BUF).decode())
@@ -118,37 +96,26 @@ def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
     assert max(map(len, received)) <= PIPE_BUF
 
 
-def test_a_full_disk_delays_lines_and_tears_none(
-    log_file: Path, file_output: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = os.write
-    free_bytes = 8
-
-    def filling_the_disk(descriptor: int, data: bytes) -> int:
-        nonlocal free_bytes
-        if not free_bytes:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(descriptor, data[:free_bytes])
-        free_bytes -= written
-        return written
-
-    monkeypatch.setattr(os, "write", filling_the_disk)
-    for line in ("first\n", "second\n", "third\n"):
-        file_output.write(line)
-        file_output.flush()
+def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Output) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        for line in ("first\n", "second\n", "third\n"):
+            write(file_output, line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert log_file.read_text() == "first\nse"
-    free_bytes = 100
     file_output.flush()
     assert log_file.read_text() == "first\nsecond\nthird\n"
 
 
 def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
+    write_now = os.write
     thawed = threading.Event()
 
     def waiting_for_the_disk(descriptor: int, data: bytes) -> int:
         thawed.wait(PATIENCE_SECONDS)
-        return write(descriptor, data)
+        return write_now(descriptor, data)
 
     def threads() -> int:
         return sum(thread.name == logs.__name__ for thread in threading.enumerate())
@@ -156,8 +123,7 @@ def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkey
     monkeypatch.setattr(os, "write", waiting_for_the_disk)
     monkeypatch.setattr(logs, "MASTER_PID", 0)
     for line in ("first\n", "second\n"):
-        file_output.write(line)
-        file_output.flush()
+        write(file_output, line)
     assert log_file.read_text() == ""
     assert threads() == 1
     thawed.set()
@@ -176,8 +142,7 @@ def test_a_process_without_another_thread_writes_to_a_file(
     monkeypatch.setattr("threading.Thread.start", fail)
     if not is_master:
         monkeypatch.setattr(logs, "MASTER_PID", 0)
-    file_output.write(LINE)
-    file_output.flush()
+    write(file_output, LINE)
     assert log_file.read_text() == LINE
 
 

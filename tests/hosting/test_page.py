@@ -26,9 +26,8 @@ from plants.probes import Constant
 from plants.tokens import Tokens
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
-from tests.support.hosted import SERVE, Service, serving
+from tests.support.hosted import Service
 from tests.support.needs import needs, needs_chromium
-from tests.support.process import NO_SUBPROCESS_COVERAGE
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
@@ -73,12 +72,6 @@ def test_everybody_is_redirected_from_the_root_to_the_page() -> None:
     assert described["minimum"] <= response.json["error"]
     assert response.headers["Cache-Control"] == "no-store"
     assert app.post("/", expect_errors=True).json["error"] == 40500
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with serving(command=[*NO_SUBPROCESS_COVERAGE, *SERVE]) as service:
-        yield service
 
 
 @pytest.fixture(scope="module")

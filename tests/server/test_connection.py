@@ -1,4 +1,4 @@
-"""Limits of Gunicorn's settings, the worker's shutdown, and the end of a worker."""
+"""The shutdown of a worker, and its end."""
 
 import os
 import signal
@@ -17,19 +17,7 @@ def _worker_pid(server: Server) -> int:
     return int(server.wait_for(r"Booting worker with pid: (\d+)")[1])
 
 
-def test_0_means_no_limit_on_the_head_and_no_keepalive(tmp_path: Path) -> None:
-    options = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0", "--keep-alive=0"]
-    with running_worker(tmp_path, *options) as server, server.client() as client:
-        headers = b"".join(b"X-%d: a\r\n" % number for number in range(300))
-        client.send(b"GET /late?%b HTTP/1.1\r\nHost: a\r\n%bX-A: %b\r\n\r\n" % (b"q" * 2000, headers, b"a" * 9000))
-        (response,) = client.responses()
-        assert (response.status, response.headers["connection"]) == (200, "close")
-
-
-# Shutdown
-
-
-@pytest.mark.parametrize(("threads", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT), (2, signal.SIGQUIT)])
+@pytest.mark.parametrize(("threads", "number"), [(1, signal.SIGTERM), (2, signal.SIGQUIT)])
 def test_a_signal_finishes_requests_and_closes_idle_clients(
     tmp_path: Path, threads: int, number: signal.Signals
 ) -> None:

@@ -16,12 +16,12 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.memory_of_heads: {"clients": 200},
     hostile.memory_of_handshakes: {"clients": 100},
     hostile.health_checks: {"count": 100},
-    hostile.unread_responses: {"clients": 20},
+    hostile.unread_responses: {"clients": 6},
     hostile.dear_requests: {"count": 40, "most": 5, "rounds": 300},
-    hostile.single_bytes: {"clients": 200, "dear": 10, "seconds": 0.4, "limit": PATIENT_SECONDS},
-    hostile.tiny_records: {"clients": 20, "seconds": 0.4, "limit": PATIENT_SECONDS},
+    hostile.single_bytes: {"clients": 100, "dear": 5, "seconds": 0.4, "limit": PATIENT_SECONDS},
+    hostile.tiny_records: {"clients": 6, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.large_bodies: {"clients": 4, "seconds": 0.4, "limit": PATIENT_SECONDS},
-    hostile.many_bodies: {"clients": 40, "seconds": 0.4, "limit": PATIENT_SECONDS},
+    hostile.many_bodies: {"clients": 20, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.full_is_fair: {"seconds": 0.4},
 }
 

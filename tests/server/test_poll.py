@@ -1,6 +1,5 @@
 """The loop's methods of ``epoll`` where the system has none."""
 
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -23,14 +22,3 @@ def test_a_descriptor_is_ready_for_the_events_that_are_watched(make: Callable[[]
         assert poll.poll(60.0, 100) == [(near.fileno(), WRITABLE)]
         poll.unregister(near.fileno())
         assert poll.poll(0.0, 100) == []
-
-
-def test_the_end_of_a_pipe_is_an_event() -> None:
-    poll = Poll()
-    reading, writing = os.pipe()
-    poll.register(reading, READABLE)
-    os.close(writing)
-    [(descriptor, _)] = poll.poll(60.0, 100)
-    assert descriptor == reading
-    poll.unregister(reading)
-    os.close(reading)

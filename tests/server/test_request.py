@@ -2,13 +2,14 @@
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from plants.server.request import Request
 from plants.server.service import Service
-from tests.support.loop_driver import Driver, Recorder
+from tests.support.loop_driver import Driver
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
 POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
@@ -130,6 +131,15 @@ HOSTILE = {
     "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
+
+
+class Recorder(list[tuple[str, bytes]]):
+    """An application that records the method and path, and the body, of each request."""
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        self.append((f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", environ["wsgi.input"].read()))
+        start_response("200 OK", [])
+        return [b"done"]
 
 
 class Header(Service):

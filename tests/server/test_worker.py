@@ -136,12 +136,6 @@ def test_a_response_is_complete_when_it_is_sent(client: Client, target: bytes, s
     assert response.headers["date"].endswith(" GMT")
 
 
-@pytest.mark.parametrize("target", [b"/late", b"/written"])
-def test_the_response_to_head_has_no_body(client: Client, target: bytes) -> None:
-    assert client.send(request(target=target, method=b"HEAD")).response("HEAD").status == 200
-    assert client.send(request()).response().status == 200
-
-
 @pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
 def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_ends: bool) -> None:
     client.send(request(b"" if client_ends else b"Connection: close\r\n", b"/large"))
@@ -170,13 +164,11 @@ def test_an_application_failure_is_a_500_with_details_logged(
     server.wait_for(logged)
 
 
-def test_a_service_without_extensions_rejects_in_plain_text(client: Client) -> None:
-    response = client.send(b"GET / HTTP/1.1\r\n\r\n").response()
-    assert (response.status, response.headers["content-type"]) == (400, "text/plain")
-    assert response.body == b"A request must have exactly one valid Host field.\n"
-
-
-def test_a_unix_socket_has_no_client_address_in_the_environ(tmp_path: Path) -> None:
-    with running_worker(tmp_path, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
-        environ, _ = environ_and_body(client.send(request()).response())
+def test_a_unix_socket_without_limits_and_keepalive(tmp_path: Path) -> None:
+    limits = ["--limit-request-line=0", "--limit-request-fields=0", "--limit-request-field_size=0", "--keep-alive=0"]
+    with running_worker(tmp_path, *limits, bind=f"unix:{tmp_path}/socket") as server, server.client() as client:
+        fields = b"".join(b"X-%d: a\r\n" % number for number in range(300)) + b"X-A: %b\r\n" % (b"a" * 9000)
+        (response,) = client.send(request(fields, b"/echo?" + b"q" * 2000)).responses()
+        environ, _ = environ_and_body(response)
         assert (environ["REMOTE_ADDR"], environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("", "localhost", "80")
+        assert response.headers["connection"] == "close"

@@ -3,10 +3,11 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -28,8 +29,8 @@ class Connection:
         self.store.open.remove(self)
 
 
-class GardenStore(BatchStore[Connection]):
-    """A dictionary with room for some connections. Inserts fail if it has a fault.
+class GardenStore(BatchStore):
+    """A dictionary. Inserts fail if it has a fault.
 
     A batch with ``stuck_id`` waits until the store is released, and fails. A read waits, too.
     """
@@ -41,19 +42,17 @@ class GardenStore(BatchStore[Connection]):
         super().__init__(timeout)
         self.plants: dict[int, Plant] = {}
         self.open: list[Connection] = []
-        self.room = 3
         self.fault = ""
         self.refuses_connections = False
         self.inserts = 0
         self.reads = 0
         self.stuck_id: int | None = None
-        self.locked_id: int | None = None  # Only the plant with this id fails.
         self.released = threading.Event()
         self.released.set()
 
     def _connect(self, deadline: float) -> Connection:
         assert deadline > time.monotonic()
-        if self.refuses_connections or len(self.open) >= self.room:
+        if self.refuses_connections:
             raise StoreUnavailable("no connection")
         self.open.append(connection := Connection(self))
         return connection
@@ -70,12 +69,7 @@ class GardenStore(BatchStore[Connection]):
             raise StoreUnavailable("a row is locked")
         if self.fault:
             raise StoreUnavailable(self.fault)
-        return [self._insert_one(plant) for plant in plants]
-
-    def _insert_one(self, plant: Plant) -> Exception | None:
-        if plant.id == self.locked_id:
-            return StoreUnavailable("another transaction holds the id")
-        return None if self.plants.setdefault(plant.id, plant) is plant else PlantIdInUse(plant.id)
+        return [None if self.plants.setdefault(each.id, each) is each else PlantIdInUse(each.id) for each in plants]
 
     def _find(self, connection: Connection, plant_id: int, _deadline: float) -> Plant | None:
         assert not connection.lost
@@ -93,12 +87,12 @@ def store() -> Iterator[GardenStore]:
     assert store.open == []
 
 
-def wait_until_connected(store: GardenStore, *, without: Sequence[Connection] = ()) -> None:
-    """Add plants until both committers have a connection, and none of these."""
+def wait_until_connected(store: GardenStore) -> None:
+    """Add plants until both committers have a connection."""
 
     def is_connected() -> bool:
         store.add(Plant(-1 - len(store.plants), "oak"))
-        return len({*store.open} - {*without}) == len(store.open) == 2
+        return len(store.open) == 2
 
     wait_until(is_connected)
 
@@ -132,27 +126,12 @@ def test_a_failed_commit_is_no_outage_if_another_stores_plants(store: GardenStor
     store.add(Plant(3, "oak"))
 
 
-def test_a_plant_that_is_unavailable_alone_is_no_outage(store: GardenStore) -> None:
-    store.locked_id = 1
-    futures = [submit(store, Plant(plant_id, "oak")) for plant_id in range(3)]
-    assert [outcome(future.result) for future in futures] == ["added", "unavailable", "added"]
-    store.add(Plant(3, "oak"))
-
-
 def test_an_outage_fails_whatever_is_queued(store: GardenStore) -> None:
     store.refuses_connections = True
-    futures: list[Future[None]] = []
-    futures.extend(submit(store, Plant(plant_id, "oak")) for plant_id in range(10_000))
+    futures = [submit(store, Plant(plant_id, "oak")) for plant_id in range(10_000)]
     assert {outcome(future.result) for future in futures} == {"unavailable"}
     store.refuses_connections = False
     wait_until(lambda: is_available(store))
-
-
-def test_a_server_with_room_for_one_connection_serves_all(store: GardenStore) -> None:
-    store.room = 1
-    with ThreadPoolExecutor(16) as threads:
-        adds = [threads.submit(outcome, partial(store.add, Plant(plant_id, "oak"))) for plant_id in range(500)]
-    assert {add.result() for add in adds} == {"added"}
 
 
 def test_a_lost_connection_that_is_idle_fails_no_plant(store: GardenStore) -> None:
@@ -166,16 +145,6 @@ def test_a_lost_connection_that_is_idle_fails_no_plant(store: GardenStore) -> No
     assert store.get(2) == Plant(2, "oak")
 
 
-def test_after_a_failed_commit_all_committers_connect_anew(store: GardenStore) -> None:
-    wait_until_connected(store)
-    before = [*store.open]
-    store.fault = "the server restarted"
-    assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
-    store.fault = ""
-    wait_until(lambda: is_available(store))
-    wait_until_connected(store, without=before)
-
-
 def test_a_read_that_fails_closes_its_connection(store: GardenStore) -> None:
     assert store.get(1) is None
     store.fault = "the disk is full"
@@ -184,42 +153,49 @@ def test_a_read_that_fails_closes_its_connection(store: GardenStore) -> None:
     assert store.open == []
 
 
-def test_concurrent_reads_do_not_wait_for_each_other(store: GardenStore) -> None:
+def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
     store.released.clear()
     with ThreadPoolExecutor(3) as threads:
         reads = [threads.submit(store.get, 1) for _ in range(3)]
         wait_until(lambda: store.reads == 3)
-        store.released.set()
-        assert [read.result() for read in reads] == [None] * 3
-
-
-def test_a_read_that_outlives_its_store_closes_its_connection(store: GardenStore) -> None:
-    store.released.clear()
-    with ThreadPoolExecutor(1) as threads:
-        read = threads.submit(store.get, 1)
-        wait_until(lambda: store.reads)
         store.close()
         store.released.set()
-        assert read.result() is None
+        assert [read.result() for read in reads] == [None] * 3
+    assert store.open == []
 
 
-def test_a_late_wait_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
-    with closing(GardenStore(timeout=0.05)) as store:
-        future = submit(store, Plant(1, "oak"))
-        wait_until(future.done)
-        time.sleep(0.1)
-        future.result()
-        store.add(Plant(2, "oak"))
-    assert caplog.messages == []
+def test_a_process_without_another_thread_is_unavailable(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", fail)
+        assert reason(store) == "can't start new thread"
+    store.add(Plant(1, "oak"))
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", fail)
+        store.add(Plant(2, "oak"))  # One committer serves alone.
+    wait_until_connected(store)
 
 
-def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
+def test_a_plant_that_is_submitted_during_the_close_fails(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_and_close(thread: threading.Thread) -> None:
+        start(thread)
+        store.close()
+
+    start = threading.Thread.start
+    monkeypatch.setattr("threading.Thread.start", start_and_close)
+    with pytest.raises(StoreUnavailable, match="the store is closed"):
+        submit(store, Plant(1, "oak")).result(0)
+
+
+def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_connected(store)
     inserts = store.inserts
     for _ in range(100):
         store.check()
     assert store.inserts == inserts
-    store._stored_at = 0.0
+    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", 0.0)
     checks = [future_of(store.submit_check) for _ in range(100)]
     assert {outcome(check.result) for check in checks} == {"added"}
     assert store.inserts < inserts + 100
@@ -227,56 +203,35 @@ def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
 
 def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("plants.stores.group_commit._RECONNECT_SECONDS", 0.001)
+    monkeypatch.setattr("plants.stores.group_commit.RECONNECT_SECONDS", 0.001)
     monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
     random = Random(1)
+
+    def submit_many(store: GardenStore, first_id: int) -> list[Future[None]]:
+        futures = []
+        for plant_id in count(first_id, 4):
+            try:
+                futures.append(submit(store, Plant(plant_id, "oak")))
+            except StoreUnavailable:
+                return futures
+            time.sleep(0)
+        raise AssertionError
+
     for _ in range(5):
-        futures: list[Future[None]] = []
-        stopping = threading.Event()
-
-        def submit_many(
-            store: GardenStore, first_id: int, futures: list[Future[None]], stopping: threading.Event
-        ) -> None:
-            plant_id = first_id
-            while not stopping.is_set():
-                with suppress(StoreUnavailable):
-                    futures.append(submit(store, Plant(plant_id, "oak")))
-                plant_id += 4
-                time.sleep(0)
-
         with closing(GardenStore()) as store, ThreadPoolExecutor(4) as threads:
-            submitting = [threads.submit(submit_many, store, number, futures, stopping) for number in range(4)]
+            submitting = [threads.submit(submit_many, store, number) for number in range(4)]
             for _ in range(20):
                 store.fault = random.choice(["", "full"])
                 store.refuses_connections = random.choice([True, False])
                 time.sleep(0.005)
             store.close()
-            stopping.set()
-        assert not any(each.exception() for each in submitting)
+        futures = [future for each in submitting for future in each.result()]
         assert all(future.done() for future in futures)
         added = sum(outcome(future.result) == "added" for future in futures)
         assert added == len(store.plants)
         assert store.open == []
 
 
-INTERRUPTED = """
-import gevent.monkey
-gevent.monkey.patch_all()
-import gevent, logging, sys
-from plants.stores import Plant, open_store
-
-store = open_store(sys.argv[1])
-
-def add(plant_id):
-    with gevent.Timeout(0.0005 * (plant_id % 8), False):
-        store.add(Plant(plant_id, "oak"))
-
-gevent.joinall([gevent.spawn(add, plant_id) for plant_id in range(200)], raise_error=True)
-store.add(Plant(-1, "oak"))
-assert store.get(-1)
-store.check()
-store.close()
-"""
 STILL_OPEN = """
 import sys, threading
 from plants.stores import Plant, open_store
@@ -286,12 +241,6 @@ store.add(Plant(1, "oak"))
 assert store.get(1)
 threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), id) for n in range(9999)], daemon=True).start()
 """
-
-
-def test_greenlets_that_are_interrupted_leave_the_store_intact(tmp_path: Path) -> None:
-    pytest.importorskip("gevent")
-    result = run(sys.executable, "-W", "error", "-c", INTERRUPTED, f"sqlite:///{tmp_path}/plants.db")
-    assert (result.returncode, result.stderr.count("\n")) == (0, 1), result.stderr  # the line of the new table
 
 
 def test_a_process_ends_with_an_open_store(tmp_path: Path) -> None:

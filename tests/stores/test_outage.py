@@ -11,27 +11,18 @@ from plants.stores.outage import LoggedStore, Outage
 from tests.support.process import wait_until
 
 
-@pytest.mark.parametrize(("quiet", "lines"), [(60.0, 1), (-1.0, 4)], ids=["within", "after"])
+@pytest.mark.parametrize(("quiet", "ends"), [(60.0, 0), (-1.0, 2)], ids=["within", "after"])
 def test_failures_in_the_quiet_period_belong_to_one_outage(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, quiet: float, lines: int
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, quiet: float, ends: int
 ) -> None:
     monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", quiet)
     outage = Outage()
     outage.record_success()
-    for reason in ("the disk is full", "the file is gone"):
-        outage.record_failure(reason, rejected=2)
+    for _ in range(2):
+        outage.record_failure("the disk is full", rejected=2)
         outage.record_success()
-    assert outage.is_logged == (lines == 1)
-    end = "the store is available again; requests rejected meanwhile: 2"
-    assert (
-        caplog.messages
-        == [
-            "the store is unavailable: the disk is full",
-            end,
-            "the store is unavailable: the file is gone",
-            end,
-        ][:lines]
-    )
+    assert caplog.messages.count("the store is unavailable: the disk is full") == max(ends, 1)
+    assert caplog.messages.count("the store is available again; requests rejected meanwhile: 2") == ends
 
 
 class Garden(MemoryStore):
@@ -78,12 +69,6 @@ def test_an_outage_of_another_store_logs_its_start_and_its_end(
     store.close()
 
 
-def test_a_check_of_another_store_that_returns_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Garden, "check", lambda _self: False)
-    with pytest.raises(TypeError, match="returned bool, not None"):
-        LoggedStore(Garden()).check()
-
-
 @pytest.mark.parametrize("reason", ["", "winter"])
 def test_concurrent_checks_of_another_store_share_a_call(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     monkeypatch.setattr("plants.stores.outage.FRESH_SECONDS", 60.0)
@@ -94,10 +79,10 @@ def test_concurrent_checks_of_another_store_share_a_call(monkeypatch: pytest.Mon
     with ThreadPoolExecutor(8) as threads:
         checks = [threads.submit(store.check)]
         wait_until(lambda: garden.calls)
-        monkeypatch.setattr("plants.stores.outage._CHECK_SECONDS", 0.0)
+        monkeypatch.setattr("plants.stores.outage.CHECK_SECONDS", 0.0)
         with pytest.raises(StoreUnavailable, match="no response in time"):
             store.check()
-        monkeypatch.setattr("plants.stores.outage._CHECK_SECONDS", 60.0)
+        monkeypatch.setattr("plants.stores.outage.CHECK_SECONDS", 60.0)
         checks += [threads.submit(store.check) for _ in range(7)]
         garden.released.set()
         assert {str(check.exception() or "") for check in checks} == {reason}

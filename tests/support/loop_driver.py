@@ -180,12 +180,3 @@ class GatedApp:
             self.gate.wait(60)
         start_response("200 OK", [])
         return [b"late"]
-
-
-class Recorder(list[tuple[str, bytes]]):
-    """An application that records the method and path, and the body, of each request."""
-
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        self.append((f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}", environ["wsgi.input"].read()))
-        start_response("200 OK", [])
-        return [b"done"]

@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.hosted import Service, serving
+from tests.support.process import free_port
+
+
+@pytest.fixture(scope="session")
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def service(metrics_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that tests share, so each uses request ids and plants of its own, and leaves it as it was."""
+    store = f"sqlite:///{tmp_path_factory.mktemp('store')}/plants.db"
+    metrics = f"0.0.0.0:{metrics_port}"
+    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
+        yield service
