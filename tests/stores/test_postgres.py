@@ -322,8 +322,8 @@ def test_a_role_without_privileges_logs_what_the_owner_must_send(
     with closing(PostgresStore(gardener, timeout=20)) as store:
         with pytest.raises(StoreUnavailable, match="InsufficientPrivilege"):
             store.add(Plant(1, "oak"))
+        admin.execute("ALTER TABLE elsewhere DROP tag")
         admin.execute("ALTER TABLE elsewhere RENAME TO plants")
-        admin.execute("ALTER TABLE plants DROP tag")
         statement = "ALTER TABLE public.plants ADD COLUMN IF NOT EXISTS tag text"
         error = "InsufficientPrivilege, SQLSTATE 42501: must be owner of table plants; its owner must send"
         wait_until(lambda: reason(store) == f"{error}: {statement}")
