@@ -95,12 +95,9 @@ class Caller:
 
     def begin_work(self) -> None:
         """Begin the work that calls have left. The work of many calls begins together, so that they can share it."""
-        while self._work_to_begin:
-            try:
-                work = self._work_to_begin.popleft()
-            except IndexError:  # Another thread was faster.
-                return
-            self._begin(*work)
+        with suppress(IndexError):  # Nothing is left, or another thread has begun it.
+            while True:
+                self._begin(*self._work_to_begin.popleft())
 
     def _begin(self, job: Job, response: Response, pending: list[Pending]) -> None:
         """Begin the first work of a request; the rest follows, if it succeeds."""

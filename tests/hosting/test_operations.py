@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.hosting.test_metrics import request_counts
 from tests.support.hosted import serving
@@ -42,7 +40,6 @@ from plants.hosting.gunicorn_conf import *
 ROUTE = "/pots/{plant_id:int}"
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CONFIGURATION)
     port = free_port()
