@@ -274,6 +274,7 @@ class PersistentContract(StoreContract):
         with contextlib.closing(open_store(store_url)) as creator:
             creator.prepare()
         wait_until(lambda: is_available(store))
+        wait_until(lambda: "available again" in caplog.text)
         began, ended = [message for message in caplog.messages if message.startswith("the store is ")]
         assert began.startswith("the store is unavailable: ")
         assert ended == "the store is available again; requests rejected meanwhile: 20"
