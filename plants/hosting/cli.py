@@ -74,8 +74,11 @@ def _check(options: Namespace) -> None:
     address = f"{url.rstrip('/')}/readyz"
     try:
         build_opener(ProxyHandler({})).open(address, timeout=CHECK_SECONDS).close()
+    except HTTPError as error:
+        with error:  # It has a connection, and Python 3.14 warns if it is not closed.
+            stop(f"{address}: {error}")
     except (OSError, ValueError, HTTPException) as error:
-        stop(f"{address}: {error if isinstance(error, HTTPError) else getattr(error, 'reason', error)}")
+        stop(f"{address}: {getattr(error, 'reason', error)}")
     print(f"{address}: ready")
 
 
