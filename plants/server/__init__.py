@@ -21,9 +21,10 @@ worker stops.
 Pending work. An application may append to the list ``server.pending`` a pair of functions for work that its request
 shares with others, such as a commit, and respond at once. If its response is a success, the server calls the first one
 with a function ``done``. It begins the work, and must not block; later, any thread calls ``done`` with None or, if the
-work has failed, with an exception. Then the server sends the response or, after a failure, the status, the headers and
-the body that the second function returns for the exception. Meanwhile, no thread waits. An application that finds no
-such list does the work before it responds.
+work has failed, with an exception, and then calls the function that ``done`` returns, if it returns one: once for all
+work that is complete now. Then the server sends the response or, after a failure, the status, the headers and the body
+that the second function returns for the exception. Meanwhile, no thread waits. An application that finds no such list
+does the work before it responds.
 
 Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
 does; if it had, it continues, and its response is dropped.

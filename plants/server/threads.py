@@ -20,7 +20,7 @@ from plants.server.request import Request
 from plants.server.response import Headers, Response, make_response
 
 Job = tuple[Connection, Request]
-Done = Callable[[BaseException | None], None]
+Done = Callable[[BaseException | None], Callable[[], None] | None]
 # Begins work of one request, and returns the status, the headers and the body of the response to a failure of it.
 Pending = tuple[Callable[[Done], None], Callable[[BaseException], tuple[str, Headers, bytes]]]
 
@@ -108,13 +108,15 @@ class Caller:
         except BaseException as error:
             done(error)
 
-    def _done(self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any) -> None:
+    def _done(
+        self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any
+    ) -> Callable[[], None] | None:
         if rest and not error:
             self._begin(job, response, rest)
-            return
+            return None
         self._completed.append((job, self._failure(job[1], fail, error) if error else response))
-        if not self._woken:
-            self.wake()
+        # If each outcome woke the loop, the loop and the thread that reports a batch would wait for each other.
+        return self.wake
 
     def _failure(self, request: Request, fail: Any, error: BaseException) -> Response | None:
         before = getattr(current, "request", None)  # A store may commit for other requests in a call of its own.

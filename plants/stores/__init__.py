@@ -64,7 +64,7 @@ _FORKED: Final = (
 
 NO_RESPONSE: Final = "no response in time"
 
-Done = Callable[[Exception | None], None]
+Done = Callable[[Exception | None], Callable[[], None] | None]
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,8 @@ class GroupCommitStore(PlantStore):
     """A store that commits the plants of several calls at once, in threads of its own.
 
     Neither ``submit`` nor ``submit_check`` waits: a thread of the store passes the outcome to ``done``, which must not
-    block: the exception that ``add`` or ``check`` raises, or None.
+    block: the exception that ``add`` or ``check`` raises, or None. If ``done`` returns a function, the thread calls it
+    once for all outcomes that it passes on together.
     """
 
     timeout: float  #: how long ``add`` and ``check`` wait, in seconds

@@ -291,14 +291,16 @@ class BatchStore(GroupCommitStore):
             return False
         self._note(outcomes)
         remaining = iter(outcomes)
+        wakers = set()
         for entry in batch:
             outcome = next(remaining) if entry.plant else None
             if not outcome:
-                entry.done(None)
+                wakers.add(entry.done(None))
             elif isinstance(outcome, StoreUnavailable):
                 self._fail([entry], str(outcome))
             else:
-                entry.done(outcome.with_traceback(None))  # Its frames would refer to the whole batch.
+                wakers.add(entry.done(outcome.with_traceback(None)))  # Its frames would refer to the whole batch.
+        _wake(wakers)
         return True
 
     def _note(self, outcomes: Outcomes) -> None:
@@ -326,14 +328,22 @@ class BatchStore(GroupCommitStore):
         return [entry for entry in entries if entry]
 
     def _fail(self, entries: list[_Entry], reason: str) -> None:
+        wakers = set()
         for plant, _, _, done in entries:
             self._outage.record_failure(reason, rejected=1 if plant else 0)
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
-            done(StoreUnavailable(reason))
+            wakers.add(done(StoreUnavailable(reason)))
+        _wake(wakers)
 
     def _discard(self, connection: Any) -> None:
         self._connections.discard(connection)
         connection.close()
+
+
+def _wake(wakers: set[Callable[[], None] | None]) -> None:
+    for waker in wakers:
+        if waker:
+            waker()
 
 
 def _reason(error: BaseException) -> str:

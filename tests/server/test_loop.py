@@ -596,6 +596,11 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy(make: Make) -> Non
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+def complete(done: Any, error: BaseException | None) -> None:
+    if waker := done(error):
+        waker()
+
+
 class PendingApp:
     """An application that leaves work for each part of the path; ``done`` has what completes it, once it has begun."""
 
@@ -626,15 +631,15 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     driver = make(app=app, threads=threads)
     (first, _), (second, _), (both, _) = (driver.connect(get(path)) for path in ("/first", "/second", "/third+/fourth"))
     driver.run_until(lambda: app.done.keys() == {"/first", "/second", "/third"})
-    app.done["/second"](None)
+    complete(app.done["/second"], None)
     driver.run_until_readable(second)
     assert second.recv(1000).endswith(b"\r\n\r\nlate")
     assert not is_readable(first)
-    app.done["/first"](RuntimeError("lost"))
+    complete(app.done["/first"], RuntimeError("lost"))
     driver.run_until_readable(first)
     assert first.recv(1000).endswith(b"\r\n\r\nlost")
-    app.done["/third"](None)
-    app.done["/fourth"](None)
+    complete(app.done["/third"], None)
+    complete(app.done["/fourth"], None)
     driver.run_until_readable(both)
     assert both.recv(1000).startswith(b"HTTP/1.1 200")
 
@@ -647,7 +652,7 @@ def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, capl
         client, _ = driver.connect(get(path))
         if path in ("/worse", "/first"):
             driver.run_until(lambda path=path: path in app.done)
-            app.done[path](SystemExit())
+            complete(app.done[path], SystemExit())
         driver.run_until_readable(client)
         assert client.recv(1000).startswith(b"HTTP/1.1 %d" % status)
     assert "/rejected" not in app.done

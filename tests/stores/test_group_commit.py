@@ -239,7 +239,7 @@ from plants.stores import Plant, open_store
 store = open_store(sys.argv[1])
 store.add(Plant(1, "oak"))
 assert store.get(1)
-threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), id) for n in range(9999)], daemon=True).start()
+threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), [].append) for n in range(9999)], daemon=True).start()
 """
 
 
