@@ -2,7 +2,6 @@
 
 import io
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -30,7 +29,7 @@ from plants.stores.memory import MemoryStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
 from tests.support.calls import no_reference_cycle
-from tests.support.loop_driver import new_request
+from tests.support.loop_driver import PIPE, new_request
 from tests.support.process import wait_until
 
 App = Callable[..., Iterable[bytes]]
@@ -47,8 +46,7 @@ def results(app: App, *bodies: bytes, path: str = "/plants") -> list[tuple[int, 
 
 
 def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response | None]:
-    reader, writer = os.pipe()
-    caller = Caller(LOG, writer)
+    caller = Caller(LOG, PIPE[1])
     no_connection: Any = None
     requests = [new_request(app, **ENVIRON, PATH_INFO=path, CONTENT_LENGTH=str(len(body))) for body in bodies]
     for request, body in zip(requests, bodies, strict=True):
@@ -65,8 +63,6 @@ def responses(app: App, *bodies: bytes, path: str = "/plants") -> list[Response 
         return len(found) == len(requests)
 
     wait_until(are_complete)
-    for descriptor in (reader, writer):
-        os.close(descriptor)
     return [found[request] for request in requests]
 
 
