@@ -302,7 +302,7 @@ def test_a_full_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> No
     store.check()
     huge = Plant(2, "x" * 20_000_000)  # SQLite cannot buffer all of this, so it writes before the commit.
     with disk_full(path):
-        assert add_together(store, [Plant(1, "oak"), huge]) == ["unavailable"] * 2
+        assert add_together(store, [huge, Plant(1, "oak")]) == ["unavailable"] * 2
     wait_until(lambda: is_available(store))
     assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
