@@ -108,13 +108,11 @@ class Caller:
         except BaseException as error:
             done(error)
 
-    def _done(
-        self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any
-    ) -> Callable[[], None] | None:
+    def _done(self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any) -> Callable[[], None]:
         if rest and not error:
             self._begin(job, response, rest)
-            return None
-        self._completed.append((job, self._failure(job[1], fail, error) if error else response))
+        else:
+            self._completed.append((job, self._failure(job[1], fail, error) if error else response))
         # If each outcome woke the loop, the loop and the thread that reports a batch would wait for each other.
         return self.wake
 

@@ -644,6 +644,18 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     assert both.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+def test_work_that_cannot_begin_after_other_work_wakes_the_loop(make: Make) -> None:
+    app = PendingApp()
+    driver = make(app=app)
+    client, _ = driver.connect(get("/first+/down"))
+    driver.run_until(lambda: app.done)
+    assert not select.select([PIPE[0]], [], [], 0)[0]
+    complete(app.done["/first"], None)
+    assert select.select([PIPE[0]], [], [], 0)[0]
+    driver.run_until_readable(client)
+    assert client.recv(1000).startswith(b"HTTP/1.1 503")
+
+
 @pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, caplog: pytest.LogCaptureFixture) -> None:
     app = PendingApp()
