@@ -3,8 +3,10 @@
 What one connection holds is a constant in each of its states. Only what may be larger needs a place, and the number of
 places is fixed. So the memory of a worker is a product, and nothing counts buffered bytes:
 
-    (worker_connections + PUBLIC_CONNECTIONS) * CONNECTION_BYTES + PLACES * (the largest body, or the response to it)
+    (worker_connections + PUBLIC_CONNECTIONS) * 128 KiB + PLACES * (the largest body, or the response to it)
 
+The 128 KiB are a head and its environ (64), a small body (16), and received bytes that are not parsed yet (32); or the
+unread part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top (80 KiB).
 The sockets' buffers, which the kernel holds, and the store come on top. See tests/audits/hostile.py for measurements.
 """
 
@@ -21,10 +23,6 @@ PLACES: Final = 64
 # A worker accepts this many connections more than clients with a token may have, so that it responds to probes and to
 # other requests that need no token, even if all those clients are slow.
 PUBLIC_CONNECTIONS: Final = 8
-# A head and its environ (64 KiB), a small body (16), and received bytes that are not parsed yet (32); or the unread
-# part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top.
-CONNECTION_BYTES: Final = 131_072
-TLS_CONNECTION_BYTES: Final = CONNECTION_BYTES + 81_920
 
 
 @dataclass

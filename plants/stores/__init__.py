@@ -118,7 +118,7 @@ class OwnerProcess:
 
 @cache
 def _log_fork(_pid: int) -> None:
-    # Once in each process, because every request fails. A fork may have inherited a locked circuit breaker.
+    # Once in each process, because every request fails. A fork may have inherited a lock that is held.
     _log.error("the store is unavailable: %s", _FORKED)
 
 

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 
-from plants.stores import Plant, PlantStore, StoreUnavailable
+from plants.stores import NO_RESPONSE, Plant, PlantStore, StoreUnavailable
 
 FRESH_SECONDS = 0.5  # A check this soon after a success does not call the store.
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
@@ -76,7 +76,7 @@ class LoggedStore(PlantStore):
         # Make the lock at the first use, because gevent may have patched it since the store was made.
         lock = vars(self).setdefault("_check_lock", threading.Lock())
         if not lock.acquire(timeout=CHECK_SECONDS):
-            raise StoreUnavailable("no response in time")
+            raise StoreUnavailable(NO_RESPONSE)
         try:
             if time.monotonic() > self._checked_at + FRESH_SECONDS:
                 self._problem = self._try_check()

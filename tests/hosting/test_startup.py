@@ -242,7 +242,7 @@ import threading
 from plants import MemoryStore, PlantStore, StoreUnavailable
 
 class Garden(PlantStore):
-    worker_threads, max_batch, multiprocess = 1, 1, False
+    worker_threads, multiprocess = 1, False
 
     def __init__(self, url):
         if url != "garden://me:secret@home":
