@@ -1,15 +1,13 @@
 """The recipe for another member of a plant (docs/contributing.md), done in a copy."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, output_of
 
 CREATE = """
 import sys
@@ -57,21 +55,15 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def run(copy: Path, *command: str) -> None:
-    environ = os.environ | {"PYTHONPATH": str(copy)}
-    result = subprocess.run(
-        [sys.executable, *command], cwd=copy, env=environ, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.mark.usefixtures("no_subprocess_coverage")
-@pytest.mark.parametrize("url", ["memory:", "sqlite:///plants.db"])
-def test_an_added_member_is_validated_stored_and_returned(copy: Path, url: str) -> None:
-    run(copy, "-c", CREATE, url)
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-@pytest.mark.parametrize("tests", [STORE_TESTS, APP_TESTS], ids=["stores", "application"])
-def test_with_an_added_member_the_tests_pass(copy: Path, tests: list[str]) -> None:
-    run(copy, "-m", "pytest", "-q", *tests)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["-c", CREATE, "memory:"], id="create with the dictionary"),
+        pytest.param(["-c", CREATE, "sqlite:///plants.db"], id="create with SQLite"),
+        pytest.param(["-m", "pytest", "-q", *STORE_TESTS], id="tests of the stores"),
+        pytest.param(["-m", "pytest", "-q", *APP_TESTS], id="tests of the application"),
+    ],
+)
+def test_with_an_added_member_creates_and_the_tests_succeed(copy: Path, arguments: list[str]) -> None:
+    output_of(sys.executable, *arguments, cwd=copy, PYTHONPATH=str(copy))

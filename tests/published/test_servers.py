@@ -2,7 +2,6 @@
 
 import http.client
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -25,19 +24,16 @@ class Running(NamedTuple):
 
 
 @pytest.fixture(scope="class")
-def running(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """The server of a class, and the file of its store."""
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The server of a class, and its store."""
     command = COMMANDS[request.cls.server]
     program, *_ = command.split()
     if not (BIN / program).exists():
         pytest.skip(f"not installed: {program}")
-    # In memory, a commit costs next to nothing.
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=memory) as directory:
-        file = Path(directory) / "plants.db"
-        env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-        with running_server(command, env) as (port, _), closing(SQLiteStore(str(file))) as store:
-            yield Running(port, store, file)
+    file = tmp_path_factory.mktemp("store") / "plants.db"
+    env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
+    with running_server(command, env) as (port, _), closing(SQLiteStore(str(file))) as store:
+        yield Running(port, store, file)
 
 
 class Served(HostContract):
@@ -94,13 +90,14 @@ class TestGunicorn(Served, Contract):
     )
 
 
-GRANIAN = inapplicable("Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]")
 TestGunicornThreads = served("Gunicorn, gthread", POST_IN_LOWER_CASE)
 TestGunicornSync = served("Gunicorn, sync", POST_IN_LOWER_CASE)
 TestGunicornGevent = served("Gunicorn, gevent", POST_IN_LOWER_CASE)
 TestWaitress = served("waitress", POST_IN_LOWER_CASE | SLASHES)
-TestGranian = served("Granian", GRANIAN)
-TestGranianOneThread = served("Granian, 1 thread", GRANIAN)
+TestGranian = served(
+    "Granian",
+    inapplicable("Granian drops a header that is not ASCII", "a_token_that_is_not_valid_is_401[not ASCII]"),
+)
 TestWsgiref = served("wsgiref", SLASHES | inapplicable("wsgiref does not read chunked bodies", CHUNKED))
 TestUWSGI = served(
     "uWSGI",
