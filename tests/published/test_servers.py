@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import pytest
 
@@ -17,23 +17,17 @@ from tests.support.hosted import environment, send_to
 from tests.support.servers import BIN, COMMANDS, running_server
 
 
-class Running(NamedTuple):
-    port: int
-    store: SQLiteStore
-    file: Path
-
-
 @pytest.fixture(scope="class")
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The server of a class, and its store."""
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """The port of the server of a class, and the file of its store."""
     command = COMMANDS[request.cls.server]
     program, *_ = command.split()
     if not (BIN / program).exists():
         pytest.skip(f"not installed: {program}")
     file = tmp_path_factory.mktemp("store") / "plants.db"
     env = environment(PLANTS_TOKENS=TOKEN, PLANTS_MAX_BODY_BYTES=str(LIMIT), PLANTS_STORE=f"sqlite:///{file}")
-    with running_server(command, env) as (port, _), closing(SQLiteStore(str(file))) as store:
-        yield Running(port, store, file)
+    with running_server(command, env) as (port, _):
+        yield port, file
 
 
 class Served(HostContract):
@@ -42,21 +36,23 @@ class Served(HostContract):
     server: ClassVar[str]
 
     @pytest.fixture(autouse=True)
-    def store(self, running: Running) -> PlantStore:
-        with closing(sqlite3.connect(running.file, isolation_level=None)) as connection:
+    def store(self, running: tuple[int, Path]) -> Iterator[PlantStore]:
+        _, file = running
+        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
             connection.execute("DELETE FROM plants")
-        return running.store
+        with closing(SQLiteStore(str(file))) as store:
+            yield store
 
     @pytest.fixture
-    def send(self, running: Running) -> Send:
-        return partial(send_to, running.port)
+    def send(self, running: tuple[int, Path]) -> Send:
+        return partial(send_to, running[0])
 
-    def test_a_chunked_body_is_read(self, running: Running) -> None:
+    def test_a_chunked_body_is_read(self, running: tuple[int, Path], store: PlantStore) -> None:
         body = iter([new_plant()[:9], new_plant()[9:]])
-        with closing(http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", running[0], timeout=60)) as connection:
             connection.request("POST", "/plants", body, dict([AUTH, JSON_TYPE]), encode_chunked=True)
             assert connection.getresponse().status == 200
-        assert running.store.get(1) == Plant(1, "Fern")
+        assert store.get(1) == Plant(1, "Fern")
 
 
 def served(server: str, does_not_apply: dict[str, str] | None = None) -> type[Served]:
