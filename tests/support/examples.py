@@ -1,7 +1,4 @@
-"""The number of examples that Hypothesis tries.
-
-An ordinary run tries few. For a long run, the environment variable ``EXAMPLES`` multiplies the number.
-"""
+"""The number of examples that Hypothesis tries; the environment variable ``EXAMPLES`` multiplies it for a long run."""
 
 import os
 
