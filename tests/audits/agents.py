@@ -3,7 +3,7 @@
     python -m tests.audits.agents
     python -m tests.audits.agents --only newrelic
 
-None needs a collector. The audit installs them into a virtual environment of its own. With each agent and each store,
+None needs a collector. The audit installs each into a virtual environment of its own. With each agent and each store,
 16 clients add the ids 1, 1 and 2 (of their own) again and again. An agent passes if all of this is true:
 
 - The responses are 200, 400 (40003) and 200, as without an agent.
@@ -17,30 +17,39 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from plants import open_store
-from tests.audits.report import Verdict, add_only_option, audit_parser, report
+from tests.audits.report import Verdict, run_checks, together
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, Service
-from tests.support.postgres_server import PostgresServer, server_directory
+from tests.support.postgres_server import running_postgres, server_directory
 
 CLIENTS = 16
 ROUNDS = 10
-PACKAGES = ["sentry-sdk", "opentelemetry-distro", "opentelemetry-instrumentation-falcon"]
-PACKAGES += ["opentelemetry-instrumentation-wsgi", "ddtrace", "newrelic", "elastic-apm"]
-SENTRY = 'import sentry_sdk; sentry_sdk.init("http://key@127.0.0.1:9/1", traces_sample_rate=1.0)'
-# The words before the command, for each agent.
-AGENTS: dict[str, list[str]] = {
-    "none": [],
-    "sentry": [],
-    "opentelemetry": ["opentelemetry-instrument"],
-    "ddtrace": ["ddtrace-run"],
-    "newrelic": ["newrelic-admin", "run-program"],
-    "elasticapm": ["elasticapm-run"],
+
+
+class Agent(NamedTuple):
+    """The packages of an agent, and the words before the command of the service."""
+
+    packages: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+
+
+INSTRUMENTATION = ("opentelemetry-instrumentation-falcon", "opentelemetry-instrumentation-wsgi")
+AGENTS = {
+    "none": Agent(),
+    "sentry": Agent(("sentry-sdk",)),
+    "opentelemetry": Agent(("opentelemetry-distro", *INSTRUMENTATION), ("opentelemetry-instrument",)),
+    "ddtrace": Agent(("ddtrace",), ("ddtrace-run",)),
+    "newrelic": Agent(("newrelic",), ("newrelic-admin", "run-program")),
+    "elasticapm": Agent(("elastic-apm",), ("elasticapm-run",)),
 }
+SENTRY = 'import sentry_sdk; sentry_sdk.init("http://key@127.0.0.1:9/1", traces_sample_rate=1.0)'
 QUIET = {
     "PLANTS_LOG_FORMAT": "text",
     **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")},
@@ -55,14 +64,6 @@ QUIET = {
 }
 
 
-def install(directory: Path) -> Path:
-    """Install the service and the agents into a new environment, and return the folder of its commands."""
-    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-    pip = [str(directory / "bin/pip"), "install", "--quiet"]
-    subprocess.run([*pip, f"{CHECKOUT}[postgres]", *PACKAGES], check=True)
-    return directory / "bin"
-
-
 def add(service: Service, client: int) -> list[tuple[int, int]]:
     """Add the plants of a client; return the id of each, and the status of its response, or the code of its error."""
     results = []
@@ -74,18 +75,18 @@ def add(service: Service, client: int) -> list[tuple[int, int]]:
     return results
 
 
-def check(bin_: Path, agent: str, url: str) -> Verdict:
+def check(bin_: Path, name: str, url: str) -> Verdict:
     """Run all clients against a service with this store under one agent."""
-    command = [*AGENTS[agent], "plants", "serve", "--bind=127.0.0.1:0"]
+    command = [*AGENTS[name].wrapper, "plants", "serve", "--bind=127.0.0.1:0"]
     command[0] = str(bin_ / command[0])
     env = QUIET | {"PLANTS_TOKENS": TOKEN, "PLANTS_STORE": url, "PATH": f"{bin_}:{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as site:
-        if agent == "sentry":
+        if name == "sentry":
             Path(site, "sitecustomize.py").write_text(SENTRY)
             env["PYTHONPATH"] = site
         with Service(command, Path(site), env) as service, ThreadPoolExecutor(CLIENTS) as threads:
             service.wait_until_it_serves()
-            results = [each for part in threads.map(partial(add, service), range(CLIENTS)) for each in part]
+            results = list(chain.from_iterable(threads.map(partial(add, service), range(CLIENTS))))
     found = Counter(code for _, code in results)
     holds = found == {200: 2 * CLIENTS * ROUNDS, 40003: CLIENTS * ROUNDS}
     if url != "memory:":
@@ -96,26 +97,15 @@ def check(bin_: Path, agent: str, url: str) -> Verdict:
     return Verdict(holds and not tracebacks, f"{dict(found)}, {tracebacks} tracebacks")
 
 
-def main() -> None:
-    """Run the checks, and exit with 1 if one fails."""
-    parser = audit_parser(__doc__)
-    add_only_option(parser, AGENTS)
-    only = parser.parse_args().only or AGENTS
-    holds = True
-    with ExitStack() as stack:
-        directory = stack.enter_context(server_directory())
-        bin_ = install(directory / "venv")
-        server = PostgresServer(directory / "postgres")
-        server.create()
-        server.start()
-        stack.callback(server.stop)
-        for agent in only:
-            server.execute("DROP TABLE IF EXISTS plants")
-            urls = {"memory": "memory:", "sqlite": f"sqlite:///{directory}/{agent}.db", "postgres": server.url}
-            for store, url in urls.items():
-                holds &= report(f"{agent}, {store}", check(bin_, agent, url))
-    sys.exit(not holds)
+def check_every_store(name: str) -> Verdict:
+    """Install the service and an agent into a new environment, and run the clients with each store."""
+    with server_directory() as directory, running_postgres(directory) as server:
+        bin_ = directory / "venv/bin"
+        subprocess.run([sys.executable, "-m", "venv", bin_.parent], check=True)
+        subprocess.run([bin_ / "pip", "install", "-qq", f"{CHECKOUT}[postgres]", *AGENTS[name].packages], check=True)
+        urls = ("memory:", f"sqlite:///{directory}/plants.db", server.url)
+        return together(*(check(bin_, name, url) for url in urls))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_checks(__doc__, {name: partial(check_every_store, name) for name in AGENTS}))

@@ -18,17 +18,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import starmap
+from itertools import chain
 
 import psycopg
 
 from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.postgres import PostgresStore
-from tests.audits.deployment import Deployment, read_plant
-from tests.audits.kills import Attempts, JournaledLoad, audit_load, audit_race, compete
-from tests.audits.report import audit_parser, report_findings
+from tests.audits.deployment import Deployment
+from tests.audits.kills import JournaledLoad, audit_load, read_plant
+from tests.audits.report import audit_parser, report, verdict_on
 from tests.stores.test_every_store import submit
 
 CLIENTS_PER_SERVICE = 16
@@ -51,34 +50,27 @@ def batch(store: PostgresStore) -> Counter[str]:
     return findings
 
 
-def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, ids: int = 200, pause: float = 0) -> int:
+def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, pause: float = 0) -> int:
     """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
         store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
-        services = [stack.enter_context(Deployment(url)) for url in urls]
-        races: list[list[Attempts]] = []
         findings = batch(store)
-        with ExitStack() as clients, ThreadPoolExecutor(1) as thread:
-            loads = [clients.enter_context(JournaledLoad(service, CLIENTS_PER_SERVICE, pause)) for service in services]
+        services = [stack.enter_context(Deployment(url)) for url in urls]
+        with JournaledLoad(*services, clients=CLIENTS_PER_SERVICE * len(services), pause=pause) as load:
             time.sleep(seconds)
-            print(f"{sum(sum(load.acknowledged) for load in loads) / seconds:,.0f} creates/s before the first fault")
-            for commands in faults:
-                for command in commands:
-                    racing = thread.submit(compete, services, 4 * len(services), ids)
-                    subprocess.run(shlex.split(command), check=True)
-                    time.sleep(seconds)
-                    races.append(racing.result())
+            for command in chain.from_iterable(faults):
+                subprocess.run(shlex.split(command), check=True)
+                time.sleep(seconds)
         for service in services:
             service.start()  # This waits until the database is available again.
-        responses = [response for load in loads for response in load.responses()]
-        print(f"slowest response: {max(response.ended - response.began for response in responses):.2f} s")
-        findings += sum((audit_race(store, race) for race in races), Counter())
+        findings += audit_load(urls[0], load)
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:
             findings["! ids that two plants use"] = twice
-        holds = [report_findings(findings), *starmap(audit_load, zip(urls, loads, strict=True))]
-    return int(not all(holds))
+    slowest = max(response.ended - response.began for _, response in load.journal)
+    print(f"slowest response: {slowest:.2f} s")
+    return report("plants", verdict_on(findings))
 
 
 def main() -> int:

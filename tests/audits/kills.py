@@ -12,44 +12,50 @@ The exit status is 0 if all of this is true:
 - Every response is a 200, a 503 or an Error 40003.
 """
 
-import argparse
 import contextlib
 import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from pathlib import Path
+from contextlib import ExitStack, closing
+from itertools import islice
 from typing import Self
 
-from plants import Plant, PlantStore, open_store
-from tests.audits.bystander import Response, http_client
-from tests.audits.deployment import ID_IN_USE, Deployment, read_plant
-from tests.audits.report import audit_parser, report_findings
-from tests.support.postgres_server import PostgresServer
+from plants import Plant, PlantStore, StoreUnavailable, open_store
+from tests.audits.bystander import Response, exchange, http_client
+from tests.audits.deployment import Deployment
+from tests.audits.report import audit_parser, report, verdict_on
+from tests.contract import new_plant
+from tests.support.postgres_server import PostgresServer, running_postgres, server_directory
+from tests.support.process import wait_until
 
+RIVALS = 4
+CLIENTS = 32
+ID_IN_USE = 40003
 Attempts = list[tuple[Plant, Response]]
 
 
 class JournaledLoad:
-    """Clients that add plants, and a journal of their responses.
+    """Clients that add plants, and a journal of all attempts. ``RIVALS`` clients at a time add the same ids.
 
     ``pause`` is the time between a response and the client's next request, in seconds.
     """
 
-    def __init__(self, service: Deployment, clients: int, pause: float = 0.0) -> None:
-        self.journal: list[dict[int, Attempts]] = [{} for _ in range(clients)]
-        self.acknowledged = [0] * clients
-        self._service = service
+    def __init__(self, *services: Deployment, clients: int, pause: float = 0.0) -> None:
+        self.journal: Attempts = []
+        self._services = services
         self._pause = pause
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(clients)]
+        first_ids = [random.getrandbits(62) - 2**61 for _ in range(clients // RIVALS)]
+        self._threads = [
+            threading.Thread(target=self._write, args=(number, first_id))
+            for number, first_id in enumerate(first_ids * RIVALS)
+        ]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -61,31 +67,41 @@ class JournaledLoad:
         for thread in self._threads:
             thread.join()
 
-    def attempts(self) -> list[Attempts]:
+    def by_id(self) -> list[Attempts]:
         """Return the attempts for each id."""
-        return [attempts for part in self.journal for attempts in part.values() if attempts]
+        found: dict[int, Attempts] = defaultdict(list)
+        for plant, response in self.journal:
+            found[plant.id].append((plant, response))
+        return list(found.values())
 
-    def responses(self) -> list[Response]:
-        return [response for attempts in self.attempts() for _, response in attempts]
+    def _write(self, number: int, plant_id: int) -> None:
+        service = self._services[number % len(self._services)]
+        with closing(http_client(service.url)) as client:
+            while not self._over.wait(self._pause):
+                plant_id += 1
+                # All attempts differ, so the stored plant shows which one was committed.
+                for attempt in range(2):
+                    name = f"plant {plant_id} 🌱 of {number}, {attempt}"
+                    plant = Plant(plant_id, name, f"attempt {attempt}" if plant_id % 3 else None)
+                    members = {key: value for key, value in plant._asdict().items() if value is not None}
+                    response = exchange(client, "POST", "/plants", service.token, new_plant(**members))
+                    self.journal.append((plant, response))
+                    if response.status in {200, 400}:
+                        break
+                    self._over.wait(0.02)
 
-    def _write(self, number: int) -> None:
-        client = http_client(self._service.url)
-        plant_id = random.getrandbits(62) - 2**61
-        while not self._over.wait(self._pause):
-            plant_id += 1
-            attempts = self.journal[number][plant_id] = []
-            # A second attempt differs from the first, so the stored plant shows which one was committed.
-            for attempt in range(1 + plant_id % 2):
-                plant = Plant(
-                    plant_id, f"plant {plant_id} 🌱 {attempt}", f"attempt {attempt}" if plant_id % 3 else None
-                )
-                response = self._service.add(client, plant)
-                attempts.append((plant, response))
-                if response.status in {200, 400}:
-                    self.acknowledged[number] += response.status == 200
-                    break
-                self._over.wait(0.02)
-        client.close()
+
+def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
+    """Return the plant with this id, or None; retry while the machine is too busy for the store's timeout."""
+    results = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            results.append(store.get(plant_id))
+        return bool(results)
+
+    wait_until(is_read)
+    return results[0]
 
 
 def audit(store: PlantStore, attempts: Attempts) -> str:
@@ -106,31 +122,10 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored with other values"
 
 
-def audit_load(store_url: str, load: JournaledLoad) -> bool:
-    """Audit all plants that the clients tried to add, print the findings, and return whether none is a failure."""
+def audit_load(store_url: str, load: JournaledLoad) -> Counter[str]:
+    """Return the outcomes of all plants that the clients tried to add."""
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
-        return report_findings(Counter(threads.map(lambda attempts: audit(store, attempts), load.attempts())))
-
-
-def compete(services: Sequence[Deployment], clients: int, ids: int) -> list[Attempts]:
-    """Let the clients add plants with the same ids at once; return the attempts for each id."""
-
-    def add_all(number: int) -> Attempts:
-        service = services[number % len(services)]
-        plants = [Plant(first_id + offset, f"of {number}") for offset in range(ids)]
-        with closing(http_client(service.url)) as client:
-            together.wait()
-            return [(plant, service.add(client, plant)) for plant in plants]
-
-    first_id = random.getrandbits(62)
-    together = threading.Barrier(clients)
-    with ThreadPoolExecutor(clients) as threads:
-        return [list(of_one_id) for of_one_id in zip(*threads.map(add_all, range(clients)), strict=True)]
-
-
-def audit_race(store: PlantStore, race: list[Attempts]) -> Counter[str]:
-    """Return the findings of a race."""
-    return Counter(f"{audit(store, attempts)} (race)" for attempts in race)
+        return Counter(threads.map(lambda attempts: audit(store, attempts), load.by_id()))
 
 
 def possible_kills(service: Deployment, database: PostgresServer | None) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -158,45 +153,28 @@ def possible_kills(service: Deployment, database: PostgresServer | None) -> Iter
         yield from random.sample(list(kill_by_name.items()), len(kill_by_name))
 
 
-def run(options: argparse.Namespace, store_url: str, database: PostgresServer | None) -> int:
-    kills: Counter[str] = Counter()
-    started = time.monotonic()
-    with (
-        Deployment(store_url, f"--workers {options.workers}") as service,
-        JournaledLoad(service, options.clients) as load,
-    ):
-        for name, kill in possible_kills(service, database):
-            time.sleep(random.uniform(0.1, 1))
-            kill()
-            kills[name] += 1
-            service.start()
-            if kills.total() >= options.kills and sum(load.acknowledged) >= options.plants:
-                break
-    print(f"{time.monotonic() - started:.0f} s; killed: {', '.join(f'{n} x {name}' for name, n in kills.items())}")
-    return int(not audit_load(store_url, load))
-
-
 def main() -> int:
     parser = audit_parser(__doc__)
     parser.add_argument("--store", default="sqlite", choices=["sqlite", "postgresql"], help="(%(default)s)")
-    parser.add_argument("--kills", type=int, default=50, help="the minimum number of kills (%(default)s)")
-    parser.add_argument(
-        "--plants", type=int, default=100_000, help="the minimum number of acknowledged plants (%(default)s)"
-    )
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=50, help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        if options.store == "sqlite":
-            return run(options, f"sqlite:///{directory}/plants.db", None)
-        database = PostgresServer(Path(directory, "postgres"))
-        database.create()
-        database.start()
-        try:
-            return run(options, database.url, database)
-        finally:
-            database.kill()
+    kills: Counter[str] = Counter()
+    with ExitStack() as stack:
+        directory = stack.enter_context(server_directory())
+        database = stack.enter_context(running_postgres(directory)) if options.store == "postgresql" else None
+        url = database.url if database else f"sqlite:///{directory}/plants.db"
+        with (
+            Deployment(url, f"--workers {options.workers}") as service,
+            JournaledLoad(service, clients=CLIENTS) as load,
+        ):
+            for name, kill in islice(possible_kills(service, database), options.kills):
+                time.sleep(random.uniform(0.1, 1))
+                kill()
+                kills[name] += 1
+                service.start()
+        print(f"killed: {', '.join(f'{number} x {name}' for name, number in kills.items())}")
+        return report("plants", verdict_on(audit_load(url, load)))
 
 
 if __name__ == "__main__":

@@ -1,82 +1,63 @@
 """Clients with idle pauses, behind nginx, Caddy and HAProxy with the recipes in deploy/: no create may fail.
 
+    python -m tests.audits.proxies
+    python -m tests.audits.proxies --only haproxy
+
 A relay between the proxy and the service delays all data by 10 ms, so the proxy may send a request while the service
 closes the connection.
 """
 
-import asyncio
 import contextlib
 import http.client
 import selectors
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from shutil import which
 
 from tests.audits.bystander import exchange, new_id, plant
-from tests.audits.report import Verdict, add_only_option, audit_parser, report
+from tests.audits.report import Verdict, run_checks
 from tests.contract import TOKEN
 from tests.support.hosted import serving
-from tests.support.process import free_port, wait_until
 from tests.support.proxies import COMMANDS, running_proxy
 
+SECONDS = 90
 DELAY_SECONDS = 0.01
+CLIENTS_PER_PAUSE = 4
 PAUSES = (0.5, 1.0, 1.9, 2.0, 2.1, 2.6, 5.0, 10.0, 30.0, 55.0, 59.9, 60.0, 60.1, 65.0, 70.0, 74.9, 75.0, 75.1, 80.0)
 DIRECT = "no proxy"  # The pauses of such a client must be shorter than the service's keepalive.
 MIN_CREATES = 300
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            await asyncio.sleep(DELAY_SECONDS)
-            writer.write(data)
-        await asyncio.sleep(DELAY_SECONDS)
-        writer.write_eof()
+def delayed(target: int) -> int:
+    """Relay connections to the port ``target`` until this process ends, and return the relay's port."""
 
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                time.sleep(DELAY_SECONDS)
+                sink.sendall(data)
+            time.sleep(DELAY_SECONDS)
+            sink.shutdown(socket.SHUT_WR)
 
-async def _relay(port: int, target: int) -> None:
-    tasks = set()
+    def accept() -> None:
+        while True:
+            client, _ = listener.accept()
+            upstream = socket.create_connection(("127.0.0.1", target))
+            for pair in ((client, upstream), (upstream, client)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        tasks.add(task)  # The references of asyncio to a task and to its reader are weak.
-        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", target)
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
-        upstream_writer.close()
-        writer.close()
-        tasks.discard(task)
-
-    async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
-        await server.serve_forever()
-
-
-@contextmanager
-def delayed(target: int) -> Iterator[int]:
-    """Relay connections to the port ``target``, and yield the relay's port."""
-    port, loop = free_port(), asyncio.new_event_loop()
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner, contextlib.suppress(asyncio.CancelledError):
-            runner.run(_relay(port, target))
-
-    def cancel() -> None:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield port
-    finally:
-        loop.call_soon_threadsafe(cancel)
-        thread.join()
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=accept, daemon=True).start()
+    port: int = listener.getsockname()[1]
+    return port
 
 
 def is_closed(client: http.client.HTTPConnection) -> bool:
@@ -88,57 +69,33 @@ def is_closed(client: http.client.HTTPConnection) -> bool:
         return bool(selector.select(0))
 
 
-def create_with_pauses(port: int, path: str, pause: float, until: float, results: list[str]) -> None:
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    while time.monotonic() < until:
-        if is_closed(client):
-            client.close()
-        response = exchange(client, "POST", path, TOKEN, plant(new_id()))
-        results.append("200" if response.status == 200 else f"{response.status} {response.reason} after {pause} s")
-        time.sleep(pause)
-    client.close()
+def create_with_pauses(port: int, path: str, until: float, pause: float) -> list[str]:
+    """Create plants on a persistent connection, and return the status of each response."""
+    results = []
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+        while time.monotonic() < until:
+            if is_closed(client):
+                client.close()
+            response = exchange(client, "POST", path, TOKEN, plant(new_id()))
+            results.append("200" if response.status == 200 else f"{response.status} {response.reason} after {pause} s")
+            time.sleep(pause)
+    return results
 
 
-def creates_through(proxy: str, seconds: float, clients: int) -> Verdict:
-    """Create plants through a proxy for this long, with ``clients`` clients for each pause."""
-    results: list[str] = []
+def creates_through(proxy: str) -> Verdict:
     with ExitStack() as stack:
         service = stack.enter_context(serving(GUNICORN_CMD_ARGS=""))
-        port = stack.enter_context(delayed(service.port))
-        wait_until(lambda: exchange(http.client.HTTPConnection("127.0.0.1", port), "GET", "/livez", "").status == 200)
-        path, pauses = "/plants", [pause for pause in PAUSES if pause < 74]
+        port, path, pauses = delayed(service.port), "/plants", [pause for pause in PAUSES if pause < 74]
         if proxy != DIRECT:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             port = stack.enter_context(running_proxy(proxy, port, Path(folder)))
             path, pauses = "/v1/plants", list(PAUSES)
-        until = time.monotonic() + seconds
-        threads = [
-            threading.Thread(target=create_with_pauses, args=(port, path, pause, until, results))
-            for pause in pauses * clients
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    counts = Counter(results)
-    holds = set(counts) == {"200"} and len(results) >= MIN_CREATES
-    return Verdict(holds, f"{len(results)} creates: {dict(counts)}")
-
-
-def main() -> None:
-    parser = audit_parser(__doc__)
-    add_only_option(parser, [*COMMANDS, DIRECT])
-    parser.add_argument("--seconds", type=float, default=90, help="how long clients create plants (default: 90)")
-    parser.add_argument("--clients", type=int, default=4, help="clients for each pause (default: 4)")
-    options = parser.parse_args()
-    verdicts = []
-    for name in options.only or [*COMMANDS, DIRECT]:
-        if name != DIRECT and not which(name):
-            print(f"skipped: {name} is not installed")
-            continue
-        verdicts.append(report(name, creates_through(name, options.seconds, options.clients)))
-    sys.exit(not all(verdicts))
+        clients = pauses * CLIENTS_PER_PAUSE
+        threads = stack.enter_context(ThreadPoolExecutor(len(clients)))
+        create = partial(create_with_pauses, port, path, time.monotonic() + SECONDS)
+        counts = Counter(chain.from_iterable(threads.map(create, clients)))
+    return Verdict(counts.keys() == {"200"} and counts.total() >= MIN_CREATES, f"creates: {dict(counts)}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_checks(__doc__, {name: partial(creates_through, name) for name in (*COMMANDS, DIRECT)}))
