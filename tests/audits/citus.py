@@ -11,50 +11,26 @@ exit status is 0 if every acknowledged plant is stored, no id is used by two pla
 whole or not at all.
 """
 
-import random
 import shlex
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import chain
 
 import psycopg
 
-from plants import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.postgres import PostgresStore
 from tests.audits.deployment import Deployment
-from tests.audits.kills import JournaledLoad, audit_load, read_plant
+from tests.audits.kills import JournaledLoad, audit_load
 from tests.audits.report import audit_parser, report, verdict_on
-from tests.stores.test_every_store import submit
 
 CLIENTS_PER_SERVICE = 16
-
-
-def batch(store: PostgresStore) -> Counter[str]:
-    """Submit a batch of plants that belong to different nodes, one with an id in use; return the findings."""
-    used, *others = (Plant(random.getrandbits(62), f"plant {number}") for number in range(128))
-    store.add(used)
-    pending = [(plant, submit(store, plant)) for plant in (*others, used._replace(name="another"))]
-    findings: Counter[str] = Counter()
-    for plant, future in pending:
-        try:
-            future.result()
-            findings["stored (batch)" if read_plant(store, plant.id) == plant else "! lost (batch)"] += 1
-        except PlantIdInUse:
-            findings["in use (batch)" if read_plant(store, plant.id) == used else "! reported as in use (batch)"] += 1
-        except StoreUnavailable:
-            findings["unknown (batch)"] += 1
-    return findings
 
 
 def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, pause: float = 0) -> int:
     """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
-        store = stack.enter_context(closing(PostgresStore(urls[0], timeout=30)))
-        findings = batch(store)
         services = [stack.enter_context(Deployment(url)) for url in urls]
         with JournaledLoad(*services, clients=CLIENTS_PER_SERVICE * len(services), pause=pause) as load:
             time.sleep(seconds)
@@ -63,7 +39,7 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, pa
                 time.sleep(seconds)
         for service in services:
             service.start()  # This waits until the database is available again.
-        findings += audit_load(urls[0], load)
+        findings = audit_load(urls[0], load)
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:

@@ -50,16 +50,16 @@ class Target(Service):
         [self.worker] = children(self.process.pid)
         self.descriptors = self.count_descriptors()
 
-    def connect(self, receive_buffer: int = 0, host: str = "127.0.0.1") -> socket.socket:
+    def connect(self, host: str = "127.0.0.1", receive_buffer: int = 0) -> socket.socket:
         """Connect from this address."""
         sock = socket.socket()
+        sock.settimeout(PATIENCE_SECONDS)
         sock.bind((host, 0))
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(PATIENCE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             sock.connect(("127.0.0.1", self.port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             sock.close()
             raise
@@ -103,7 +103,7 @@ class Crowd:
     """Many connections, none of which waits for another."""
 
     def __init__(self, service: Target, size: int, receive_buffer: int = 0) -> None:
-        self.sockets = [service.connect(receive_buffer) for _ in range(size)]
+        self.sockets = [service.connect(receive_buffer=receive_buffer) for _ in range(size)]
         for sock in self.sockets:
             sock.setblocking(False)
 

@@ -20,10 +20,10 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import cycle, islice
 from typing import Self
 
 from plants import Plant, PlantStore, StoreUnavailable, open_store
@@ -128,29 +128,24 @@ def audit_load(store_url: str, load: JournaledLoad) -> Counter[str]:
         return Counter(threads.map(lambda attempts: audit(store, attempts), load.by_id()))
 
 
-def possible_kills(service: Deployment, database: PostgresServer | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the possible kills in random order, endlessly; the caller restarts the service after each."""
+def possible_kills(service: Deployment, database: PostgresServer | None) -> dict[str, Callable[[], None]]:
+    """Return functions that kill something; the caller starts the service again."""
 
     def kill_a_worker() -> None:
-        if workers := service.workers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(random.choice(workers), signal.SIGKILL)
+        os.kill(random.choice(service.workers()), signal.SIGKILL)
 
     def kill_master() -> None:
         service.kill_master()
         time.sleep(random.random())
 
-    kill_by_name = {"a worker": kill_a_worker, "the master": kill_master, "the service": service.kill}
-    if database:
+    def kill_database() -> None:
+        assert database
+        database.kill()
+        time.sleep(random.random() / 2)
+        database.start()
 
-        def kill_database() -> None:
-            database.kill()
-            time.sleep(random.random() / 2)
-            database.start()
-
-        kill_by_name["the database"] = kill_database
-    while True:
-        yield from random.sample(list(kill_by_name.items()), len(kill_by_name))
+    kills = {"a worker": kill_a_worker, "the master": kill_master, "the service": service.kill}
+    return kills | ({"the database": kill_database} if database else {})
 
 
 def main() -> int:
@@ -159,7 +154,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
     options = parser.parse_args()
-    kills: Counter[str] = Counter()
     with ExitStack() as stack:
         directory = stack.enter_context(server_directory())
         database = stack.enter_context(running_postgres(directory)) if options.store == "postgresql" else None
@@ -168,12 +162,12 @@ def main() -> int:
             Deployment(url, f"--workers {options.workers}") as service,
             JournaledLoad(service, clients=CLIENTS) as load,
         ):
-            for name, kill in islice(possible_kills(service, database), options.kills):
+            kills = possible_kills(service, database)
+            for name in islice(cycle(kills), options.kills):
+                print(f"kill {name}", flush=True)
                 time.sleep(random.uniform(0.1, 1))
-                kill()
-                kills[name] += 1
+                kills[name]()
                 service.start()
-        print(f"killed: {', '.join(f'{number} x {name}' for name, number in kills.items())}")
         return report("plants", verdict_on(audit_load(url, load)))
 
 

@@ -19,7 +19,7 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.tiny_records: {"clients": 6, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.large_bodies: {"clients": 4, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.many_bodies: {"clients": 20, "seconds": 0.4, "limit": PATIENT_SECONDS},
-    hostile.full_is_fair: {"seconds": 0.4},
+    hostile.full_is_fair: {"seconds": 0.4, "limit": PATIENT_SECONDS},
 }
 
 

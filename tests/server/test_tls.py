@@ -294,7 +294,7 @@ def test_one_step_decrypts_a_limited_number_of_records(with_records: WithRecords
     assert peer.connection.state == RECEIVING
 
 
-@pytest.mark.parametrize("sent", [POST, GET, GET + POST, GET * 2, TINY_CHUNKS, TINY_CHUNKS + GET])
+@pytest.mark.parametrize("sent", [b"", POST, GET, GET + POST, GET * 2, TINY_CHUNKS, TINY_CHUNKS + GET])
 @pytest.mark.parametrize("end", ["FIN", "close_notify", "close_notify in the same packet"])
 def test_a_client_may_end_in_a_request_or_after_it(driver: Driver, sent: bytes, end: str) -> None:
     peer = Peer(driver)

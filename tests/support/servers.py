@@ -13,6 +13,10 @@ from tests.support.process import NO_SUBPROCESS_COVERAGE, end, free_port, start,
 BIN = Path(sys.executable).parent
 GUNICORN = "gunicorn --config python:plants.hosting.gunicorn_conf --bind 127.0.0.1:PORT"
 GRANIAN = "granian --interface wsgi --host 127.0.0.1 --port PORT --no-access-log plants.wsgi:app"
+WSGIREF = (
+    "from wsgiref.simple_server import make_server; from plants.wsgi import app; "
+    'make_server("127.0.0.1", PORT, app).serve_forever()'
+)
 COMMANDS = {
     "Gunicorn, as packaged": GUNICORN,
     "Gunicorn, gthread": f"{GUNICORN} -k gthread --threads 4",
@@ -26,7 +30,7 @@ COMMANDS = {
     ),
     "waitress": "waitress-serve --listen=127.0.0.1:PORT plants.wsgi:app",
     "Cheroot": "cheroot --bind 127.0.0.1:PORT plants.wsgi:app",
-    "wsgiref": "python -m tests.audits.peers.wsgiref_server PORT",
+    "wsgiref": f"python -c '{WSGIREF}'",
 }
 
 
