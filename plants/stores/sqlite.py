@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import sqlite3
-import stat
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -117,21 +117,16 @@ class SQLiteStore(BatchStore):
         while True:
             try:
                 return work()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _LOCKED_CODES or time.monotonic() > deadline:
-                    raise self._unavailable(error) from error
             except (sqlite3.Error, OSError, StoreUnavailable) as error:
-                raise self._unavailable(error) from error
+                is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED_CODES
+                if not is_locked or time.monotonic() > deadline:
+                    raise StoreUnavailable(f"{self._printable_path}: {error}") from error
             time.sleep(_LOCK_POLL_SECONDS)
-
-    def _unavailable(self, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._printable_path}: {error}")
 
     def _insert_batch(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
         connection.check_table()
         plants = collect()
-        cursor = connection.cursor()
-        outcomes = [_insert_one(plant, cursor) for plant in plants]
+        outcomes = connection.insert(plants)
         if not (plants and connection.has_committed):
             # Rewrite a page unchanged.
             # 1. A full or read-only disk rejects that as it would reject a plant.
@@ -153,9 +148,8 @@ class SQLiteStore(BatchStore):
         with ExitStack() as on_failure:
             connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file)
             on_failure.enter_context(closing(connection))
-            statements = _inspect(connection)  # before anything in the file is changed
-            if statements and not self._may_create:
-                raise _incomplete(statements)
+            # Inspect it before anything in the file is changed.
+            statements = _inspect(connection, may_complete=self._may_create)
             connection.executescript(_SET_UP)
             if statements:
                 self._complete(connection)
@@ -168,7 +162,7 @@ class SQLiteStore(BatchStore):
     def _complete(self, connection: "_Connection") -> None:
         """Create the table, or the nullable columns that an earlier version did not have."""
         connection.execute("BEGIN IMMEDIATE")
-        statements = _inspect(connection)  # Another process may have completed it meanwhile.
+        statements = _inspect(connection, may_complete=True)  # Another process may have completed it meanwhile.
         for statement in statements:
             connection.execute(statement)
         connection.execute("COMMIT")
@@ -184,7 +178,7 @@ class _File:
     closing any other descriptor of the file releases the locks of SQLite in this process. A forked process inherits it.
     Elsewhere (APFS, NTFS), file systems do not use a number twice.
 
-    :raises StoreUnavailable: it is gone, it is a folder, or it is mounted without its folder.
+    :raises StoreUnavailable: it is gone, or it is mounted without its folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -195,8 +189,6 @@ class _File:
             status = os.fstat(descriptor)
         self._path = path
         self._identity = status[1:3]
-        if stat.S_ISDIR(status.st_mode):
-            raise StoreUnavailable("this is a folder; add the name of a file to the URL")
         if _is_mount_point(path):
             raise StoreUnavailable(_MOUNTED_ALONE)
 
@@ -230,13 +222,26 @@ class _Connection(sqlite3.Connection):
         """After a change of the schema, raise StoreUnavailable if the table lacks a column or could lose a plant."""
         (version,) = self.execute("PRAGMA schema_version").fetchone()
         if version != self._schema_version:
-            if statements := _inspect(self):
-                raise _incomplete(statements)
+            _inspect(self, may_complete=False)
             self._schema_version = version
 
-
-def _incomplete(statements: list[str]) -> StoreUnavailable:
-    return StoreUnavailable(TABLE_GONE if statements == [_CREATE] else f"the table lacks: {statements[0]}")
+    def insert(self, plants: list[Plant]) -> Outcomes:
+        """Insert plants; if SQLite does not insert one, the transaction goes on."""
+        outcomes: Outcomes = [None] * len(plants)
+        remaining = iter(plants)
+        while length_hint(remaining):
+            try:
+                self.executemany(_INSERT, remaining)
+            except (
+                sqlite3.IntegrityError,
+                sqlite3.OperationalError,
+                sqlite3.DataError,
+                ValueError,
+                OverflowError,
+            ) as error:
+                index = len(plants) - length_hint(remaining) - 1
+                outcomes[index] = _blame_plant(plants[index], error)
+        return outcomes
 
 
 def _create_file(path: str) -> None:
@@ -263,33 +268,32 @@ def _is_mount_point(path: str) -> bool:
     return False
 
 
-def _insert_one(plant: Plant, cursor: sqlite3.Cursor) -> Exception | None:
-    """Return why SQLite did not insert the plant, or None. The transaction goes on."""
-    try:
-        cursor.execute(_INSERT, plant)
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-            raise
-        # SQLite's message might quote the plant.
-        return PlantRefused("an expression of an index, a CHECK or a generated column failed")
-    except sqlite3.IntegrityError as error:
+def _blame_plant(plant: Plant, error: Exception) -> Exception:
+    """Return why SQLite did not insert the plant; raise the error if the plant is not the cause."""
+    if isinstance(error, sqlite3.IntegrityError):
         is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
         return PlantIdInUse(plant.id) if is_in_use else PlantRefused(str(error))
-    except (ValueError, OverflowError, sqlite3.DataError) as error:  # SQLite cannot hold this plant.
-        return error
-    return None
+    if isinstance(error, sqlite3.OperationalError):
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise error
+        # SQLite's message might quote the plant.
+        return PlantRefused("an expression of an index, a CHECK or a generated column failed")
+    return error  # SQLite cannot hold this plant.
 
 
-def _inspect(connection: sqlite3.Connection) -> list[str]:
+def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> list[str]:
     """Return the statements that make the table complete.
 
-    :raises StoreUnavailable: with this table, the store could lose or alter a plant.
+    :param may_complete: whether the table may be missing or lack nullable columns.
+    :raises StoreUnavailable: it must be complete and is not; or with it, the store could lose or alter a plant.
     """
     (encoding,) = connection.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
         raise StoreUnavailable(f"the encoding of the file is {encoding}, not UTF-8")
     objects = connection.execute(_OBJECTS).fetchall()
     if not objects:  # The file is new, was made in advance, or was truncated.
+        if not may_complete:
+            raise StoreUnavailable(TABLE_GONE)
         return [_CREATE]
     for kind, name, sql in objects:
         if kind != "table" or not sql.startswith("CREATE TABLE"):
@@ -300,7 +304,7 @@ def _inspect(connection: sqlite3.Connection) -> list[str]:
     statements = []
     for column, definition in _DEFINITIONS.items():
         properties = found.pop(column.name.lower(), None)
-        if properties is None and column.nullable:
+        if properties is None and column.nullable and may_complete:
             statements.append(f"ALTER TABLE plants ADD COLUMN {definition}")
         elif not properties or properties[:3] != [_TYPES[column.type], column.name == "id", 0]:
             raise StoreUnavailable(f"the table plants has no column {definition}")
