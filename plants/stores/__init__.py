@@ -6,6 +6,7 @@ import os
 import queue
 from collections.abc import Callable
 from functools import cache, partial
+from types import NoneType
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
@@ -45,13 +46,9 @@ _COLUMN_TYPES: Final[dict[Any, tuple[type, bool]]] = {
 }
 
 
-def columns_of(declaration: type) -> tuple[Column, ...]:
-    """Return a column for each member of a declaration such as ``Plant``."""
-    return tuple(Column(name, *_COLUMN_TYPES[hint]) for name, hint in get_type_hints(declaration).items())
-
-
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
-COLUMNS: Final = columns_of(Plant)
+COLUMNS: Final = tuple(Column(name, *_COLUMN_TYPES[hint]) for name, hint in get_type_hints(Plant).items())
+_TYPES: Final = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 TABLE_GONE: Final = (
     "the table plants is gone; it is not recreated, because ids already in use would become available; "
@@ -187,9 +184,9 @@ class GroupCommitStore(PlantStore):
 
     @abc.abstractmethod
     def submit(self, plant: Plant, done: Done) -> None:
-        """Queue a plant for the next commit.
+        """Queue a plant, whose members have their types, for the next commit.
 
-        :raises StoreUnavailable: the store is closed.
+        :raises StoreUnavailable: the plant cannot be queued.
         """
 
     @abc.abstractmethod
@@ -204,6 +201,8 @@ class GroupCommitStore(PlantStore):
         """Raise StoreUnavailable if it is known that a plant cannot be added now."""
 
     def add(self, plant: Plant) -> None:
+        if not all(map(isinstance, plant, _TYPES)):  # In a batch, the plant could make all plants fail.
+            raise TypeError("a member of a plant has a wrong type")
         self.raise_if_down()
         self._wait(partial(self.submit, plant))
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
-from types import NoneType
-from typing import Any, ClassVar, NamedTuple
+from operator import itemgetter
+from typing import Any, ClassVar
 
 from plants.stores import (
     COLUMNS,
@@ -41,19 +41,14 @@ _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants 
 RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
 _GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
 _CLOSED = "the store is closed"
-_TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
-_TEXTS = tuple(index for index, column in enumerate(COLUMNS) if column.type is str)
+_texts_of = itemgetter(*(index for index, column in enumerate(COLUMNS) if column.type is str))
 
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
+# A plant, or None for a check; the number of its characters; how long it may wait in the queue; its ``done``. A class
+# with names would make each create slower.
+_Entry = tuple[Plant | None, int, float, Done]
 
 _log = logging.getLogger(__name__)
-
-
-class _Entry(NamedTuple):
-    plant: Plant | None  # None for a check
-    characters: int
-    deadline: float
-    done: Done
 
 
 class BatchStore(GroupCommitStore):
@@ -110,14 +105,11 @@ class BatchStore(GroupCommitStore):
         """Return the plant with this id, or None."""
 
     def submit(self, plant: Plant | None, done: Done) -> None:
-        if self._closed:
-            raise StoreUnavailable(_CLOSED)
-        characters = _count_characters(plant) if plant else 0
+        characters = sum(map(len, filter(None, _texts_of(plant)))) if plant else 0
         if self._unstarted:
             self._start_committer()
-        # _Entry() would run a Python function.
-        self._queue.put(tuple.__new__(_Entry, (plant, characters, time.monotonic() + self._timeout, done)))
-        if self._closed:  # It was closed meanwhile, and no committer may be left.
+        self._queue.put((plant, characters, time.monotonic() + self._timeout, done))
+        if self._closed:  # No committer may be left.
             self._fail(self._drain(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
@@ -213,7 +205,7 @@ class BatchStore(GroupCommitStore):
         """Commit batches until the store is closed; the body of a committer."""
         connection = None
         while (batch := self._next_batch()) is not None:
-            self._due[number] = batch[0].deadline if batch else time.monotonic() + self._timeout
+            self._due[number] = time.monotonic() + self._timeout
             connection = self._connected(connection, batch)
             if connection and not self._commit(connection, batch):
                 connection = None
@@ -234,10 +226,8 @@ class BatchStore(GroupCommitStore):
         return None
 
     def _take(self, batch: list[_Entry]) -> list[Plant]:
-        """Fill the batch with what is queued, and return its plants."""
-        room = _MAX_CHARACTERS - batch[0].characters if batch else _MAX_CHARACTERS
-        now = time.monotonic()
-        late: list[_Entry] = []
+        """Fill the batch with what is queued, fail what has waited too long, and return its plants."""
+        room = _MAX_CHARACTERS - sum(characters for _, characters, _, _ in batch)
         while len(batch) < MAX_BATCH and room > 0:
             try:
                 entry = self._queue.get_nowait()
@@ -246,11 +236,13 @@ class BatchStore(GroupCommitStore):
             if entry is None:
                 self._queue.put(None)
                 break
-            room -= entry.characters
-            (late if entry.deadline < now else batch).append(entry)
-        if late:
+            batch.append(entry)
+            room -= entry[1]
+        now = time.monotonic()
+        if late := [entry for entry in batch if entry[2] < now]:
+            batch[:] = [entry for entry in batch if entry[2] >= now]
             self._fail(late, NO_RESPONSE)
-        return [entry.plant for entry in batch if entry.plant]
+        return [plant for plant, _, _, _ in batch if plant]
 
     def _connected(self, connection: Any, batch: list[_Entry]) -> Any:
         """Return this connection or, if it cannot be used, a new one; return None if that fails."""
@@ -277,11 +269,8 @@ class BatchStore(GroupCommitStore):
     def _commit(self, connection: Any, batch: list[_Entry]) -> bool:
         """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
         began = time.monotonic()
-        if batch and batch[0].deadline < began:
-            self._fail([batch.pop()], NO_RESPONSE)
-        deadline = batch[0].deadline if batch else began + self._timeout
         try:
-            outcomes = self._insert(connection, partial(self._take, batch), deadline)
+            outcomes = self._insert(connection, partial(self._take, batch), began + self._timeout)
         except BaseException as error:
             self._discard(connection)
             self._connections.clear()  # What has broken this connection may have broken the others, too.
@@ -293,13 +282,14 @@ class BatchStore(GroupCommitStore):
         remaining = iter(outcomes)
         wakers = set()
         for entry in batch:
-            outcome = next(remaining) if entry.plant else None
+            plant, _, _, done = entry
+            outcome = next(remaining) if plant else None
             if not outcome:
-                wakers.add(entry.done(None))
+                wakers.add(done(None))
             elif isinstance(outcome, StoreUnavailable):
                 self._fail([entry], str(outcome))
             else:
-                wakers.add(entry.done(outcome.with_traceback(None)))  # Its frames would refer to the whole batch.
+                wakers.add(done(outcome.with_traceback(None)))  # Its frames would refer to the whole batch.
         _wake(wakers)
         return True
 
@@ -351,14 +341,3 @@ def _reason(error: BaseException) -> str:
         return str(error)
     _log.error("a commit failed", exc_info=error)
     return f"{type(error).__name__}; the log has the details"
-
-
-def _count_characters(plant: Plant) -> int:
-    # If a member has the wrong type, raise now. In a batch, the plant could make all plants fail.
-    if not all(map(isinstance, plant, _TYPES)):
-        raise TypeError("a member of a plant has a wrong type")
-    members: tuple[Any, ...] = plant
-    characters = 0
-    for index in _TEXTS:
-        characters += len(members[index] or "")
-    return characters

@@ -1,7 +1,6 @@
 """The suite for stores, run on each of them, and the choice of a store by its URL."""
 
 import contextlib
-import re
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ from plants.stores import (
     PlantIdInUse,
     PlantStore,
     StoreUnavailable,
-    columns_of,
     open_store,
 )
 from plants.stores.sqlite import SQLiteStore
@@ -380,9 +378,3 @@ def test_another_import_error_is_not_taken_for_a_missing_driver(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "plants.stores.postgres", None)
     with pytest.raises(ImportError, match=r"plants\.stores\.postgres"):
         open_store("postgresql://host/plants")
-
-
-@pytest.mark.parametrize("kind", [bool, bool | None, float | None, list[str], list[str] | None, int | str])
-def test_a_member_of_another_type_is_rejected(kind: Any) -> None:
-    with pytest.raises(KeyError, match=re.escape(repr(kind))):
-        columns_of(type("Declaration", (), {"__annotations__": {"member": kind}}))

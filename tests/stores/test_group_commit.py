@@ -207,24 +207,25 @@ def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
     random = Random(1)
 
-    def submit_many(store: GardenStore, first_id: int) -> list[Future[None]]:
+    def submit_many(store: GardenStore, first_id: int, closed: threading.Event) -> list[Future[None]]:
         futures = []
         for plant_id in count(first_id, 4):
-            try:
-                futures.append(submit(store, Plant(plant_id, "oak")))
-            except StoreUnavailable:
-                return futures
+            futures.append(submit(store, Plant(plant_id, "oak")))
+            if closed.is_set():
+                break
             time.sleep(0)
-        raise AssertionError
+        return futures
 
     for _ in range(5):
         with closing(GardenStore()) as store, ThreadPoolExecutor(4) as threads:
-            submitting = [threads.submit(submit_many, store, number) for number in range(4)]
+            closed = threading.Event()
+            submitting = [threads.submit(submit_many, store, number, closed) for number in range(4)]
             for _ in range(20):
                 store.fault = random.choice(["", "full"])
                 store.refuses_connections = random.choice([True, False])
                 time.sleep(0.005)
             store.close()
+            closed.set()
         futures = [future for each in submitting for future in each.result()]
         assert all(future.done() for future in futures)
         added = sum(outcome(future.result) == "added" for future in futures)
