@@ -12,7 +12,9 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.resources import files
+from itertools import count
 from time import monotonic
 from typing import Any, Self, TypeVar
 
@@ -34,8 +36,6 @@ _TYPES = {int: "bigint", str: "text"}
 _NAMES = ", ".join(Plant._fields)
 _CREATE = f"CREATE TABLE plants ({', '.join(column.define(_TYPES) for column in COLUMNS)})"
 _DISTRIBUTE = "SELECT create_distributed_table('plants', 'id', shard_count => 64)"
-# A statement inserts one of these numbers of rows, so that there are few different statements for psycopg to prepare.
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # The settings are local to the transaction. They are in force when it commits, because a commit that does not wait for
 # its flush is not durable, and the warning of a canceled wait for a standby must arrive. The subquery runs once.
 _DURABLY = """(SELECT set_config('client_min_messages', 'warning', true) || set_config('synchronous_commit',
@@ -71,16 +71,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
-# A pooler has changed the session, which lacks a prepared statement, or has another one under its name.
-_NOT_PREPARED = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
 # The server reports that nothing was stored and that a retry may succeed.
-_RETRYABLE_ERRORS = (
-    *_NOT_PREPARED,
-    errors.SerializationFailure,
-    errors.DeadlockDetected,
-    errors.ReadOnlySqlTransaction,
-    errors.LockNotAvailable,
-)
+_RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 # The table does not accept this plant, whenever it is sent.
 _REFUSALS = (
     psycopg.DataError,
@@ -89,9 +81,9 @@ _REFUSALS = (
     errors.ProgramLimitExceeded,
     errors.RaiseException,
 )
-# No plant is the cause of an error of these classes: connection, resources, intervention, system. With 08, a cluster
-# has lost its connection to another node, which may have committed its part.
-_CLASSES_OF_THE_SERVER = {"08", "53", "57", "58"}
+# No plant is the cause of an error of these classes: connection, lost prepared statement, resources, intervention,
+# system. With 08, a cluster has lost its connection to another node, which may have committed its part.
+_CLASSES_OF_THE_SERVER = {"08", "26", "53", "57", "58"}
 # The server's own messages of these classes, such as that of a missing table, have no value of a row.
 _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 
@@ -119,7 +111,6 @@ class PostgresStore(BatchStore):
         self._conninfo = make_conninfo(_DEFAULTS, **parameters | {"client_encoding": "UTF8"})
         # A canceled statement stores nothing, so let the server cancel a slow statement before its caller times out.
         self._session_settings = [str(int(timeout * 750)), str(LOCK_TIMEOUT_MS)]
-        self._prepares = True  # until a pooler without prepared statements is found
         self._table = ""  # the name, with its schema, once the table was found
         self._checked_at = 0.0  # when the table was last found to be right
 
@@ -145,7 +136,7 @@ class PostgresStore(BatchStore):
             [(process, connection.is_citus, *_)] = self._execute(connection, _SET_UP, self._session_settings)
             # A pooler reports another process than that which runs the statement. Two of its clients may have prepared
             # different statements under the same name.
-            if not self._prepares or process != connection.info.backend_pid:
+            if process != connection.info.backend_pid:
                 connection.prepare_threshold = None
             self._check_table(connection)
             on_failure.pop_all()
@@ -253,9 +244,6 @@ class PostgresStore(BatchStore):
             try:
                 rows = connection.execute(query, parameters).fetchall()
             except _RETRYABLE_ERRORS as error:
-                if isinstance(error, _NOT_PREPARED):
-                    connection.prepare_threshold = None
-                    self._prepares = False
                 pause = next(pauses, math.inf)
                 if _is_held(error) or monotonic() + pause > connection.deadline:
                     raise
@@ -291,9 +279,7 @@ class PostgresStore(BatchStore):
         if statement == _CREATE and (self._table or not (self._may_create or connection.is_citus)):
             raise StoreUnavailable(TABLE_GONE)
         if connection.is_citus:
-            role = connection.info.user
-            grant = f"GRANT SELECT, INSERT ON plants TO {role}; ALTER ROLE {role} SET synchronous_commit = on"
-            new = f"{statement}; {_DISTRIBUTE}; {grant}" if statement == _CREATE else statement
+            new = f"{statement}; {_DISTRIBUTE}" if statement == _CREATE else statement
             raise StoreUnavailable(f"the table plants is incomplete; on the coordinator, its operator must send: {new}")
         if not self._may_create:
             raise StoreUnavailable(f"the table plants lacks a column; its owner must send: {statement}")
@@ -313,13 +299,9 @@ class _Statements:
     def __init__(self, table: str, *, is_citus: bool) -> None:
         # Citus allows no such function here; instead, the store asks each node for its synchronous_commit.
         durably = "" if is_citus else f", {_DURABLY}"
-        insert = f"INSERT INTO {table} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id{durably}"
-        # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
-        numbers = iter(range(1, len(COLUMNS) * _SIZES[-1] + 1))
-        values = [f"({', '.join(f'${next(numbers)}' for _ in COLUMNS)})" for _ in range(_SIZES[-1])]
-        self._inserts = {rows: insert.format(f"VALUES {', '.join(values[:rows])}").encode() for rows in _SIZES}
+        self._insert = f"INSERT INTO {table} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id{durably}"
         nothing = ", ".join(f"NULL::{_TYPES[column.type]}" for column in COLUMNS)
-        self.insert_nothing = insert.format(f"SELECT {nothing} WHERE false").encode()
+        self.insert_nothing = self._insert.format(f"SELECT {nothing} WHERE false").encode()
         self.write = f"SELECT {_WRITE}{durably}".encode()
         from_table = f"FROM {table} WHERE id"
         self.select = f"SELECT {_NAMES} {from_table} = $1".encode()
@@ -329,12 +311,16 @@ class _Statements:
 
     def insert(self, plants: list[Plant]) -> tuple[bytes, list[str | None]]:
         """Return the statement that inserts these plants, and its parameters."""
-        rows = next(size for size in _SIZES if size >= len(plants))
-        # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
-        shortest = min(plants, key=lambda plant: sum(len(value) for value in plant if isinstance(value, str)))
-        padded = plants + [shortest] * (rows - len(plants))
         # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
-        return self._inserts[rows], [str(value) if isinstance(value, int) else value for row in padded for value in row]
+        parameters = [str(value) if isinstance(value, int) else value for plant in plants for value in plant]
+        return self._insert.format(_values(len(plants))).encode(), parameters
+
+
+@cache
+def _values(rows: int) -> str:
+    # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
+    numbers = count(1)
+    return "VALUES " + ", ".join(f"({', '.join(f'${next(numbers)}' for _ in COLUMNS)})" for _ in range(rows))
 
 
 class _Connection(psycopg.Connection[_Row]):

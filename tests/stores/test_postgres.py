@@ -600,17 +600,6 @@ def test_a_changed_table_is_checked_again_while_adds_succeed(
     wait_until(lambda: is_available(store))
 
 
-def test_a_batch_sends_the_longest_plant_once(store: PostgresStore, server: PostgresServer) -> None:
-    """A statement has a fixed number of rows, so one plant of the batch is sent several times."""
-    store.check()
-    server.execute("DROP SEQUENCE IF EXISTS sent; CREATE SEQUENCE sent")
-    server.execute("ALTER TABLE plants ADD CHECK (name = 'oak' OR nextval('sent') > 0)")
-    plants = [*(Plant(plant_id, "oak") for plant_id in range(128)), Plant(2**62, "x" * 1_000_000)]
-    assert add_together(store, plants) == ["added"] * 129
-    with psycopg.connect(server.url) as connection:
-        assert rows(connection, "SELECT last_value FROM sent") == [(1,)]
-
-
 @pytest.mark.parametrize(
     ("code", "guilty"),
     [("23514", "rejected"), ("40001", "unavailable"), ("XX000", "unavailable")],
@@ -741,18 +730,6 @@ def test_threads_share_two_connections_of_a_role_or_pooler(
         threads = stack.enter_context(ThreadPoolExecutor(8))
         wait_until(lambda: is_available(store))
         assert not any(threads.map(store.add, (Plant(plant_id, "oak") for plant_id in range(500))))
-
-
-def test_a_lost_prepared_statement_is_sent_again_unprepared(store: PostgresStore, server: PostgresServer) -> None:
-    store.check()
-    server.execute("""
-        CREATE OR REPLACE FUNCTION forget() RETURNS bool LANGUAGE plpgsql AS $$ BEGIN
-        DEALLOCATE ALL;
-        RETURN true; END $$
-    """)
-    server.execute("ALTER TABLE plants ADD CHECK (forget())")
-    for plant_id in range(40):
-        store.add(Plant(plant_id, "oak"))
 
 
 def test_a_store_whose_connections_open_slowly_serves_then(
