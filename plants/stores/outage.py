@@ -3,6 +3,8 @@
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from plants.stores import NO_RESPONSE, Plant, PlantStore, StoreUnavailable
 
@@ -51,23 +53,17 @@ class Outage:
 
 
 class LoggedStore(PlantStore):
-    """Another store, such as that of another package, with a log of its outages. Concurrent checks share one call."""
+    """Another store, such as that of another package, with a log of its outages. Checks share a call that succeeds."""
 
     def __init__(self, store: PlantStore) -> None:
         self._store = store
         self._outage = Outage()
         self._checked_at = 0.0
-        self._problem: StoreUnavailable | None = None  # of the last check
 
     def add(self, plant: Plant) -> None:
-        try:
+        with self._recording(rejected=1):
             # An asynchronous store returns a coroutine, which the application rejects.
-            added: object = self._store.add(plant)
-        except StoreUnavailable as error:
-            self._outage.record_failure(str(error))
-            raise
-        self._outage.record_success()
-        return added  # type: ignore[return-value]  # None, unless the store is not as declared
+            return self._store.add(plant)
 
     def get(self, plant_id: int) -> Plant | None:
         return self._store.get(plant_id)
@@ -79,23 +75,22 @@ class LoggedStore(PlantStore):
             raise StoreUnavailable(NO_RESPONSE)
         try:
             if time.monotonic() > self._checked_at + FRESH_SECONDS:
-                self._problem = self._try_check()
+                with self._recording(rejected=0):
+                    checked: object = self._store.check()
+                    if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
+                        raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
                 self._checked_at = time.monotonic()
         finally:
             lock.release()
-        if self._problem:
-            raise StoreUnavailable(*self._problem.args)
 
-    def _try_check(self) -> StoreUnavailable | None:
+    @contextmanager
+    def _recording(self, *, rejected: int) -> Iterator[None]:
         try:
-            checked: object = self._store.check()
+            yield
         except StoreUnavailable as error:
-            self._outage.record_failure(str(error), rejected=0)
-            return error
-        if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
-            raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
+            self._outage.record_failure(str(error), rejected=rejected)
+            raise
         self._outage.record_success()
-        return None
 
     def close(self) -> None:
         self._store.close()
