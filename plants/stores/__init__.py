@@ -259,11 +259,9 @@ def open_store(url: str) -> PlantStore:
             return SQLiteStore.from_url(url)
         case "postgresql" | "postgres":
             try:
-                import psycopg  # noqa: F401  # Any other error of the import below is not about the driver.
-            except ImportError as error:
+                from plants.stores.postgres import PostgresStore
+            except ImportError as error:  # The driver may be too old, too.
                 raise ValueError("a PostgreSQL store needs its driver: pip install 'plants[postgres]'") from error
-            from plants.stores.postgres import PostgresStore
-
             return PostgresStore.from_url(url)
         case scheme:
             return _open_plugin(scheme, url)
@@ -282,11 +280,9 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
         )
     culprit = f"the store {scheme}: ({plugin.value})"
     try:
-        opener = plugin.load()
-    except Exception as error:
+        store: object = plugin.load()(url)
+    except ImportError as error:
         raise ValueError(f"{culprit} cannot be imported: {error}") from error
-    try:
-        store: object = opener(url)
     except ValueError:
         raise  # As with our own stores, the message says what is wrong with the URL.
     except Exception as error:
