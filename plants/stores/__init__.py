@@ -99,18 +99,16 @@ class OwnerProcess:
     def __init__(self) -> None:
         self.pid = 0  #: 0 before the first use
 
-    def check(self, *, claim: bool = True) -> None:
-        """Make this process the owner if the store has none, unless ``claim`` is False.
+    def check(self) -> None:
+        """Make this process the owner if the store has none.
 
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self.pid != pid:
-            if self.pid:
-                _log_fork(pid)
-                raise StoreUnavailable(_FORKED)
-            if claim:
-                self.pid = pid
+        if self.pid not in {0, pid}:
+            _log_fork(pid)
+            raise StoreUnavailable(_FORKED)
+        self.pid = pid
 
 
 @cache

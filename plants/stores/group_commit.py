@@ -54,10 +54,9 @@ _log = logging.getLogger(__name__)
 class BatchStore(GroupCommitStore):
     """Base class of the stores with group commit.
 
-    A connection is any object with a method ``close``, which is called after an exception. A deadline is a
-    ``time.monotonic()`` value, by which a method returns or raises StoreUnavailable.
+    A connection is any object with a method ``close``, which is called after an exception.
 
-    :param timeout: about how long a call waits, in seconds, before it raises StoreUnavailable.
+    :param timeout: about how long each method waits, in seconds, before it raises StoreUnavailable.
     """
 
     committers: ClassVar[int] = 1  #: how many batches commit at the same time, each on its own connection
@@ -74,7 +73,7 @@ class BatchStore(GroupCommitStore):
         self._connect_lock: threading.Lock
         self._unstarted = [*range(self.committers)]  # the numbers of the committers that have no thread yet
         self._threads: list[threading.Thread] = []
-        self._due = [math.inf] * self.committers  # the deadline of each committer's batch
+        self._due = [math.inf] * self.committers  # when the batch of each committer should be done
         self._connections: set[Any] = set()  # of the committers, without those that may be lost
         self._stored_at = 0.0  # when a batch last showed that plants can be stored
         self._refusal = ""  # why the last batch was refused as a whole
@@ -82,7 +81,7 @@ class BatchStore(GroupCommitStore):
         self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
-    def _connect(self, deadline: float) -> Any:
+    def _connect(self) -> Any:
         """Open a connection, and check the table. Create what is missing if ``_may_create``, and then reset that."""
 
     def _is_usable(self, connection: Any) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
@@ -90,7 +89,7 @@ class BatchStore(GroupCommitStore):
         return True
 
     @abc.abstractmethod
-    def _insert(self, connection: Any, collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
+    def _insert(self, connection: Any, collect: Callable[[], list[Plant]]) -> Outcomes:
         """Store plants in one transaction; return each outcome. Of plants with the same id, only the first is stored.
 
         If there are none, fail as an insert would, as far as that can be seen without one.
@@ -101,7 +100,7 @@ class BatchStore(GroupCommitStore):
         """
 
     @abc.abstractmethod
-    def _find(self, connection: Any, plant_id: int, deadline: float) -> Plant | None:
+    def _find(self, connection: Any, plant_id: int) -> Plant | None:
         """Return the plant with this id, or None."""
 
     def submit(self, plant: Plant | None, done: Done) -> None:
@@ -140,10 +139,9 @@ class BatchStore(GroupCommitStore):
             raise StoreUnavailable(_CLOSED)
         if not INT64_MIN <= plant_id <= INT64_MAX:
             return None
-        deadline = time.monotonic() + self._timeout
-        reader = self._take_idle_reader() or self._connect(deadline)
+        reader = self._take_idle_reader() or self._connect()
         try:
-            plant = self._find(reader, plant_id, deadline)
+            plant = self._find(reader, plant_id)
         except BaseException:
             reader.close()
             raise
@@ -154,10 +152,9 @@ class BatchStore(GroupCommitStore):
         return plant
 
     def prepare(self, *, create: bool = True) -> None:
-        self._owner.check(claim=False)
         self._may_create = self._may_create and create
-        with closing(self._connect(time.monotonic() + self._timeout)) as connection:
-            self._insert(connection, list, time.monotonic() + self._timeout)
+        with closing(self._connect()) as connection:
+            self._insert(connection, list)
 
     def close(self) -> None:
         if self._owner.pid not in {0, os.getpid()}:
@@ -256,7 +253,7 @@ class BatchStore(GroupCommitStore):
             if connection:
                 self._discard(connection)
             with self._connect_lock:  # If the server has no room for all, those that connect first go on.
-                connection = self._connect(time.monotonic() + self._timeout)
+                connection = self._connect()
         except BaseException as error:
             if self._connections:  # Other committers are connected.
                 time.sleep(RECONNECT_SECONDS)
@@ -270,7 +267,7 @@ class BatchStore(GroupCommitStore):
         """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
         began = time.monotonic()
         try:
-            outcomes = self._insert(connection, partial(self._take, batch), began + self._timeout)
+            outcomes = self._insert(connection, partial(self._take, batch))
         except BaseException as error:
             self._discard(connection)
             self._connections.clear()  # What has broken this connection may have broken the others, too.

@@ -96,30 +96,31 @@ class SQLiteStore(BatchStore):
         finally:
             self._may_create = False  # Even if this failed, no worker creates the file.
 
-    def _connect(self, deadline: float) -> "_Connection":
-        return self._poll(self._open, deadline)
+    def _connect(self) -> "_Connection":
+        return self._poll(self._open)
 
-    def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]], deadline: float) -> Outcomes:
-        self._poll(partial(connection.execute, "BEGIN IMMEDIATE"), deadline)
-        # No deadline: what follows is not repeated, because the outcome of a commit that failed is unknown.
-        return self._poll(partial(self._insert_batch, connection, collect), 0.0)
+    def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
+        self._poll(partial(connection.execute, "BEGIN IMMEDIATE"))
+        # Do not repeat what follows, because the outcome of a commit that failed is unknown.
+        return self._poll(partial(self._insert_batch, connection, collect), repeats=False)
 
-    def _find(self, connection: "_Connection", plant_id: int, deadline: float) -> Plant | None:
-        rows = self._poll(lambda: connection.execute(_SELECT, (plant_id,)).fetchall(), deadline)
+    def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
+        rows = self._poll(lambda: connection.execute(_SELECT, (plant_id,)).fetchall())
         connection.file.check(self._path)
         return Plant(*rows[0]) if rows else None
 
-    def _poll(self, work: Callable[[], _T], deadline: float) -> _T:
+    def _poll(self, work: Callable[[], _T], *, repeats: bool = True) -> _T:
         """Return what the work returns; repeat it while another process holds the lock.
 
         :raises StoreUnavailable: the work failed.
         """
+        deadline = time.monotonic() + self._timeout
         while True:
             try:
                 return work()
             except (sqlite3.Error, OSError, StoreUnavailable) as error:
                 is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED_CODES
-                if not is_locked or time.monotonic() > deadline:
+                if not (repeats and is_locked) or time.monotonic() > deadline:
                     raise StoreUnavailable(f"{self._printable_path}: {error}") from error
             time.sleep(_LOCK_POLL_SECONDS)
 
