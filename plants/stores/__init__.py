@@ -244,7 +244,7 @@ def open_store(url: str) -> PlantStore:
 
     :raises ValueError: the URL names no store, or its driver is not installed; the message says how to fix it.
     """
-    match url.partition(":")[0] if isinstance(url, str) else "":
+    match url.partition(":")[0]:
         case "memory":
             from plants.stores.memory import MemoryStore
 

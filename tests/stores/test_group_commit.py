@@ -23,7 +23,6 @@ from tests.support.process import wait_until
 class Connection:
     def __init__(self, store: "GardenStore") -> None:
         self.store = store
-        self.lost = False
 
     def close(self) -> None:
         self.store.open.remove(self)
@@ -56,13 +55,9 @@ class GardenStore(BatchStore):
         self.open.append(connection := Connection(self))
         return connection
 
-    def _is_usable(self, connection: Connection) -> bool:
-        return not connection.lost
-
-    def _insert(self, connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
+    def _insert(self, _connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
         plants = collect()
         self.inserts += 1
-        assert not connection.lost
         if self.stuck_id in {plant.id for plant in plants}:
             self.released.wait()
             raise StoreUnavailable("a row is locked")
@@ -70,8 +65,7 @@ class GardenStore(BatchStore):
             raise StoreUnavailable(self.fault)
         return [None if self.plants.setdefault(each.id, each) is each else PlantIdInUse(each.id) for each in plants]
 
-    def _find(self, connection: Connection, plant_id: int) -> Plant | None:
-        assert not connection.lost
+    def _find(self, _connection: Connection, plant_id: int) -> Plant | None:
         self.reads += 1
         self.released.wait()
         return self.plants.get(plant_id)
@@ -129,17 +123,6 @@ def test_an_outage_fails_whatever_is_queued(store: GardenStore) -> None:
     assert {outcome(future.result) for future in futures} == {"unavailable"}
     store.refuses_connections = False
     wait_until(lambda: is_available(store))
-
-
-def test_a_lost_connection_that_is_idle_fails_no_plant(store: GardenStore) -> None:
-    wait_until_connected(store)
-    assert store.get(-1)
-    wait_until(lambda: len(store.open) == 3)
-    for connection in store.open:
-        connection.lost = True
-    store.add(Plant(1, "oak"))
-    store.add(Plant(2, "oak"))
-    assert store.get(2) == Plant(2, "oak")
 
 
 def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
