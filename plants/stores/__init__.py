@@ -60,6 +60,7 @@ _FORKED: Final = (
 )
 
 NO_RESPONSE: Final = "no response in time"
+_GRACE_SECONDS: Final = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
 
 Done = Callable[[Exception | None], Callable[[], None] | None]
 
@@ -178,7 +179,7 @@ class GroupCommitStore(PlantStore):
     once for all outcomes that it passes on together.
     """
 
-    timeout: float  #: how long ``add`` and ``check`` wait, in seconds
+    timeout: float  #: about how long a commit may take, in seconds
 
     @abc.abstractmethod
     def submit(self, plant: Plant, done: Done) -> None:
@@ -211,7 +212,7 @@ class GroupCommitStore(PlantStore):
         outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()  # Look it up now, because of gevent.
         submit(outcome.put)
         try:
-            error = outcome.get(timeout=self.timeout)
+            error = outcome.get(timeout=self.timeout + _GRACE_SECONDS)
         except queue.Empty:
             raise StoreUnavailable(NO_RESPONSE) from None
         if error:

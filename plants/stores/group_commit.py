@@ -39,7 +39,6 @@ RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
 REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
-_GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
 _CLOSED = "the store is closed"
 _texts_of = itemgetter(*(index for index, column in enumerate(COLUMNS) if column.type is str))
 
@@ -63,8 +62,7 @@ class BatchStore(GroupCommitStore):
     multiprocess = True
 
     def __init__(self, timeout: float) -> None:
-        self.timeout = timeout + _GRACE_SECONDS
-        self._timeout = timeout
+        self.timeout = timeout
         self._may_create = True  # until this process or, before a fork, its parent has had the file or the table
         self._closed = False
         self._owner = OwnerProcess()
@@ -107,7 +105,7 @@ class BatchStore(GroupCommitStore):
         characters = sum(map(len, filter(None, _texts_of(plant)))) if plant else 0
         if self._unstarted:
             self._start_committer()
-        self._queue.put((plant, characters, time.monotonic() + self._timeout, done))
+        self._queue.put((plant, characters, time.monotonic() + self.timeout, done))
         if self._closed:  # No committer may be left.
             self._fail(self._drain(), _CLOSED)
 
@@ -159,7 +157,7 @@ class BatchStore(GroupCommitStore):
     def close(self) -> None:
         if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         self._closed = True
         self._make_queue()
         self._queue.put(None)
@@ -202,7 +200,7 @@ class BatchStore(GroupCommitStore):
         """Commit batches until the store is closed; the body of a committer."""
         connection = None
         while (batch := self._next_batch()) is not None:
-            self._due[number] = time.monotonic() + self._timeout
+            self._due[number] = time.monotonic() + self.timeout
             connection = self._connected(connection, batch)
             if connection and not self._commit(connection, batch):
                 connection = None

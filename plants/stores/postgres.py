@@ -130,7 +130,7 @@ class PostgresStore(BatchStore):
             connection = _Connection.connect(self._conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
             on_failure.callback(connection.close)
             # How long that took is up to the connect_timeout of the URL.
-            connection.deadline = monotonic() + self._timeout
+            connection.deadline = monotonic() + self.timeout
             connection.add_notice_handler(connection.note_warning)
             [(process, connection.is_citus, *_)] = self._execute(connection, _SET_UP, self._session_settings)
             # A pooler reports another process than that which runs the statement. Two of its clients may have prepared
@@ -148,13 +148,13 @@ class PostgresStore(BatchStore):
         return not poll.poll(0)
 
     def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
-        connection.deadline = monotonic() + self._timeout
+        connection.deadline = monotonic() + self.timeout
         with _psycopg_errors_as_unavailable():
             rows = self._execute(connection, connection.statements.select, [str(plant_id)])
         return Plant(*rows[0]) if rows else None
 
     def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
-        connection.deadline = monotonic() + self._timeout
+        connection.deadline = monotonic() + self.timeout
         with _psycopg_errors_as_unavailable():
             if monotonic() > self._checked_at + RECHECK_SECONDS:
                 self._check_table(connection)

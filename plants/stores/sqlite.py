@@ -114,7 +114,7 @@ class SQLiteStore(BatchStore):
 
         :raises StoreUnavailable: the work failed.
         """
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         while True:
             try:
                 return work()
