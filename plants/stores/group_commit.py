@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -137,16 +137,13 @@ class BatchStore(GroupCommitStore):
             raise StoreUnavailable(_CLOSED)
         if not INT64_MIN <= plant_id <= INT64_MAX:
             return None
-        reader = self._take_idle_reader() or self._connect()
-        try:
+        with ExitStack() as unless_idle:
+            reader = self._take_idle_reader() or self._connect()
+            unless_idle.callback(reader.close)
             plant = self._find(reader, plant_id)
-        except BaseException:
-            reader.close()
-            raise
-        if self._closed or self._idle_readers:
-            reader.close()
-        else:
-            self._idle_readers.append(reader)
+            if not (self._closed or self._idle_readers):
+                unless_idle.pop_all()
+                self._idle_readers.append(reader)
         return plant
 
     def prepare(self, *, create: bool = True) -> None:
