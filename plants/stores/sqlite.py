@@ -233,13 +233,7 @@ class _Connection(sqlite3.Connection):
         while length_hint(remaining):
             try:
                 self.executemany(_INSERT, remaining)
-            except (
-                sqlite3.IntegrityError,
-                sqlite3.OperationalError,
-                sqlite3.DataError,
-                ValueError,
-                OverflowError,
-            ) as error:
+            except (sqlite3.Error, ValueError, OverflowError) as error:
                 index = len(plants) - length_hint(remaining) - 1
                 outcomes[index] = _blame_plant(plants[index], error)
         return outcomes
@@ -274,11 +268,11 @@ def _blame_plant(plant: Plant, error: Exception) -> Exception:
     if isinstance(error, sqlite3.IntegrityError):
         is_in_use = error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY
         return PlantIdInUse(plant.id) if is_in_use else PlantRefused(str(error))
-    if isinstance(error, sqlite3.OperationalError):
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-            raise error
+    if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
         # SQLite's message might quote the plant.
         return PlantRefused("an expression of an index, a CHECK or a generated column failed")
+    if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.DataError):
+        raise error
     return error  # SQLite cannot hold this plant.
 
 
