@@ -12,9 +12,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from importlib.resources import files
-from itertools import count
 from time import monotonic
 from typing import Any, Self, TypeVar
 
@@ -36,6 +34,8 @@ _TYPES = {int: "bigint", str: "text"}
 _NAMES = ", ".join(Plant._fields)
 _CREATE = f"CREATE TABLE plants ({', '.join(column.define(_TYPES) for column in COLUMNS)})"
 _DISTRIBUTE = "SELECT create_distributed_table('plants', 'id', shard_count => 64)"
+# A statement inserts one of these numbers of rows, so that there are few different statements for psycopg to prepare.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # The settings are local to the transaction. They are in force when it commits, because a commit that does not wait for
 # its flush is not durable, and the warning of a canceled wait for a standby must arrive. The subquery runs once.
 _DURABLY = """(SELECT set_config('client_min_messages', 'warning', true) || set_config('synchronous_commit',
@@ -298,9 +298,13 @@ class _Statements:
     def __init__(self, table: str, *, is_citus: bool) -> None:
         # Citus allows no such function here; instead, the store asks each node for its synchronous_commit.
         durably = "" if is_citus else f", {_DURABLY}"
-        self._insert = f"INSERT INTO {table} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id{durably}"
+        insert = f"INSERT INTO {table} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id{durably}"
+        # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
+        numbers = iter(range(1, len(COLUMNS) * _SIZES[-1] + 1))
+        values = [f"({', '.join(f'${next(numbers)}' for _ in COLUMNS)})" for _ in range(_SIZES[-1])]
+        self._inserts = {rows: insert.format(f"VALUES {', '.join(values[:rows])}").encode() for rows in _SIZES}
         nothing = ", ".join(f"NULL::{_TYPES[column.type]}" for column in COLUMNS)
-        self.insert_nothing = self._insert.format(f"SELECT {nothing} WHERE false").encode()
+        self.insert_nothing = insert.format(f"SELECT {nothing} WHERE false").encode()
         self.write = f"SELECT {_WRITE}{durably}".encode()
         from_table = f"FROM {table} WHERE id"
         self.select = f"SELECT {_NAMES} {from_table} = $1".encode()
@@ -310,16 +314,12 @@ class _Statements:
 
     def insert(self, plants: list[Plant]) -> tuple[bytes, list[str | None]]:
         """Return the statement that inserts these plants, and its parameters."""
+        rows = next(size for size in _SIZES if size >= len(plants))
+        # A repeated plant is not inserted twice, because its id is then in use. Repeat the shortest one.
+        shortest = min(plants, key=lambda plant: sum(len(value) for value in plant if isinstance(value, str)))
+        padded = plants + [shortest] * (rows - len(plants))
         # Send an int as text, because psycopg chooses its type by its value, and each type needs another statement.
-        parameters = [str(value) if isinstance(value, int) else value for plant in plants for value in plant]
-        return self._insert.format(_values(len(plants))).encode(), parameters
-
-
-@cache
-def _values(rows: int) -> str:
-    # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
-    numbers = count(1)
-    return "VALUES " + ", ".join(f"({', '.join(f'${next(numbers)}' for _ in COLUMNS)})" for _ in range(rows))
+        return self._inserts[rows], [str(value) if isinstance(value, int) else value for row in padded for value in row]
 
 
 class _Connection(psycopg.Connection[_Row]):
