@@ -23,7 +23,6 @@ from plants.server.service import Service
 from plants.server.threads import current
 
 _NO_ERROR: Final = (0, "")
-_MAX_ERROR_BYTES: Final = 4096
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -81,10 +80,7 @@ class PlantService(Service):
         error = _error_of(response) if response.status[0] in "45" else _NO_ERROR
         if self._metrics:
             self._metrics.count_response(request, response, error, seconds)
-        try:
-            self._lines += self._access_log.line(request, response, error, seconds)
-        except Exception:
-            self._log.exception("a response could not be logged", extra={"request": request})
+        self._lines += self._access_log.line(request, response, error, seconds)
 
     def after_iteration(self) -> None:
         """Write the lines of an iteration together, which costs half as much as writing each alone."""
@@ -100,7 +96,8 @@ def _error_response(error: BaseException, request: Request) -> Response:
 def _error_of(response: Response) -> tuple[int, str]:
     """Return the code and the message of an Error body, or those of the status for any other body."""
     with suppress(Exception):  # Any other application may respond with any other body.
-        body = json.loads(response.body[:_MAX_ERROR_BYTES])
-        return int(body["error"]), str(body["message"])
+        body = json.loads(response.body)
+        code = int(body["error"])
+        return code, error_message(code, str(body["message"]))
     code = int(response.status[:3]) * 100
     return code, error_message(code)

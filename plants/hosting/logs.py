@@ -2,8 +2,8 @@
 
 The pipe is the queue: lines are written at the end of the event-loop iteration in which they were logged, as far as
 they are accepted at once. In the format ``text``, a line has the values of the JSON object, separated by spaces; the
-lines of a traceback follow. A traceback has the message of the exception only at the level ``debug``, because a store
-or a token check may put a plant or a token there.
+lines of a traceback follow, indented. A traceback has the messages of exceptions only at the level ``debug``, because a
+store or a token check may put a plant or a token there.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import time
 import traceback
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from select import PIPE_BUF, select
 from stat import S_ISREG
 from threading import Lock, Thread
@@ -58,37 +59,37 @@ class Formatter(logging.Formatter):
             "pid": record.process,
             "msg": record.getMessage(),
         }
-        request = getattr(record, "request", None) or getattr(current, "request", None)
+        request = getattr(current, "request", None)
         if request:
             line["request_id"] = request.id
-        error = record.exc_info[1] if record.exc_info else None
-        stack = _stack_of(error, with_messages=logging.getLogger(record.name).isEnabledFor(logging.DEBUG))
+        stack = _stack_of(record)
         if not self._is_json:
-            return "\n".join([_escape(" ".join(map(str, line.values()))), *map(_escape, stack)])
+            return "\n".join([_as_text(line), *(f"  {_escape(text)}" for text in stack.splitlines())])
         if stack:
-            line["stacktrace"] = "\n".join(stack)
+            line["stacktrace"] = stack
         return json.dumps(line, separators=(",", ":"))
+
+
+def _as_text(line: dict[str, Any]) -> str:
+    return _escape(" ".join(map(str, line.values())))
 
 
 def _escape(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def _stack_of(error: BaseException | None, *, with_messages: bool) -> list[str]:
-    """Return the lines of a traceback: the frames and the class of the exceptions that led to this one, and its own."""
-    parts: list[list[str]] = []
-    found = [error] if error else []
-    while found and len(parts) < _MAX_EXCEPTIONS:
-        error = found.pop()
-        frames = "".join(traceback.format_tb(error.__traceback__)).splitlines()
+def _stack_of(record: logging.LogRecord) -> str:
+    """Return the traceback of a record's exception, if it has one: without messages, except at the level debug."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error and logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        return "".join(traceback.format_exception(error))
+    parts: list[str] = []
+    while error and len(parts) < _MAX_EXCEPTIONS:
+        frames = "".join(traceback.format_tb(error.__traceback__))
         name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        separator = ["", "which led to:", ""] if parts else []
-        if with_messages:
-            name = _escape("".join(traceback.format_exception_only(error)).rstrip("\n"))
-        parts.append(["Traceback (most recent call last):", *frames, name, *separator])
-        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        found += [*getattr(error, "exceptions", ()), *([before] if before else [])]
-    return [line for part in reversed(parts) for line in part]
+        parts.append(f"Traceback (most recent call last):\n{frames}{name}\n")
+        error = error.__cause__ or error.__context__
+    return "\nwhich led to:\n\n".join(reversed(parts))
 
 
 class Logger(glogging.Logger):
@@ -135,12 +136,10 @@ class AccessLog:
         if self._path == "-":
             return
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            with Path(self._path).open("ab") as file:
+                os.dup2(file.fileno(), self._descriptor, inheritable=False)
         except OSError as error:
             _log.error("the access log cannot be opened: %s", error)
-        else:
-            os.dup2(file, self._descriptor, inheritable=False)
-            os.close(file)
 
     def line(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> str:
         """Return the line of a request, which is empty if the level is too low."""
@@ -150,26 +149,21 @@ class AccessLog:
 
 # Format strings cost half as much as json.dumps().
 def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    environ = request.environ
     code, message = error
     failure = f'"error_code":{code},"error_message":{json.dumps(message)},' if code else ""
+    address = request.environ.get("REMOTE_ADDR")  # The application may have changed it.
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{request.id}","method":{_quoted(request.method)},'
         f'"path":{_quoted(_shown(request))},"route":{_quoted(request.route)},"status":{response.status[:3]},'
-        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(environ["REMOTE_ADDR"])}}}\n'
+        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(address)}}}\n'
     )
 
 
 def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    environ = request.environ
-    code, message = error
-    failure = f"{code} {message} " if code else ""
-    line = (
-        f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} "
-        f"{_shown(request)} {response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {environ['REMOTE_ADDR']}"
-    )
-    return f"{_escape(line)}\n"
+    line = json.loads(_json_line(request, response, error, seconds, level), parse_float=str)
+    del line["route"]
+    return f"{_as_text(line)}\n"
 
 
 def _shown(request: Request) -> str:

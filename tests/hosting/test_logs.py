@@ -43,10 +43,6 @@ SECRETS = "the first secret", "the last secret\\n2026-11-21T00:00:00.000000Z inf
 def app(environ, start_response):
     if environ["PATH_INFO"] == "/livez":
         return service(environ, start_response)
-    if environ["PATH_INFO"] == "/odd":
-        del environ["REMOTE_ADDR"]
-        start_response("400 Odd", [])
-        return [b"odd"]
     logging.getLogger("plants").warning("logged by plants")
     environ["wsgi.errors"].write("written to wsgi.errors\\n")
     try:
@@ -56,11 +52,11 @@ def app(environ, start_response):
 """
 
 
-# A traceback as people read it.
+# A traceback without messages.
 STACK = r"""Traceback \(most recent call last\):
   File ".*own\.py", line \d+, in app
     raise KeyError\(.*
-KeyError%s
+KeyError
 
 which led to:
 
@@ -68,9 +64,8 @@ Traceback \(most recent call last\):
 (  .*
 )+  File ".*own\.py", line \d+, in app
     raise SystemExit\(.*
-SystemExit%s
-?"""
-MESSAGES = ": 'the first secret'", r": the last secret\x0a2026-11-21T00:00:00.000000Z info\x1b[2J"
+SystemExit
+"""
 
 
 def access_line(service: Service, request_id: str) -> dict[str, Any]:
@@ -164,34 +159,31 @@ def test_a_traceback_has_the_request_id_but_messages_only_for_debug(
     (tmp_path / "own.py").write_text(OWN)
     with serving("-c=own.py", f"--log-level={level}", cwd=tmp_path, PLANTS_LOG_FORMAT=log_format) as service:
         [worker] = children(service.process.pid)
-        for _ in range(2):
-            assert service.send(method="GET", path="/odd", headers=[AUTH, ("X-Request-ID", "odd")]).body == b"odd"
-        odd = service.wait_for(".*a response could not be logged.*", times=2)[0]
         response = service.send(method="GET", path="/faulty", headers=[AUTH, ("X-Request-ID", "first")])
         assert (response.status, response.headers["x-request-id"]) == (500, "first")
         service.send(method="GET", path="/livez", headers=[("X-Request-ID", "second")])
         service.wait_for("the application failed")
         assert children(service.process.pid) == [worker]
         assert service.stop() == 0
-    assert ('"request_id":"odd"' if log_format == "json" else " logged odd") in odd
     lines = [line for line in service.lines if re.search(r'"first"| first$', line)]
     for line, text in zip(lines, ["logged by plants", "written to wsgi.errors", "the application failed"], strict=True):
         assert text in line
-    start = service.lines.index(lines[-1]) + 1
-    stack = json.loads(lines[-1])["stacktrace"] if log_format == "json" else "".join(service.lines[start:])
-    messages = MESSAGES if level == "debug" else ("", "")
-    assert re.match(STACK % tuple(map(re.escape, messages)), stack)
-    assert level == "debug" or "secret" not in "".join(service.lines)
+    if log_format == "json":
+        assert re.fullmatch(STACK, json.loads(lines[-1])["stacktrace"])
+        assert "secret" not in "".join(service.lines)
+    else:
+        stack = [line for line in service.lines[service.lines.index(lines[-1]) + 1 :] if line.startswith("  ")]
+        assert stack[0] == "  Traceback (most recent call last):\n"
+        assert "  KeyError: 'the first secret'\n" in stack
+        assert stack[-2:] == ["  SystemExit: the last secret\n", "  2026-11-21T00:00:00.000000Z info\\x1b[2J\n"]
 
 
-@pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_log_is_text_if_its_own_stream_is_a_terminal(name: str) -> None:
+def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:
     port = free_port()
     user, terminal = pty.openpty()
     read_end, write_end = os.pipe()
-    streams = {"stdout": write_end, "stderr": write_end} | {name: terminal}
     command = [*SERVE, f"--bind=127.0.0.1:{port}"]
-    process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), **streams)
+    process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), stdout=terminal, stderr=write_end)
     try:
         wait_until(lambda: is_ready(port))
         assert send_to(port, headers=[]).status == 401
@@ -202,8 +194,8 @@ def test_a_log_is_text_if_its_own_stream_is_a_terminal(name: str) -> None:
         kill(process)
         for descriptor in (user, terminal, read_end, write_end):
             os.close(descriptor)
-    assert re.match(f"{TIMESTAMP} (info|warning) ", text)
-    assert {json.loads(line)["logger"] == "plants.access" for line in lines.splitlines()} == {name == "stderr"}
+    assert re.fullmatch(f"{TIMESTAMP} warning plants.access .* 401 .*\r\n", text)
+    assert {json.loads(line)["logger"] for line in lines.splitlines()} == {"gunicorn.error"}
 
 
 def test_the_access_log_goes_to_a_file_that_usr1_opens_again(tmp_path: Path) -> None:
@@ -269,43 +261,35 @@ def test_the_level_warning_omits_successes_until_hup_sets_another(tmp_path: Path
 # Output that is not read
 
 
-@pytest.mark.parametrize("redirection", [">&-", "> >(exec true)"], ids=["closed", "no reader"])
-def test_an_unwritable_stdout_does_not_fail_requests(redirection: str) -> None:
-    command = ["bash", "-c", f'exec "$@" {redirection}', "bash", *SERVE]
-    with serving(command=command) as service:
-        for plant_id in range(5):
-            assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
+def test_a_closed_stdout_does_not_fail_requests() -> None:
+    with serving(command=["bash", "-c", 'exec "$@" >&-', "bash", *SERVE]) as service:
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_a_stalled_log_reader_blocks_no_request() -> None:
+def test_a_log_reader_that_stalls_or_ends_blocks_no_request() -> None:
     port = free_port()
     command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-level=debug"]
     read_end, write_end = os.pipe()
     process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), stdout=write_end, stderr=write_end)
     os.close(write_end)
-
-    def fill_the_log() -> None:
-        with Client(socket.create_connection(("127.0.0.1", port))) as client:
-            for _ in range(40):
-                client.send(
-                    f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode() * 100
-                )
-                assert {client.response().status for _ in range(100)} == {404}
-
+    requests = f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode() * 100
     try:
         wait_until(lambda: is_ready(port))
         [worker] = children(process.pid)
-        fill_the_log()  # The pipe is full now.
-        assert children(process.pid) == [worker]
+        with Client(socket.create_connection(("127.0.0.1", port))) as client:
+            for _ in range(30):  # They fill the pipe, and what may wait in the worker.
+                client.send(requests)
+                assert {client.response().status for _ in range(100)} == {404}
         received = b""
         while b"were dropped" not in received:
             received += os.read(read_end, 65536)
             assert send_to(port, method="GET", path="/livez", headers=[]).status == 200
         report = json.loads(next(line for line in received.splitlines() if b"were dropped" in line))
         assert report["level"] == "warning"
-        fill_the_log()
+        os.close(read_end)
+        assert send_to(port, headers=[]).status == 401
+        assert children(process.pid) == [worker]
         process.terminate()
         assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         kill(process)
-        os.close(read_end)
