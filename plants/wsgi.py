@@ -4,10 +4,9 @@ import os
 from typing import Final
 
 from plants.hosting.factory import create_service
-from plants.hosting.settings import Settings, announce_token, generate_token
+from plants.hosting.settings import settings_with_token
 
-announce_token(generate_token(os.environ))  # The packaged configuration has already done both, with its own log.
-service: Final = create_service(Settings.from_environ(os.environ))
+service: Final = create_service(settings_with_token(os.environ))
 #: the name that many servers take as an option, and the one that mod_wsgi and uWSGI look for
 app: Final = service.app
 application: Final = app

@@ -1,7 +1,6 @@
 """The command ``plants``, for operators: Gunicorn as ``plants serve``, and what checks a service or makes a token."""
 
 import os
-import re
 import secrets
 import sys
 from argparse import ArgumentParser, Namespace
@@ -11,7 +10,8 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 import plants
-from plants.hosting.settings import LAST_PORT, SETTINGS, stop
+from plants import server
+from plants.hosting.settings import SETTINGS, stop
 from plants.tokens import digest_of
 
 CHECK_SECONDS: Final = 2
@@ -29,7 +29,8 @@ def main() -> None:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("plants", epilog=f"The settings, from the environment, are {', '.join(SETTINGS)}.")
-    parser.add_argument("-V", "--version", action="store_const", const=_version, dest="run", help="print the versions")
+    version = f"plants {plants.__version__} ({server.implementation()} server)"
+    parser.add_argument("-V", "--version", action="version", version=version)
     parser.set_defaults(run=lambda _options: parser.exit(2, parser.format_help()))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="start the service; its options are Gunicorn's")
@@ -42,11 +43,6 @@ def _parser() -> ArgumentParser:
 
 
 def _serve() -> None:
-    # When gunicorn.config is imported, it reads these two. A WEB_CONCURRENCY that is not a number causes a traceback.
-    for name in ("PORT", "WEB_CONCURRENCY"):
-        value = os.environ.get(name, "1")
-        if not re.fullmatch("[0-9]{1,5}", value) or int(value) > LAST_PORT:
-            stop(f"{name} is not usable: set a number from 0 to {LAST_PORT}, or unset it")
     from gunicorn.app.wsgiapp import WSGIApplication
 
     class Serve(WSGIApplication):
@@ -54,12 +50,10 @@ def _serve() -> None:
 
         def init(self, parser: Any, opts: Any, args: list[str]) -> None:
             """Load the packaged configuration. Gunicorn then loads another file only if the user has named it."""
-            if args[1:]:  # args[0] is "serve"
-                parser.error(f"there is no argument {args[1]!r}, only options")
             self.chdir()  # PLANTS_TOKENS_CHECK may be in the working directory.
             self.load_config_from_file(_PACKAGED)
             opts.config = opts.config or parser.parse_args(self.cfg.get_cmd_args_from_env()).config or _PACKAGED
-            super().init(parser, opts, [])
+            super().init(parser, opts, args[1:])  # args[0] is "serve".
 
     serve = Serve("plants serve [options]", prog="plants serve")
     if serve.cfg.check_config:
@@ -86,13 +80,3 @@ def _token(_options: Namespace) -> None:
     token = secrets.token_urlsafe(32)
     print(token, file=sys.stderr)
     print(f"sha256:{digest_of(token).hex()}")
-
-
-def _version(_options: Namespace) -> None:
-    from importlib.metadata import version
-    from platform import python_version
-
-    from plants import server
-
-    used = ", ".join(f"{name} {version(name.lower())}" for name in ("Gunicorn", "Falcon"))
-    print(f"plants {plants.__version__} ({server.implementation()} server, {used}, Python {python_version()})")

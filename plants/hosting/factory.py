@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication
 
@@ -40,13 +39,8 @@ def _for_one_process(api: PlantApp) -> WSGIApplication:
 
     def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         if environ["wsgi.multiprocess"]:
-            _log_processes()
+            _log.error("the store cannot be shared by several processes: set PLANTS_STORE, or run one process")
             return respond(http_error(ErrorCode.INTERNAL), environ, start_response)
         return api(environ, start_response)
 
     return app
-
-
-@cache
-def _log_processes() -> None:
-    _log.error("the store cannot be shared by several processes: set PLANTS_STORE, or run one process")

@@ -13,7 +13,7 @@ import plants
 from plants.hosting import exit_on_signals
 from plants.hosting.logs import Logger
 from plants.hosting.metrics import Metrics
-from plants.hosting.settings import SettingsError, announce_token, generate_token, stop
+from plants.hosting.settings import SettingsError, stop
 from plants.hosting.worker import Worker
 from plants.server import implementation
 from plants.server.worker import tls_context
@@ -22,7 +22,6 @@ from plants.stores import StoreUnavailable
 exit_on_signals()
 
 try:  # Report a bad setting in one line, before any fork.
-    new_token = generate_token(os.environ)
     from plants.wsgi import service
 except SettingsError as error:
     stop(error)
@@ -45,7 +44,9 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa:
 
 def on_starting(server: Any) -> None:
     """Set up the log, check the configuration, and set up the metrics and the store."""
-    on_reload(server)
+    log = logging.getLogger("plants")
+    if not log.hasHandlers():  # Do not replace the user's logging configuration.
+        log.parent = server.log.error_log  # whose handlers and level HUP may change
     check(server.cfg)
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
@@ -53,7 +54,6 @@ def on_starting(server: Any) -> None:
             Worker.metrics = Metrics(settings.metrics_bind)
         except OSError as error:
             stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
-    announce_token(new_token)
     _prepare_store()
 
 
@@ -83,15 +83,6 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
         stop(problem)
     server.log.error(problem)
     server.num_workers = old_value
-
-
-def on_reload(server: Any) -> None:
-    """Use Gunicorn's log handlers and level for our logger. Runs at the start and after ``HUP``."""
-    log = logging.getLogger("plants")
-    # Do not replace the user's logging configuration. After HUP, the old handlers are still there, so decide once.
-    if vars(log).setdefault("follows_gunicorn", not log.hasHandlers()):
-        log.handlers = server.log.error_log.handlers
-        log.setLevel(server.log.loglevel)
 
 
 def child_exit(server: Any, ended: Any) -> None:

@@ -46,7 +46,6 @@ _CELLS = {
     for number, (method, route, outcome) in enumerate(product(_METHODS, _ROUTES, _OUTCOMES))
 }
 _ROW_CELLS = _FIRST + len(_CELLS) * _WIDTH
-ROW_BYTES = 8 * _ROW_CELLS
 # The table cannot grow after a fork. Unused rows take no memory. Only if more workers live at the same time, also while
 # a reload replaces them, do two of them share a row, where they may lose a count.
 _MAX_ROWS = 256
@@ -63,7 +62,7 @@ class Metrics:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.listener = socket.create_server(address, family=family)
         self.listener.setblocking(False)
-        table = memoryview(mmap.mmap(-1, _MAX_ROWS * ROW_BYTES)).cast("d")
+        table = memoryview(mmap.mmap(-1, 8 * _MAX_ROWS * _ROW_CELLS)).cast("d")
         self._rows = [table[start : start + _ROW_CELLS] for start in range(0, len(table), _ROW_CELLS)]
         self._workers = [0] * _MAX_ROWS  # the number of living workers of each row
 

@@ -9,20 +9,17 @@ from functools import partial
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Annotated, Any, Final, NamedTuple, NoReturn, Self, get_origin, get_type_hints
-from urllib.parse import unquote
-
-from gunicorn.errors import AppImportError
 
 from plants import MAX_BODY_BYTES
 from plants.stores import PlantStore, open_store
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
-LAST_PORT: Final = 65535
+_LAST_PORT: Final = 65535
 
 
-class SettingsError(AppImportError):
-    """A bad setting, which the message names. Gunicorn prints such an exception in one line, and stops."""
+class SettingsError(ValueError):
+    """A bad setting, which the message names."""
 
 
 def stop(problem: object) -> NoReturn:
@@ -53,9 +50,7 @@ def _parse_tokens(text: str) -> Tokens:
 
 
 def _load_check(text: str) -> TokenCheck:
-    if ":" not in text:
-        raise ValueError("set package.module:object")
-    check = resolve_name(text)
+    check = resolve_name(_matching(".+:.+", "package.module:object", text))
     if isinstance(check, type) or not isinstance(check, TokenCheck):
         raise TypeError("this is not an object with a method accepts(token)")
     return check
@@ -63,15 +58,11 @@ def _load_check(text: str) -> TokenCheck:
 
 def _parse_address(text: str) -> tuple[str, int]:
     address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
-    if not address or not 0 < int(address[3]) <= LAST_PORT:
+    if not address or not 0 < int(address[3]) <= _LAST_PORT:
         raise ValueError("set an address and a port, such as 127.0.0.1:9100")
     if not find_spec("prometheus_client"):
         raise ValueError("prometheus-client is not installed; run pip install 'plants[metrics]'")
     return address[1] or address[2], int(address[3])
-
-
-def _without_password(option: re.Match[str]) -> str:
-    return f"{option[1]}=***" if "password" in unquote(option[1]) else option[0]
 
 
 class Settings(NamedTuple):
@@ -102,10 +93,9 @@ class Settings(NamedTuple):
 
     @property
     def shown_store(self) -> str:
-        """The store's URL, with each password replaced by asterisks."""
+        """The store's URL without secrets: its password is replaced by asterisks, and its query is left out."""
         # If a password contains @, more than the password may be hidden, but never less.
-        url = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", self.store_url, flags=re.DOTALL)
-        return re.sub(r"([^?&=]*)=([^&]*)", _without_password, url)
+        return re.sub(r"(://[^:@/]*):.*@", r"\1:***@", self.store_url, flags=re.DOTALL).partition("?")[0]
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -138,15 +128,11 @@ SETTINGS: Final = {
 }
 
 
-def generate_token(environ: MutableMapping[str, str]) -> str | None:
-    """If no setting for tokens is set, set ``PLANTS_TOKENS`` to a new token, and return the token."""
-    if environ.keys() & {"PLANTS_TOKENS", "PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"}:
-        return None
+def settings_with_token(environ: MutableMapping[str, str]) -> Settings:
+    """Parse the settings; if no token is set, set ``PLANTS_TOKENS`` to a new one, and log the token."""
+    settings = Settings.from_environ(environ)
+    if settings.token_checks:
+        return settings
     environ["PLANTS_TOKENS"] = token = secrets.token_urlsafe(32)
-    return token
-
-
-def announce_token(token: str | None) -> None:
-    """Log a generated token, if there is one."""
-    if token:
-        logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
+    logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
+    return Settings.from_environ(environ)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting.settings import SETTINGS, Settings, SettingsError, generate_token
+from plants.hosting.settings import SETTINGS, Settings, SettingsError
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
@@ -27,45 +27,25 @@ def test_tokens_of_file_and_environment_are_valid_together(tmp_path: Path) -> No
     assert accepted({"PLANTS_TOKENS_FILE": str(path)}, "one", "two", "three") == [False, True, False]
 
 
-def test_a_token_is_generated_only_if_no_setting_has_any() -> None:
-    environ: dict[str, str] = {}
-    token = generate_token(environ)
-    assert token
-    assert len(token) >= 43
-    assert environ == {"PLANTS_TOKENS": token}
-    assert generate_token(environ) is None
-    assert generate_token({"PLANTS_TOKENS_CHECK": "a:b"}) is None
-    assert generate_token({}) != token
-
-
 BAD_SETTINGS = [
     ("PLANTS_TOKEN", "secret", f"PLANTS_TOKEN is not a setting; the settings are {', '.join(SETTINGS)};"),
     ("PLANTS_\n\udcff", "secret", "is not a setting"),
     ("PLANTS_PORT", "tcp://10.0.0.1:8000", "if Kubernetes sets it for a Service, set enableServiceLinks: false"),
     ("PLANTS_TOKENS_CHECK", "", "set package.module:object$"),
-    ("PLANTS_TOKENS_CHECK", "json:a:b", "invalid format: 'json:a:b'$"),
     ("PLANTS_TOKENS_CHECK", "no_such_module:x", "No module named 'no_such_module'$"),
-    ("PLANTS_TOKENS_CHECK", "json:x", "has no attribute 'x'$"),
     ("PLANTS_TOKENS_CHECK", "json:dumps", r"this is not an object with a method accepts\(token\)$"),
     ("PLANTS_TOKENS_CHECK", "plants.tokens:Tokens", r"this is not an object with a method accepts\(token\)$"),
     ("PLANTS_TOKENS", "", "tokens has no token"),
-    ("PLANTS_TOKENS", "sécret", "RFC 6750"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
-    ("PLANTS_TOKENS", "Bearer secret", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),
-    ("PLANTS_TOKENS_FILE", "/dev/zero", "it is not a regular file"),
-    ("PLANTS_TOKENS_FILE", __file__, "line 1 is neither a token"),
     ("PLANTS_TOKENS_FILE", "", "it is not a regular file"),
     ("PLANTS_STORE", "", "a store's URL starts with"),
     ("PLANTS_STORE", "memory", "its URL is 'memory:'$"),
-    ("PLANTS_MAX_BODY_BYTES", "", "set a number of bytes"),
     ("PLANTS_MAX_BODY_BYTES", "0", "set a number of bytes"),
     ("PLANTS_MAX_BODY_BYTES", "1e6", "set a number of bytes"),
     ("PLANTS_MAX_BODY_BYTES", "9" * 5000, "set a number of bytes"),
-    ("PLANTS_REQUEST_TIMEOUT", "", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", f"0.{'0' * 400}1", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "10s", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
     ("PLANTS_LOG_FORMAT", "JSON", "set json or text"),
 ]
@@ -91,9 +71,9 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
         ("postgresql://me:secret@a,b/db", "postgresql://me:***@a,b/db"),
         ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
         ("postgresql://me:%40se:cret@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://me@host/db?password=secret&port=1", "postgresql://me@host/db?password=***&port=1"),
-        ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db?port=1&pass%77ord=***"),
+        ("postgresql://me:se?cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db"),
     ],
 )
-def test_the_password_of_a_store_is_hidden(url: str, masked: str) -> None:
+def test_the_password_and_the_query_of_a_store_are_hidden(url: str, masked: str) -> None:
     assert Settings.from_environ(ONLY_A_TOKEN)._replace(store_url=url).shown_store == masked

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
-from tests.support.hosted import serving
+from tests.support.hosted import SERVE, serving
 
 WRAPPER = """
 import time
@@ -19,18 +19,13 @@ def app(environ, start_response):
         time.sleep(0.01)
     return wrapped(dict(environ), start_response)
 """
-CONFIGURATION = """
-from plants.hosting.gunicorn_conf import *
-wsgi_app = "wrapper:app"
-"""
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_wrapper_that_blocks_or_copies_delays_and_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "wrapper.py").write_text(WRAPPER)
-    (tmp_path / "conf.py").write_text(CONFIGURATION)
     with (
-        serving("--config=conf.py", cwd=tmp_path, PLANTS_STORE="sqlite:///plants.db") as service,
+        serving(command=[*SERVE, "wrapper:app"], cwd=tmp_path, PLANTS_STORE="sqlite:///plants.db") as service,
         ThreadPoolExecutor(1) as thread,
     ):
 
