@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,13 @@ def metrics_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def service(metrics_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store") / "plants.db"
+
+
+@pytest.fixture(scope="session")
+def service(metrics_port: int, database: Path) -> Iterator[Service]:
     """A service that tests share, so each uses request ids and plants of its own, and leaves it as it was."""
-    store = f"sqlite:///{tmp_path_factory.mktemp('store')}/plants.db"
     metrics = f"0.0.0.0:{metrics_port}"
-    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=metrics) as service:
+    with serving(workers=2, PLANTS_STORE=f"sqlite:///{database}", PLANTS_METRICS_BIND=metrics) as service:
         yield service

@@ -42,11 +42,6 @@ def port() -> int:
     return free_port()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/plants.db"
-
-
 def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return the labels and the value of each sample, by name."""
     response = send_to(port, method="GET", path="/metrics", headers=[])
@@ -77,7 +72,8 @@ def create(service: Service, first: int, count: int) -> None:
         assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path: Path, store: str) -> None:
+def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/plants.db"
     with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
         before = request_counts(port)
         create(service, 0, 20)
@@ -119,30 +115,26 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path:
         ]
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_gauges_have_what_is_open_and_waits_now(port: int, tmp_path: Path, store: str) -> None:
-    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        create(service, 0, 1)
-        with (
-            closing(sqlite3.connect(tmp_path / "plants.db", isolation_level=None)) as locker,
-            ThreadPoolExecutor(1) as thread,
-        ):
-            locker.execute("BEGIN IMMEDIATE")
-            waiting = thread.submit(create, service, 1, 1)
-            wait_until(lambda: value(port, "plants_requests_waiting") == 1)
-            locker.execute("ROLLBACK")
-            waiting.result()
-        wait_until(lambda: value(port, "plants_requests_waiting") == 0)
-        clients = [service.client() for _ in range(8)]
-        wait_until(lambda: value(port, "plants_connections") >= 8)
-        workers = children(service.process.pid)
-        service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
-        os.kill(workers[-1], signal.SIGKILL)
-        service.wait_for(rf"Worker \(pid:{workers[-1]}\) was sent SIGKILL")
-        wait_for_workers(service.process.pid, 1)
-        for client in clients:
-            client.close()
-        wait_until(lambda: value(port, "plants_connections") <= 1)
+def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_port: int, database: Path) -> None:
+    with closing(sqlite3.connect(database, isolation_level=None)) as locker, ThreadPoolExecutor(1) as thread:
+        locker.execute("BEGIN IMMEDIATE")
+        waiting = thread.submit(create, service, 901, 1)
+        wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 1)
+        locker.execute("ROLLBACK")
+        waiting.result()
+    wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 0)
+    clients = [service.client() for _ in range(8)]
+    wait_until(lambda: value(metrics_port, "plants_connections") >= 8)
+    workers = children(service.process.pid)
+    service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
+    os.kill(workers[-1], signal.SIGKILL)
+    service.wait_for(rf"Worker \(pid:{workers[-1]}\) was sent SIGKILL")
+    wait_for_workers(service.process.pid, 1)
+    for client in clients:
+        client.close()
+    wait_until(lambda: value(metrics_port, "plants_connections") <= 1)
+    service.signal(signal.SIGTTIN)
+    wait_for_workers(service.process.pid, 2)
 
 
 def test_the_metrics_address_serves_nothing_else(service: Service, metrics_port: int) -> None:

