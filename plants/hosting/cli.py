@@ -31,8 +31,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("plants", epilog=f"The settings, from the environment, are {', '.join(SETTINGS)}.")
     version = f"plants {plants.__version__} ({server.implementation()} server)"
     parser.add_argument("-V", "--version", action="version", version=version)
-    parser.set_defaults(run=lambda _options: parser.exit(2, parser.format_help()))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("serve", help="start the service; its options are Gunicorn's")
     check = commands.add_parser("check", help="check whether a service is ready")
     check.set_defaults(run=_check)

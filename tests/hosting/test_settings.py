@@ -1,10 +1,14 @@
 """The settings of a hosted service."""
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plants.hosting.settings import SETTINGS, Settings, SettingsError
+from tests.support.examples import examples
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
@@ -12,6 +16,15 @@ ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 def accepted(environ: dict[str, str], *tokens: str) -> list[bool]:
     checks = Settings.from_environ(environ).token_checks
     return [any(check.accepts(token) for check in checks) for token in tokens]
+
+
+def problem_with(environ: dict[str, str]) -> str:
+    """Return the message about these settings, or an empty text if they are usable."""
+    try:
+        Settings.from_environ(ONLY_A_TOKEN | environ)
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)
@@ -57,11 +70,38 @@ BAD_SETTINGS += [
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_SETTINGS, ids=lambda value: ascii(value[:30]) or "empty")
 def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
-        Settings.from_environ({**ONLY_A_TOKEN, name: value})
-    assert str(caught.value).startswith(ascii(name)[1:-1])
-    assert str(caught.value).isprintable()
-    assert "secret" not in str(caught.value)
+    problem = problem_with({name: value})
+    assert re.search(message, problem)
+    assert problem.startswith(ascii(name)[1:-1])
+    assert problem.isprintable()
+    assert "secret" not in problem
+
+
+# An environment variable has no U+0000, and its bytes that are not UTF-8 become surrogates.
+texts = st.one_of(
+    st.binary(max_size=30).map(lambda value: value.replace(b"\0", b"").decode(errors="surrogateescape")),
+    st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12),
+    st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12).map("postgresql://s3cr3t@{}".format),
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    @examples(50)
+    @given(texts)
+    def check(text: str) -> None:
+        value = f"s3cr3t,{text}" if name == "PLANTS_TOKENS" else text
+        problem = problem_with({name: value})
+        assert not problem or problem.startswith(f"{name} is not usable: ")
+        assert not problem or problem.isprintable()
+        # These two name a place, which the message shows.
+        assert name in {"PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"} or "s3cr3t" not in problem
+
+    check()
 
 
 @pytest.mark.parametrize(

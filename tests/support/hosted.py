@@ -23,8 +23,7 @@ from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_worke
 from tests.support.worker_server import Client
 
 CHECKOUT = Path(__file__).parents[2]
-PLANTS = [sys.executable, "-m", "plants"]
-SERVE = [*PLANTS, "serve"]
+SERVE = [sys.executable, "-m", "plants", "serve"]
 # Secrets that the tests send in headers, bodies and queries; no log line may contain them.
 NEVER_LOGGED = re.compile(rf"{TOKEN}|Fern|access_token|\?a=1")
 
