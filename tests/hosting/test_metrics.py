@@ -164,7 +164,6 @@ def test_two_living_workers_never_share_a_row() -> None:
     metrics.listener.close()
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_an_unusual_status_and_a_503_of_a_full_worker_are_counted(port: int, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"

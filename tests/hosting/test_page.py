@@ -68,10 +68,6 @@ def test_everybody_is_redirected_from_the_root_to_the_page() -> None:
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
     assert response.json == {"error": 30200, "message": "Found"}
     assert app.head("/").headers == response.headers
-    described = app.get("/openapi.json").json["components"]["schemas"]["Error"]["properties"]["error"]
-    assert described["minimum"] <= response.json["error"]
-    assert response.headers["Cache-Control"] == "no-store"
-    assert app.post("/", expect_errors=True).json["error"] == 40500
 
 
 @pytest.fixture(scope="module")
