@@ -85,15 +85,14 @@ texts = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", SETTINGS)
 def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    @examples(50)
-    @given(texts)
-    def check(text: str) -> None:
+    @examples(200)
+    @given(st.sampled_from([*SETTINGS]), texts)
+    def check(name: str, text: str) -> None:
         value = f"s3cr3t,{text}" if name == "PLANTS_TOKENS" else text
         problem = problem_with({name: value})
         assert not problem or problem.startswith(f"{name} is not usable: ")
