@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from plants.hosting import cli
 from tests.audits.outages import Outage, Place, file_held, server_suspended
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
-from tests.support.hosted import Service, serving
+from tests.support.hosted import Service, call, error_line, serving
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import wait_until
+from tests.support.process import PATIENCE_SECONDS, wait_until
 
 
 def create(service: Service, plant_id: int) -> Response:
@@ -42,7 +43,10 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
         wait_until(lambda: create(service, 100).status == 200)
 
 
-def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "CHECK_SECONDS", PATIENCE_SECONDS)
     file = tmp_path / "missing" / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])
@@ -51,4 +55,6 @@ def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path) 
         response = service.send(method="GET", path="/readyz", headers=[])
         assert response.error == 50300
         assert service.line_of(response.headers["x-request-id"])["level"] == "error"
+        url = f"http://127.0.0.1:{service.port}"
+        assert error_line(call("check", url)) == f"{url}/readyz: HTTP Error 503: Service Unavailable."
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
