@@ -7,7 +7,7 @@ without data extend no deadline, so the request's timeout ends a flood of them.
 
 import contextlib
 from ssl import CERT_NONE, OP_NO_RENEGOTIATION, MemoryBIO, SSLContext, SSLError, SSLObject, SSLWantReadError, TLSVersion
-from typing import Any, Final
+from typing import Final
 
 READ_BYTES: Final = 16384  # the most ciphertext per ``receive``
 _MAX_RECORDS_PER_STEP: Final = 64
@@ -20,14 +20,11 @@ HANDSHAKE_BYTES: Final = 16_384
 HANDSHAKE_BYTES_WITH_CERTIFICATE: Final = 49_152
 
 
-def restricted(context: Any) -> SSLContext:
+def restricted(context: SSLContext) -> SSLContext:
     """Require TLS 1.2 or later with authenticated encryption (AEAD), negotiate HTTP/1.1 only, and never renegotiate.
 
     :raises SSLError: the configured ciphers have no AEAD suite of TLS 1.2.
-    :raises TypeError: ``context`` is not an SSLContext, for example because a hook has no ``return``.
     """
-    if not isinstance(context, SSLContext):
-        raise TypeError(f"the hook ssl_context returned {context!r}")
     context.minimum_version = max(context.minimum_version, TLSVersion.TLSv1_2)
     context.options |= OP_NO_RENEGOTIATION  # OpenSSL 1.1.1 allows it by default.
     ciphers = context.get_ciphers()  # This also lists the suites of TLS 1.3, which all have AEAD.

@@ -341,8 +341,3 @@ def test_gunicorns_settings_for_tls_are_used(certificate: Path, tmp_path: Path) 
             send(b"", trusting(TLS13))
         with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):  # from the hook
             send(b"", trusting(TLS12))
-
-
-def test_a_hook_that_returns_no_context_is_named_in_the_error() -> None:
-    with pytest.raises(TypeError, match="the hook ssl_context returned None"):
-        restricted(None)
