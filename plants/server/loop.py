@@ -162,6 +162,7 @@ class Loop:
             size = len(job[1].body.content)
             if size > _TINY_BODY_BYTES:
                 self._short_switches_until = self.shared.now + _PARSING_SECONDS
+                sys.setswitchinterval(_SHORT_SWITCH_SECONDS)
             if job[1].path in job[1].listener.non_blocking_paths:
                 self._probe_jobs.append(job)
             # A thread of its own calls the application if
@@ -177,8 +178,6 @@ class Loop:
                 self._log.info("Autorestarting worker after current request.")
                 self.stop()
         ready.clear()
-        is_parsing = self.shared.now < self._short_switches_until
-        sys.setswitchinterval(_SHORT_SWITCH_SECONDS if is_parsing else _SWITCH_SECONDS)
 
     def _call_in_loop(self) -> None:
         # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
@@ -198,6 +197,8 @@ class Loop:
         # Checking all connections every 0.1 s costs less than a timer per request.
         shared = self.shared
         self.on_sweep()
+        if shared.now >= self._short_switches_until:
+            sys.setswitchinterval(_SWITCH_SECONDS)
         if not shared.stopping:
             for listener in self.listeners:  # again, if accepting has failed
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
