@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
 from plants.server.poll import READABLE, WRITABLE, SystemPoll
-from plants.server.request import Environ, HTTPError, Listener, Request, check_growing_head
+from plants.server.request import NO_BODY, Environ, HTTPError, Listener, Request, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.service import Service
 from plants.server.tls import READ_BYTES, TLS
@@ -25,24 +25,14 @@ FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
 
-OPEN: Final = "open"
-RECEIVING: Final = "receiving"
-RESPONDING: Final = "responding"
-WRITING: Final = "writing"
-IDLE: Final = "idle"
-CLOSING: Final = "closing"
+# The states: what a connection waits for; the states that may follow, besides CLOSED; what it does at its deadline.
+OPEN: Final = "open"  # the first request; RECEIVING; closes
+RECEIVING: Final = "receiving"  # the rest of the request; RESPONDING, WRITING; responds with 408
+RESPONDING: Final = "responding"  # the application; WRITING; responds with 503
+WRITING: Final = "writing"  # the client to read the response; IDLE, CLOSING; closes
+IDLE: Final = "idle"  # the next request; RECEIVING; closes
+CLOSING: Final = "closing"  # the client to close its side; closes
 CLOSED: Final = "closed"
-
-# The states and those that may follow; what a connection waits for, and what it does at its deadline.
-_NEXT_STATES: Final[dict[str, tuple[str, ...]]] = {
-    OPEN: (RECEIVING, CLOSED),  # the first request; closes
-    RECEIVING: (RESPONDING, WRITING, CLOSED),  # the rest of the request; responds with 408
-    RESPONDING: (WRITING, CLOSED),  # the application; responds with 503
-    WRITING: (IDLE, CLOSING, CLOSED),  # the client to read the response; closes
-    IDLE: (RECEIVING, CLOSED),  # the next request; closes
-    CLOSING: (CLOSED,),  # the client to close its side; closes
-    CLOSED: (),
-}
 
 
 class Shared:
@@ -196,15 +186,11 @@ class Connection:
         self._tls = None
         self._shared.connections.discard(self)
         self._shared.trusted.discard(self)
-        with contextlib.suppress(Exception):  # The socket must be closed, even if this fails.
-            self.watch(0)
-        with contextlib.suppress(OSError):
-            self.sock.close()
+        self.watch(0)
+        self.sock.close()
 
     def _enter(self, state: str, seconds: float) -> None:
         """Change the state, for at most this long."""
-        if state not in _NEXT_STATES[self.state]:
-            raise RuntimeError(f"a connection cannot be {state} after it was {self.state}")
         shared = self._shared
         self.state = state
         self.deadline = shared.now + seconds
@@ -346,10 +332,9 @@ class Connection:
         self._send(data)
 
     def _drop_request(self) -> None:
-        if self.request:
-            # A thread may still hold the request. Release its body now, and do not call the application any more.
-            self.request.cancel()
-            self.request = None
+        request, self.request = self.request, None  # A call of the application that has not begun never does.
+        if request:
+            request.body = NO_BODY  # A thread may still hold the request.
 
     def _send(self, data: bytes) -> None:
         """Send data. With TLS, this also sends what TLS itself has to send."""

@@ -190,24 +190,6 @@ class Request:
         self.route: str = ""
         self.extra_headers: bytes = b""
         self.trusted: bool = False
-        self._permits: list[None] = [None]
-
-    def claim(self) -> bytes | bytearray | None:
-        """Return the body, if the application may be called: at most once, and never after ``cancel``; else None.
-
-        Any thread may call this. Removing an element from a list is atomic.
-        """
-        body = self.body.content  # Before the permit is removed, because ``cancel`` drops the body after the permit.
-        try:
-            self._permits.pop()
-        except IndexError:
-            return None
-        return body
-
-    def cancel(self) -> None:
-        """Drop the body, and prevent a call of the application that has not begun."""
-        self._permits.clear()
-        self.body = NO_BODY
 
     def drop_body(self) -> None:
         """Continue as if the request had no body, and end the connection with the response."""

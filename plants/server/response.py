@@ -19,15 +19,14 @@ _VALUE: Final = re.compile(VALUE)
 class Response:
     """A complete response.
 
-    ``status`` includes the phrase. ``head`` is the status line and the headers in bytes, without Content-Length and
-    hop-by-hop headers; ``has_date`` is whether it has a Date. ``length`` is the value of Content-Length, or None. The
-    response to a HEAD request, and a 304, have no body, and no length unless the application set it.
+    ``status`` includes the phrase. ``head`` is the status line and the application's headers in bytes, without Date,
+    Content-Length and hop-by-hop headers. ``length`` is the value of Content-Length, or None. The response to a HEAD
+    request, and a 304, have no body, and no length unless the application set it.
     """
 
-    def __init__(self, status: str, head: bytes, has_date: bool, length: int | None, body: bytes) -> None:
+    def __init__(self, status: str, head: bytes, length: int | None, body: bytes) -> None:
         self.status = status
         self.head = head
-        self.has_date = has_date
         self.length = length
         self.body = body
 
@@ -37,20 +36,20 @@ def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) 
 
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
-    head, has_date, length = _render_head(status, tuple(headers))
+    head, length = _render_head(status, tuple(headers))
     if status.startswith("204"):  # RFC 9110, section 8.6: it has no length.
-        return Response(status, head, has_date, None, b"")
+        return Response(status, head, None, b"")
     # RFC 9110, sections 9.3.2 and 15.4.5: there is no body, and the length is that of another response.
     if is_head or status.startswith("304"):
-        return Response(status, head, has_date, length, b"")
+        return Response(status, head, length, b"")
     if length not in (None, len(body)):
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
-    return Response(status, head, has_date, len(body), body)
+    return Response(status, head, len(body), body)
 
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
     """Return the bytes of a response; with ``close``, it announces that the connection will be closed."""
-    date = b"" if response.has_date else _date(int(time.time()))
+    date = _date(int(time.time()))
     length = b"" if response.length is None else b"Content-Length: %d\r\n" % response.length
     connection = b"Connection: close\r\n" if close else b"" if request.is_1_1 else b"Connection: keep-alive\r\n"
     return b"".join((response.head, date, request.extra_headers, length, connection, b"\r\n", response.body))
@@ -58,8 +57,8 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
 
 # Most responses have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, bool, int | None]:
-    """Return the head in bytes, whether it has a Date, and the value of Content-Length, if the application set it."""
+def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
+    """Return the head in bytes, and the value of Content-Length, if the application set it."""
     if not _FINAL_STATUS.fullmatch(status):
         raise ValueError("a final status is a number from 200 to 599, a space and a phrase")
     lines = [f"HTTP/1.1 {status}\r\n"]
@@ -69,12 +68,11 @@ def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[byt
             raise ValueError(f"the application returned a header that cannot be sent: {name!r}")
         if name.lower() == "content-length":
             length = int(value)
-        elif not is_hop_by_hop(name):
+        elif name.lower() != "date" and not is_hop_by_hop(name):  # Each response gets the server's Date.
             # Some applications write names in lower case, unlike this server.
-            spelling = name.title().replace("Www", "WWW") if name.islower() or name.lower() == "date" else name
+            spelling = name.title().replace("Www", "WWW") if name.islower() else name
             lines.append(f"{spelling}: {value}\r\n")
-    head = "".join(lines).encode("latin-1")
-    return head, b"\r\nDate: " in head, length
+    return "".join(lines).encode("latin-1"), length
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """Calls of the application, in the loop's thread or in threads of their own.
 
-In: complete requests. A thread claims its request, which happens at most once, and not after it was rejected.
+In: complete requests. If one is rejected before its call begins, the call never begins.
 Out: ``Caller.completed``, which only the loop's thread calls; a byte in a pipe wakes the loop. If the application has
 left work in ``server.pending``, the call is over, but its request is complete only when the work is: no thread waits.
 Only the loop's thread calls the hooks of the service.
@@ -33,9 +33,9 @@ class Call:
     def __init__(self, request: Request, body: bytes | bytearray) -> None:
         self.pending: list[Pending] = []
         self._request = request
-        self._status: str | None = None
+        self._status: str = ""
         self._headers: Headers = []
-        self._writes: list[bytes] = []
+        self._blocks: list[bytes] = []
         request.environ["wsgi.input"] = BytesIO(body)
         request.environ["server.pending"] = self.pending
 
@@ -44,26 +44,21 @@ class Call:
         request = self._request
         iterable: Any = request.listener.application(request.environ, self._start_response)
         try:
-            body = b"".join(iterable)
+            self._blocks.extend(iterable)
         finally:
             if hasattr(iterable, "close") and iterable.close:
                 iterable.close()
             request.environ.pop("wsgi.input", None)  # Drop the body.
-        if self._status is None:
-            raise AssertionError("the application did not call start_response")
-        if self._writes:
-            body = b"".join((*self._writes, body))
+        body = b"".join(self._blocks)
         return make_response(self._status, self._headers, body, is_head=request.method == "HEAD")
 
     def _start_response(
-        self, status: str, headers: Sequence[tuple[str, str]], exc_info: Any = None
+        self, status: str, headers: Sequence[tuple[str, str]], _exc_info: Any = None
     ) -> Callable[[bytes], None]:
-        # No byte has been sent yet, so an error may replace the response that was started.
-        if self._status is not None and not exc_info:
-            raise AssertionError("start_response was called twice")
+        # No byte has been sent yet, so another call, such as that of an error handler, may replace the response.
         self._status = status
         self._headers = list(headers)
-        return self._writes.append
+        return self._blocks.append
 
 
 class Caller:
@@ -167,8 +162,8 @@ class Threads:
             with self._changed:
                 self._changed.wait_for(lambda: self.queued_jobs)
                 job = self.queued_jobs.popleft()
-            body = job[1].claim()
-            if body is not None:  # The request may have been rejected while it waited.
+            body = job[1].body.content  # Get it before the check, because a rejection ends with dropping it.
+            if job[0].request is job[1]:  # It may have been rejected while it waited.
                 self._caller.call(job, body)
                 self._caller.begin_work()
                 self._caller.wake()

@@ -1,11 +1,11 @@
 """The response of an application, in memory."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from plants.server.request import SizedBody
 from plants.server.response import make_response, to_bytes
 from plants.server.threads import Call
 from plants.server.worker import ErrorLog
@@ -19,14 +19,9 @@ class Blocks(list[bytes]):
         self.closed = True
 
 
-class Unclosable(list[bytes]):
-    close = None
-
-
-@pytest.mark.parametrize("kind", [Blocks, Unclosable, list])
 @pytest.mark.parametrize("read", [dict.pop, dict.__getitem__])
-def test_a_call_that_has_begun_keeps_its_body_until_it_ends(kind: type[list[bytes]], read: Callable[..., Any]) -> None:
-    blocks = kind()
+def test_a_call_closes_its_response_and_drops_its_body(read: Callable[..., Any]) -> None:
+    blocks = Blocks()
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         start_response("200 OK", [])
@@ -34,15 +29,9 @@ def test_a_call_that_has_begun_keeps_its_body_until_it_ends(kind: type[list[byte
         return blocks
 
     request = new_request(app)
-    request.body = SizedBody(4)
-    request.body.feed(b"body")
-    body = request.claim()
-    assert body is not None
-    assert request.claim() is None
-    request.cancel()
-    assert Call(request, body).response().body == b"one body"
+    assert Call(request, b"body").response().body == b"one body"
     assert "wsgi.input" not in request.environ
-    assert getattr(blocks, "closed", True)
+    assert blocks.closed
 
 
 def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,15 +42,13 @@ def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.Monkey
         assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, request, close=False)
 
 
-DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
-
-
 @pytest.mark.parametrize(
     ("status", "headers", "sent"),
     [
         ("200 OK", [("www-authenticate", "b")], "WWW-Authenticate: b\r\nContent-Length: 4\r\n\r\nbody"),
         ("200 OK", [("x-a", "b"), ("X-b", "c")], "X-A: b\r\nX-b: c\r\nContent-Length: 4\r\n\r\nbody"),
         ("200 OK", [("Connection", "close"), ("Keep-Alive", "timeout=1")], "Content-Length: 4\r\n\r\nbody"),
+        ("200 OK", [("date", "Fri, 02 Jan 1970 00:00:00 GMT")], "Content-Length: 4\r\n\r\nbody"),
         ("204 No Content", [("Content-Length", "4")], "\r\n"),
         ("304 Not Modified", [], "\r\n"),
         ("304 Not Modified", [("content-length", "5")], "Content-Length: 5\r\n\r\n"),
@@ -69,13 +56,10 @@ DATE = "Thu, 01 Jan 1970 00:00:00 GMT"
         ("200 HEAD", [("Content-Length", "5")], "Content-Length: 5\r\n\r\n"),
     ],
 )
-@pytest.mark.parametrize("date", ["Date", "date", "DATE"])
-def test_the_headers_of_the_application_are_sent(
-    status: str, headers: list[tuple[str, str]], sent: str, date: str
-) -> None:
-    response = make_response(status, [(date, DATE), *headers], b"body", is_head="HEAD" in status)
+def test_the_headers_of_the_application_are_sent(status: str, headers: list[tuple[str, str]], sent: str) -> None:
+    response = make_response(status, headers, b"body", is_head="HEAD" in status)
     data = to_bytes(response, new_request(), close=False)
-    assert data == f"HTTP/1.1 {status}\r\nDate: {DATE}\r\n{sent}".encode()
+    assert re.sub("Date: .*\r\n", "", data.decode()) == f"HTTP/1.1 {status}\r\n{sent}"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +68,7 @@ def test_the_headers_of_the_application_are_sent(
         pytest.param("200 OK\r\nX-A: 1", [], id="status"),
         pytest.param("100 Continue", [], id="status-that-is-not-final"),
         pytest.param("200", [], id="status-without-a-phrase"),
+        pytest.param("", [], id="no-call-of-start-response"),
         pytest.param("200 OK", [("X-A", "1\r\nX-B: 2")], id="value"),
         pytest.param("200 OK", [("X A", "1")], id="name"),
         pytest.param("200 OK", [("Content-Length", "four")], id="length"),

@@ -85,19 +85,9 @@ def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[
     raise KeyError("a fault in the middle")
 
 
-def twice(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Call start_response twice without exc_info, which PEP 3333 forbids."""
-    return [b"" for _ in range(2) if start_response("200 OK", []) is not None]
-
-
 def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
     """Raise before start_response is called."""
     raise RuntimeError("secret details")
-
-
-def silent(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
-    """Never call start_response."""
-    return [b"body"]
 
 
 RESPONSES = {f"/{name}": each for name, each in globals().items() if isfunction(each) and name != "echo"}
