@@ -268,12 +268,11 @@ class Loop:
 
 def _allow_descriptors(connections: int) -> int:
     """Raise the limit of descriptors if necessary and allowed; return the possible number of connections."""
+    # Linux allows no infinite limit here. On macOS and the BSDs, RLIM_INFINITY is a large number.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _OTHER_DESCRIPTORS
-    if soft == resource.RLIM_INFINITY or soft >= needed:  # RLIM_INFINITY is -1.
-        return connections
-    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    with suppress(ValueError):  # macOS rejects more than 10,240 (OPEN_MAX), even if the hard limit is higher.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft = raised
-    return max(1, min(connections, soft - _OTHER_DESCRIPTORS))
+    needed = min(connections + _OTHER_DESCRIPTORS, hard)
+    if soft < needed:
+        with suppress(ValueError):  # macOS rejects more than 10,240 (OPEN_MAX), even if the hard limit is higher.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            soft = needed
+    return min(connections, soft - _OTHER_DESCRIPTORS)

@@ -54,10 +54,6 @@ class Worker(base.Worker):
     request_timeout: float = 10.0
     response_timeout: float = 30.0
 
-    # Gunicorn sets these, and has no types.
-    alive: bool
-    wsgi: Any
-
     loop: Loop
 
     def may_block(self) -> bool:

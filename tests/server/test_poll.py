@@ -1,17 +1,12 @@
 """The loop's methods of ``epoll`` where the system has none."""
 
 import socket
-from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-from plants.server.poll import READABLE, WRITABLE, Poll, SystemPoll
+from plants.server.poll import READABLE, WRITABLE, Poll
 
 
-@pytest.mark.parametrize("make", [Poll, SystemPoll])
-def test_a_descriptor_is_ready_for_the_events_that_are_watched(make: Callable[[], Any]) -> None:
-    poll = make()
+def test_a_descriptor_is_ready_for_the_events_that_are_watched() -> None:
+    poll = Poll()
     near, far = socket.socketpair()
     with near, far:
         poll.register(near.fileno(), READABLE)

@@ -200,17 +200,10 @@ def test_a_rejection_names_the_protocol_that_the_client_speaks(driver: Driver, n
         assert message in rejection
 
 
-UPGRADES = {
-    "curl --http2": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
-    b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nContent-Length: 4",
-    "HttpClient of Java": b"Connection: Upgrade, HTTP2-Settings\r\nContent-Length: 4\r\n"
-    b"HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\nUpgrade: h2c",
-}
-
-
-@pytest.mark.parametrize("fields", UPGRADES.values(), ids=UPGRADES)
-def test_an_upgrade_to_http_2_is_ignored(driver: Driver, calls: Recorder, fields: bytes) -> None:
-    upgrade = GOOD.replace(b"Content-Length: 4", fields)
+def test_an_upgrade_to_http_2_is_ignored(driver: Driver, calls: Recorder) -> None:
+    # curl --http2 and the HttpClient of Java offer it.
+    fields = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    upgrade = GOOD.replace(b"Content-Length", fields + b"Content-Length")
     responses = exchange(driver, upgrade, GOOD)
     assert [response[:3] for response in responses] == [b"200", b"200"]
     assert calls == [("POST /good", b"body")] * 2

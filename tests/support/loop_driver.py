@@ -103,6 +103,11 @@ class Driver:
     def run_until_readable(self, *clients: socket.socket) -> None:
         self.run_until(lambda: all(is_readable(client) for client in clients))
 
+    def status(self, client: socket.socket) -> int:
+        """Run until this client has a response, and return its status."""
+        self.run_until_readable(client)
+        return int(client.recv(10_000)[9:12])
+
     def run_until_state(self, connection: Connection, state: str) -> None:
         self.run_until(lambda: connection.state == state)
 
