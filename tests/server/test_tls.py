@@ -1,4 +1,4 @@
-"""TLS in memory, in the event loop and in a worker. Some clients use OpenSSL; others encrypt records themselves."""
+"""TLS in the event loop and in a worker. Some clients use OpenSSL; others encrypt records themselves."""
 
 import random
 import socket
@@ -12,7 +12,7 @@ import pytest
 
 from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
 from plants.server.request import HTTPError
-from plants.server.tls import HANDSHAKE_BYTES, READ_BYTES, TLS, restricted
+from plants.server.tls import HANDSHAKE_BYTES, restricted
 from tests.support.loop_driver import GET, Admitting, Driver, Recording, fill, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
 from tests.support.worker_server import running_worker
@@ -31,55 +31,6 @@ def context(certificate: Path) -> ssl.SSLContext:
     return server_context(certificate)
 
 
-@pytest.fixture
-def tls(context: ssl.SSLContext) -> TLS:
-    return TLS(context)
-
-
-def receive(tls: TLS, ciphertext: bytes, step: int = READ_BYTES) -> bytes:
-    """Pass ciphertext to the server as the event loop does, step by step."""
-    data = b""
-    for start in range(0, len(ciphertext), step):
-        data += tls.receive(ciphertext[start : start + step])
-        while tls.has_more:
-            data += tls.receive(b"")
-    return data
-
-
-def connect(tls: TLS, context: ssl.SSLContext, step: int = READ_BYTES) -> TLSClient:
-    """Complete a handshake, and return the client."""
-    client = TLSClient(context)
-    sent = client.step()
-    while sent:
-        assert receive(tls, sent, step) == b""
-        sent = client.step(tls.encrypt(b""))
-    assert tls.established
-    return client
-
-
-@VERSIONS
-@pytest.mark.parametrize("step", [1, 100, READ_BYTES])
-def test_data_arrives_in_both_directions(tls: TLS, version: ssl.TLSVersion, step: int) -> None:
-    client = connect(tls, trusting(version), step)
-    assert receive(tls, client.encrypt(b"request"), step) == b"request"
-    assert client.decrypt(tls.encrypt(b"response")) == b"response"
-
-
-def test_a_record_that_is_too_large_fails_the_handshake(tls: TLS) -> None:
-    with pytest.raises(ssl.SSLError):
-        tls.receive(b"\x16\x03\x01\xff\xff" + bytes(1000))
-    assert not tls.established
-    tls.close()
-
-
-def test_an_endless_handshake_is_bounded(tls: TLS) -> None:
-    # The client hello announces 64 KiB. Each record after it has one byte.
-    record = b"\x16\x03\x01\x00\x01x"
-    assert receive(tls, b"\x16\x03\x01\x00\x04\x01\x01\x00\x00" + record * (HANDSHAKE_BYTES // 6 - 2)) == b""
-    with pytest.raises(ssl.SSLError, match="handshake is too large"):
-        receive(tls, record * 3)
-
-
 @pytest.mark.parametrize(
     ("configured", "used"),
     [(ssl.TLSVersion.MINIMUM_SUPPORTED, TLS12), (ssl.TLSVersion.TLSv1_1, TLS12), (TLS12, TLS12), (TLS13, TLS13)],
@@ -92,25 +43,6 @@ def test_the_minimum_version_is_raised_but_not_lowered(configured: ssl.TLSVersio
     restricted(context)
     assert context.minimum_version == used
     assert context.options == options | ssl.OP_NO_RENEGOTIATION
-
-
-def test_tls_1_2_requires_an_aead_cipher(certificate: Path) -> None:
-    client, server = trusting(TLS12), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate)
-    client.set_ciphers("ECDHE-ECDSA-AES128-SHA256")  # This suite encrypts in CBC mode.
-    connect(TLS(server), client)
-    with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
-        connect(TLS(restricted(server)), client)
-    server.set_ciphers("ECDHE-ECDSA-AES128-SHA256")
-    with pytest.raises(ssl.SSLError, match="No cipher"):
-        restricted(server)
-
-
-def test_a_client_that_offers_http_2_gets_http_1_1(context: ssl.SSLContext) -> None:
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    client = trusting(TLS13)
-    client.set_alpn_protocols(["h2", "http/1.1"])
-    assert connect(TLS(restricted(context)), client).ssl.selected_alpn_protocol() == "http/1.1"
 
 
 # In the event loop
@@ -137,8 +69,9 @@ def driver(context: ssl.SSLContext) -> Iterator[Driver]:
 class Peer:
     """A TLS client of an event loop."""
 
-    def __init__(self, driver: Driver, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, driver: Driver, context: ssl.SSLContext | None = None, packet_bytes: int = 1_000_000) -> None:
         self.driver = driver
+        self.packet_bytes = packet_bytes
         self.sock, self.connection = driver.connect()
         self.sock.setblocking(False)
         self.client = TLSClient(context or trusting())
@@ -147,9 +80,10 @@ class Peer:
             sent = self.client.step(self.exchange(sent))
 
     def exchange(self, ciphertext: bytes) -> bytes:
-        """Send ciphertext, run one iteration, and return the bytes that the server has sent, if any."""
-        self.sock.sendall(ciphertext)
-        self.driver.run_once()
+        """Send ciphertext, run one iteration for each packet, and return the bytes that the server has sent, if any."""
+        for start in range(0, len(ciphertext), self.packet_bytes):
+            self.sock.sendall(ciphertext[start : start + self.packet_bytes])
+            self.driver.run_once()
         return self.received()
 
     def received(self) -> bytes:
@@ -173,6 +107,41 @@ def with_records(driver: Driver, tmp_path: Path) -> tuple[Peer, Records13]:
 WithRecords = tuple[Peer, Records13]
 
 
+@VERSIONS
+@pytest.mark.parametrize("packet_bytes", [1, 100, 16_384])
+def test_data_arrives_in_both_directions(driver: Driver, version: ssl.TLSVersion, packet_bytes: int) -> None:
+    peer = Peer(driver, trusting(version), packet_bytes)
+    assert peer.request(POST + b"plaintext").endswith(b"\r\n\r\nplaintext")
+
+
+def test_a_client_that_offers_http_2_gets_http_1_1(driver: Driver) -> None:
+    context = trusting()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    assert Peer(driver, context).client.ssl.selected_alpn_protocol() == "http/1.1"
+
+
+def test_tls_1_2_requires_an_aead_cipher(driver: Driver, context: ssl.SSLContext) -> None:
+    client = trusting(TLS12)
+    client.set_ciphers("ECDHE-ECDSA-AES128-SHA256")  # This suite encrypts in CBC mode.
+    with pytest.raises(ssl.SSLError, match="HANDSHAKE_FAILURE"):
+        Peer(driver, client)
+    context.set_ciphers("ECDHE-ECDSA-AES128-SHA256")
+    with pytest.raises(ssl.SSLError, match="No cipher"):
+        restricted(context)
+
+
+def test_an_endless_handshake_is_bounded(driver: Driver) -> None:
+    # The client hello announces 64 KiB. Each record after it has one byte.
+    record = b"\x16\x03\x01\x00\x01x"
+    hello = b"\x16\x03\x01\x00\x04\x01\x01\x00\x00"
+    client, connection = driver.connect(hello + record * (HANDSHAKE_BYTES // 6 - 2))
+    driver.run_once()
+    driver.run_until(lambda: not driver.loop.shared.unfinished_connections)
+    assert connection.state == OPEN
+    client.sendall(record * 3)
+    driver.run_until_state(connection, CLOSED)
+
+
 def test_a_stranger_cannot_send_a_large_body_with_its_head(driver: Driver) -> None:
     peer = Peer(driver)
     ciphertext = peer.client.encrypt(post("/stranger", 20_000))
@@ -192,8 +161,15 @@ def test_a_large_response_is_sent_as_the_client_reads_it(driver: Driver, version
     assert data.endswith(LARGE)
 
 
-def test_a_failed_handshake_sends_its_alert(driver: Driver) -> None:
-    client, _ = driver.connect(TLSClient(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1))
+NO_HANDSHAKE = {
+    "TLS 1.1": TLSClient(trusting(TLS12)).step().replace(b"\x03\x03", b"\x03\x02", 1),
+    "a record that is too large": b"\x16\x03\x01\xff\xff" + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("sent", NO_HANDSHAKE.values(), ids=NO_HANDSHAKE)
+def test_a_failed_handshake_sends_its_alert(driver: Driver, sent: bytes) -> None:
+    client, _ = driver.connect(sent)
     driver.run_once()
     assert client.recv(1000)[:1] == b"\x15"
     assert client.recv(1000) == b""
