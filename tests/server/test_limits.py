@@ -171,8 +171,3 @@ def test_trailers_have_the_limits_of_the_head() -> None:
         data = b"0\r\n" + b"X-A: a\r\n" * count + b"\r\n"
         for cut in range(len(data)):
             assert rejection(feed, ChunkedBody(LIMITS), data[:cut], data[cut:]) == status
-
-
-def test_incomplete_trailers_have_the_limit_of_a_growing_head() -> None:
-    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(1 + HEAD_BYTES, b"a")) == 0
-    assert rejection(feed, ChunkedBody(LIMITS), b"0\r\nX-A: ".ljust(2 + HEAD_BYTES, b"a")) == 431

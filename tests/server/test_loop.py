@@ -246,12 +246,10 @@ def test_a_probe_does_not_wait_for_an_incomplete_body(make: Make, fields: bytes)
     assert client.recv(1000) == b""
 
 
-@pytest.mark.parametrize("is_chunked", [False, True], ids=["sized", "chunked"])
 @pytest.mark.parametrize("size", [1000, 1001])
-def test_only_a_body_within_the_limit_reaches_the_application(driver: Driver, is_chunked: bool, size: int) -> None:
-    fields = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {size}"
-    body = f"{size:x}\r\n{'x' * size}\r\n0\r\n\r\n" if is_chunked else "x" * size
-    client, _ = driver.connect(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n{body}".encode())
+def test_only_a_chunked_body_within_the_limit_reaches_the_application(driver: Driver, size: int) -> None:
+    head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client, _ = driver.connect(f"{head}{size:x}\r\n{'x' * size}\r\n0\r\n\r\n".encode())
     driver.run_until_readable(client)
     response = client.recv(10_000)
     assert (b"Connection: close" in response) == (size > 1000)

@@ -80,21 +80,16 @@ class TLSClient:
         return data
 
 
-def _secret(keylog: Path, label: str) -> bytes:
-    """Return a secret of the only connection in a key log."""
-    (secret,) = re.findall(rf"^{label} \w+ (\w+)$", keylog.read_text(), re.MULTILINE)
-    return bytes.fromhex(secret)
-
-
 class Records13:
     """The records of a TLS 1.3 client whose handshake is complete and whose own TLS object sends nothing more.
 
-    :param keylog: the ``keylog_filename`` of the client's context.
+    :param keylog: the ``keylog_filename`` of the client's context, which has had no other connection.
     """
 
     def __init__(self, client: ssl.SSLObject | ssl.SSLSocket, keylog: Path) -> None:
         assert client.cipher()[0] == "TLS_AES_256_GCM_SHA384"  # type: ignore[index]  # The handshake is complete.
-        self._derive_keys(_secret(keylog, "CLIENT_TRAFFIC_SECRET_0"))
+        (secret,) = re.findall(r"^CLIENT_TRAFFIC_SECRET_0 \w+ (\w+)$", keylog.read_text(), re.MULTILINE)
+        self._derive_keys(bytes.fromhex(secret))
 
     def data(self, data: bytes) -> bytes:
         return self._encrypt(data + b"\x17")
