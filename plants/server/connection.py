@@ -196,13 +196,18 @@ class Connection:
         self.deadline = shared.now + seconds
         if state in (IDLE, CLOSING, CLOSED):
             shared.place_holders.discard(self)
-        self._note_activity()
+        if self._network is not None:
+            self._note_activity()
+        elif state == IDLE:
+            shared.evictable[self] = None
+        else:
+            shared.evictable.pop(self, None)
 
     def _note_activity(self) -> None:
         """If the worker is full, close this connection after those that have been inactive for longer."""
         evictable = self._shared.evictable
         evictable.pop(self, None)
-        if self.state == IDLE or (self._network is not None and self.state not in (RESPONDING, CLOSED)):
+        if self._network is not None and self.state not in (RESPONDING, CLOSED):
             evictable[self] = self._network
 
     def _receive(self) -> None:
