@@ -549,7 +549,9 @@ def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int) 
     driver = make(app=gated, threads=threads, body_bytes=10**6)
     large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
     driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
-    driver.run_until(lambda: gated.paths)
+    sweeps: list[None] = []
+    driver.loop.on_sweep = lambda: sweeps.append(None)
+    driver.run_until(lambda: gated.paths and sweeps)
     assert sys.getswitchinterval() < 0.001  # so that the thread often lets the event loop continue
     small, _ = driver.connect(get("/free"))
     driver.run_until_readable(small)
