@@ -12,11 +12,11 @@ must be thread-safe.
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
 has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.
 
-The response. It is held in memory and sent whole, with a ``Content-Length``, which for HEAD and 304 is the
-application's, if there is one. So an application must not stream, and its responses should be small: what a client has
-not read above 64 KiB needs one of 64 places, and without one the connection is closed. ``start_response`` may be called
-until the first block of the body is requested, or by the iteration of the body. ``server.stopping`` is true while the
-worker stops.
+The response. It is held in memory and sent whole, with the server's ``Date``, and with a ``Content-Length``, which for
+HEAD and 304 is the application's, if there is one. So an application must not stream, and its responses should be
+small: what a client has not read above 64 KiB needs one of 64 places, and without one the connection is closed.
+``start_response`` may be called until the first block of the body is requested, or by the iteration of the body.
+``server.stopping`` is true while the worker stops.
 
 Pending work. An application may append to the list ``server.pending`` a pair of functions for work that its request
 shares with others, such as a commit, and respond at once. If its response is a success, the server calls the first one
