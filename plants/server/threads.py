@@ -46,7 +46,7 @@ class Call:
         try:
             self._blocks.extend(iterable)
         finally:
-            if hasattr(iterable, "close") and iterable.close:
+            if hasattr(iterable, "close"):
                 iterable.close()
             request.environ.pop("wsgi.input", None)  # Drop the body.
         body = b"".join(self._blocks)
