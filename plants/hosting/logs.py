@@ -64,14 +64,11 @@ class Formatter(logging.Formatter):
             line["request_id"] = request.id
         stack = _stack_of(record)
         if not self._is_json:
-            return "\n".join([_as_text(line), *(f"  {_escape(text)}" for text in stack.splitlines())])
+            lines = [" ".join(map(str, line.values())), *(f"  {text}" for text in stack.splitlines())]
+            return "\n".join(map(_escape, lines))
         if stack:
             line["stacktrace"] = stack
         return json.dumps(line, separators=(",", ":"))
-
-
-def _as_text(line: dict[str, Any]) -> str:
-    return _escape(" ".join(map(str, line.values())))
 
 
 def _escape(text: str) -> str:
@@ -161,9 +158,14 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
 
 
 def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    line = json.loads(_json_line(request, response, error, seconds, level), parse_float=str)
-    del line["route"]
-    return f"{_as_text(line)}\n"
+    code, message = error
+    failure = f"{code} {message} " if code else ""
+    address = request.environ.get("REMOTE_ADDR")
+    line = (
+        f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} {_shown(request)} "
+        f"{response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {address}"
+    )
+    return f"{_escape(line)}\n"
 
 
 def _shown(request: Request) -> str:
