@@ -256,8 +256,7 @@ def _main() -> None:
     parser.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1; if 0, the system chooses one")
     parser.add_argument("--token", help="the valid token; a new one if there is none")
     args = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would miss a signal that arrives just before it reads.
     try:
         with serve(token=args.token, port=args.port) as server:
             print(json.dumps({"url": server.url, "token": server.token}), flush=True)

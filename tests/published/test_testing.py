@@ -287,4 +287,4 @@ def test_the_command_ends_at_a_signal(number: signal.Signals) -> None:
         assert process.stdout
         assert json.loads(process.stdout.readline())["url"] == f"http://127.0.0.1:{port}"
         process.send_signal(number)
-        assert process.wait(60) == 0
+        assert process.wait(60) == -number
