@@ -32,10 +32,7 @@ class PlantSchema(Schema):
 
     def handle_error(self, error: ValidationError, data: Any, **options: Any) -> NoReturn:
         """Raise a 400 that names each invalid member, because a ValidationError could also come from a store."""
-        faults = [
-            f"{member}: {messages if isinstance(messages, str) else messages[0]}"  # A hook may raise a single one.
-            for member, messages in sorted(error.messages_dict.items())
-        ]
+        faults = [f"{member}: {messages[0]}" for member, messages in sorted(error.messages_dict.items())]
         # marshmallow uses the key _schema for an error of the whole document.
         message = " ".join(faults).removeprefix("_schema: ")
         raise http_error(ErrorCode.NOT_A_NEW_PLANT, f"The body is not a NewPlant. {message}")
