@@ -257,13 +257,10 @@ def _main() -> None:
     parser.add_argument("--token", help="the valid token; a new one if there is none")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would miss a signal that arrives just before it reads.
-    try:
-        with serve(token=args.token, port=args.port) as server:
-            print(json.dumps({"url": server.url, "token": server.token}), flush=True)
-            for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
-                pass
-    except (OSError, OverflowError, ValueError) as error:
-        sys.exit(f"python -m plants.testing: {error}")
+    with serve(token=args.token, port=args.port) as server:
+        print(json.dumps({"url": server.url, "token": server.token}), flush=True)
+        for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
+            pass
 
 
 if __name__ == "__main__":
