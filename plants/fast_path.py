@@ -56,7 +56,7 @@ def dumper(schema: Schema) -> Callable[[Plant], bytes]:
             value = plant[index]
             if value is not None:
                 members.append(label + encode(value))
-        return ("{" + ", ".join(members) + "}").encode()
+        return f"{{{', '.join(members)}}}".encode()
 
     return dump
 

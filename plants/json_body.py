@@ -67,9 +67,10 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
         if not chunk:
             break
         body += chunk
-    if len(body) > max_bytes:
-        raise _too_large(max_bytes)
-    if length is not None and len(body) < length:
+    if length is None:
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    elif len(body) < length:
         raise http_error(ErrorCode.MALFORMED_REQUEST, "The body is shorter than its Content-Length.")
     return body
 
@@ -87,19 +88,18 @@ def parse_json(body: bytes | bytearray) -> Any:
     :raises falcon.HTTPError: the body is not such JSON.
     """
     try:
-        text = body.decode().rstrip(_SPACE)
-        start = len(text) - len(text.lstrip(_SPACE))
+        text = body.decode().strip(_SPACE)
         # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
         if len(text) > _MAX_DEPTH < text.count("[") + text.count("{") and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
         # No literal of a short text is too long for int().
         decoder = _decoder if len(text) <= _MAX_DIGITS else _decoder_of_long_texts
-        document, end = decoder.raw_decode(text, start)
+        document, end = decoder.raw_decode(text)
     except ValueError as error:
         reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else str(error)
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {reason}.") from None
     if end < len(text):
-        raise http_error(ErrorCode.NOT_JSON, f"The body has more text after its JSON (char {end}).")
+        raise http_error(ErrorCode.NOT_JSON, "The body has more text after its JSON.")
     return document
 
 

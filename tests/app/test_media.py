@@ -117,7 +117,7 @@ def test_an_integer_of_a_million_digits_is_not_converted() -> None:
     [
         (b"\xef\xbb\xbf" + new_plant(), "byte order mark"),
         (b'["ends in a backslash: \\\\", ' + b"[" * 100, "100 arrays and objects"),
-        (b"\r\n" + new_plant() + b" x", "(char 27)"),
+        (new_plant() + b" x", "more text"),
     ],
     ids=["byte order mark", "depth", "more text"],
 )
