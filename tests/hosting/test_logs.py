@@ -225,7 +225,7 @@ def test_the_access_log_goes_to_a_file_that_usr1_opens_again(tmp_path: Path) -> 
         assert {json.loads(line)["logger"] for line in lines} == {"plants.access"}
         file.unlink()
         file.mkdir()
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
+        os.kill(children(service.process.pid)[0], signal.SIGTERM)
         service.wait_for("the access log cannot be opened: .*Is a directory")  # It serves, but without this log.
         wait_for_workers(service.process.pid, 1)
         assert service.send(method="GET", path="/livez", headers=[]).status == 200

@@ -213,6 +213,10 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_plants_server_has_a_store_of_its_own(plants_server: Server, server: Server) -> None:
+    assert (post(plants_server).status, post(server).status) == (200, 200)
+
+
 # The first test runs in a session that has not used a fixture yet.
 OTHER_PROJECT = """
 import json, sys, urllib.request
