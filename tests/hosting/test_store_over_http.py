@@ -41,6 +41,7 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
         with stall(place):
             wait_until(lambda: is_live_while_creates_wait(service, pool))
         wait_until(lambda: create(service, 100).status == 200)
+    assert not list(tmp_path.glob("*-wal"))  # The worker has closed the store, so a copy of the file is complete.
 
 
 def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(

@@ -344,6 +344,20 @@ def test_a_full_loop_never_evicts_the_only_client_of_an_address(full: FullDriver
     assert honest.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+def test_a_full_loop_warns_once_of_clients_in_quick_succession(
+    full: FullDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweeps: list[None] = []
+    full.loop.on_sweep = lambda: sweeps.append(None)
+    for _ in range(4):
+        full.accept()
+    full.run_until(lambda: turned_away(caplog) == 1)
+    full.accept()
+    sweeps.clear()
+    full.run_until(lambda: len(sweeps) > 1)
+    assert turned_away(caplog) == 1
+
+
 def test_a_full_loop_closes_idle_clients_with_a_token_last(full: FullDriver, caplog: pytest.LogCaptureFixture) -> None:
     upload = full.accept(post("/trusted", 900)[:-1])
     crowd = [full.accept() for _ in range(5)]
