@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import chain
 from operator import length_hint
 from pathlib import Path
 from typing import Self, TypeVar
@@ -230,9 +231,9 @@ class _Connection(sqlite3.Connection):
         """Insert plants; if SQLite does not insert one, the transaction goes on."""
         outcomes: Outcomes = [None] * len(plants)
         remaining = iter(plants)
-        while length_hint(remaining):
+        for plant in remaining:  # Each attempt takes at least one plant, even if SQLite cannot prepare the statement.
             try:
-                self.executemany(_INSERT, remaining)
+                self.executemany(_INSERT, chain([plant], remaining))
             except (sqlite3.Error, ValueError, OverflowError) as error:
                 index = len(plants) - length_hint(remaining) - 1
                 outcomes[index] = _blame_plant(plants[index], error)

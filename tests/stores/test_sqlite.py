@@ -541,6 +541,16 @@ def test_a_refused_plant_fails_alone(
     store.check()  # It is no outage.
 
 
+def test_a_check_with_a_function_of_another_program_refuses_every_plant(store: SQLiteStore, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.create_function("known", 1, bool, deterministic=True)
+        other.execute("CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT, tag TEXT CHECK (known(name)))")
+    store.prepare()
+    with locked(path):
+        futures = [submit(store, Plant(plant_id, "oak")) for plant_id in range(3)]
+    assert {type(future.exception()) for future in futures} == {PlantRefused}
+
+
 def test_a_check_fails_for_some_seconds_after_every_plant_was_refused(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
