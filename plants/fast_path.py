@@ -82,10 +82,10 @@ def _load_rule(field: Any) -> tuple[Any, object, Callable[[Any], object]]:
 
 def _check(validator: Any) -> Any:
     """Return a function, faster than the validator if possible. If its result is false, marshmallow decides."""
-    match validator:
-        case Regexp():
-            return validator.regex.match
-        case Range(min=int(least), max=int(most), min_inclusive=True, max_inclusive=True):
+    if type(validator) is Regexp:  # A subclass may decide otherwise.
+        return validator.regex.match
+    if type(validator) is Range and validator.min_inclusive and validator.max_inclusive:
+        least, most = validator.min, validator.max
+        if least is not None and most is not None:
             return lambda value: least <= value <= most
-        case _:
-            return validator
+    return validator

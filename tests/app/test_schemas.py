@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
-from marshmallow import Schema, fields
+from marshmallow import Schema, ValidationError, fields
 from marshmallow.validate import Length, OneOf, Range, Regexp
 
 from plants import MAX_BODY_BYTES
@@ -193,6 +193,24 @@ def test_the_fast_path_loads_as_marshmallow_does(document: Any) -> None:
     check_load(NewPlantSchema(), document)
 
 
+class LowerCase(Regexp):
+    """A validator whose pattern alone does not decide."""
+
+    def __call__(self, value: Any) -> Any:
+        if not value.islower():
+            raise ValidationError("Must be in lower case.")
+        return value
+
+
+class Even(Range):
+    """A validator whose bounds alone do not decide."""
+
+    def __call__(self, value: Any) -> Any:
+        if value % 2:
+            raise ValidationError("Must be even.")
+        return super().__call__(value)
+
+
 DECLARATIONS = [
     fields.String(),
     fields.String(required=True),
@@ -205,6 +223,8 @@ DECLARATIONS = [
     fields.Integer(validate=Range(0, 5)),
     fields.Integer(validate=Range(0, 5, min_inclusive=False)),
     fields.Integer(validate=Range(0, 5, max_inclusive=False)),
+    fields.String(validate=LowerCase("[A-F]")),
+    fields.Integer(validate=Even(0, 6)),
 ]
 
 
