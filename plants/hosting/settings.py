@@ -135,4 +135,4 @@ def settings_with_token(environ: MutableMapping[str, str]) -> Settings:
         return settings
     environ["PLANTS_TOKENS"] = token = secrets.token_urlsafe(32)
     logging.getLogger("plants").warning("no token is set; a new one is valid until the service stops: %s", token)
-    return Settings.from_environ(environ)
+    return settings._replace(tokens=Tokens([token]))
