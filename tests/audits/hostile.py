@@ -136,7 +136,7 @@ def cost_of(service: Target, head: bytes, count: int) -> float:
     return (service.cpu_seconds() - before) / count * 1000
 
 
-def dear_requests(service: Target, count: int = 60, most: float = 1.5) -> Verdict:
+def dear_requests(service: Target, count: int = 60, most: float = 1.0) -> Verdict:
     """Send the dearest heads of strangers; none may cost more than ``most`` ms of processor time."""
     memory = service.memory()
     costs = {cost_of(service, head, count): head for head in dear_heads()}

@@ -9,7 +9,8 @@ To fill a disk, the audit mounts a small one, which needs root. An outage passes
   an earlier attempt of the same client, or by a rival.
 - Some client gets a 200 within 5 s after the outage.
 - All conditions of tests.audits.kills hold.
-- Each probe (/livez) gets a 200 within 0.5 s.
+- Each probe (/livez) gets a 200. The slowest one takes at most 0.1 s longer than the slowest one of an idle service,
+  which shows the delay of the machine.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ CLIENTS = 64
 PAUSE_SECONDS = 0.02  # of a client between a response and its next request
 RESPONSE_SECONDS = 5.0  # what the service promises
 OUTAGE_SECONDS = 10.0
-MAX_PROBE_SECONDS = 0.5
+MAX_PROBE_DELAY_SECONDS = 0.1
 WARM_UP_SECONDS = 3.0
 DISK_MIB = 100  # An empty PostgreSQL fits, with some space left.
 
@@ -160,7 +161,9 @@ def run(name: str) -> Verdict:
         url = prepare(name, place)
         with (
             Deployment(url, "--workers 2") as service,
+            Deployment("memory:") as idle_service,
             Bystander(service.url) as probes,
+            Bystander(idle_service.url) as idle_probes,
             JournaledLoad(service, clients=CLIENTS, pause=PAUSE_SECONDS) as load,
         ):
             time.sleep(WARM_UP_SECONDS)
@@ -170,7 +173,7 @@ def run(name: str) -> Verdict:
             time.sleep(RESPONSE_SECONDS)
         findings = audit_load(url, load)
     findings.update(faults_of([response for _, response in load.journal], ended))
-    verdict, of_probes = verdict_on(findings), probes.verdict(MAX_PROBE_SECONDS)
+    verdict, of_probes = verdict_on(findings), probes.verdict(idle_probes.slowest + MAX_PROBE_DELAY_SECONDS)
     return Verdict(verdict.holds and of_probes.holds, f"{verdict.summary}; /livez: {of_probes.summary}")
 
 

@@ -14,7 +14,7 @@ SHORT: dict[Callable[..., Verdict], dict[str, Any]] = {
     hostile.memory_of_heads: {"clients": 200},
     hostile.memory_of_handshakes: {"clients": 100},
     hostile.unread_responses: {"clients": 6},
-    hostile.dear_requests: {"count": 8, "most": 10},
+    hostile.dear_requests: {"count": 8, "most": 5},
     hostile.single_bytes: {"clients": 100, "dear": 5, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.tiny_records: {"clients": 6, "seconds": 0.4, "limit": PATIENT_SECONDS},
     hostile.large_bodies: {"clients": 4, "seconds": 0.4, "limit": PATIENT_SECONDS},
