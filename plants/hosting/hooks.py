@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import falcon
 
@@ -29,10 +29,9 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class PlantService(Service):
     """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
-    def __init__(self, hosted: HostedService, log: Any, access_log: AccessLog, metrics: Metrics | None) -> None:
+    def __init__(self, hosted: HostedService, access_log: AccessLog, metrics: Metrics | None) -> None:
         self._auth = hosted.api.auth
         self._router = hosted.api.router
-        self._log = log
         self._access_log = access_log
         self._metrics = metrics
         self._lines = ""

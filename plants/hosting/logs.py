@@ -148,7 +148,7 @@ class AccessLog:
 def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
     code, message = error
     failure = f'"error_code":{code},"error_message":{json.dumps(message)},' if code else ""
-    address = request.environ.get("REMOTE_ADDR")  # The application may have changed it.
+    address = request.environ["REMOTE_ADDR"]
     return (
         f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
         f'"request_id":"{request.id}","method":{_quoted(request.method)},'
@@ -160,7 +160,7 @@ def _json_line(request: Request, response: Response, error: tuple[int, str], sec
 def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
     code, message = error
     failure = f"{code} {message} " if code else ""
-    address = request.environ.get("REMOTE_ADDR")
+    address = request.environ["REMOTE_ADDR"]
     line = (
         f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} {_shown(request)} "
         f"{response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {address}"

@@ -66,7 +66,7 @@ class Worker(ServerWorker):
 
     def make_service(self) -> PlantService:
         """Return the object whose methods the event loop calls."""
-        return PlantService(self.hosted, self.log, self._access_log, self.metrics)
+        return PlantService(self.hosted, self._access_log, self.metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
