@@ -62,14 +62,16 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
 
 
 def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
-    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n".encode()
+    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+    head += b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
     with serving("--worker-connections=4") as service, ExitStack() as stack:
-        slow = [stack.enter_context(service.client()).send(head + b"x") for _ in range(4)]
+        slow = [stack.enter_context(service.client()).send(head) for _ in range(4)]
+        assert [client.response().status for client in slow] == [100] * 4  # The worker has read the four tokens.
         refused = stack.enter_context(service.client()).send(head).response()
         assert (refused.status, refused.error, refused.headers["retry-after"]) == (503, 50300, "1")
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(headers=[]).status == 401
-        assert [client.send(b"x" * 8).response().status for client in slow] == [415] * 4
+        assert [client.send(b"x" * 9).response().status for client in slow] == [415] * 4
 
 
 def test_the_body_of_a_request_for_a_public_path_is_not_received(service: Service) -> None:
