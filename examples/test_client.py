@@ -6,8 +6,6 @@ import urllib.request
 
 import pytest
 
-from plants import StoreUnavailable
-
 
 def create(url: str, token: str, **plant: object) -> object:
     """Create a plant: this function is the client under test."""
@@ -22,7 +20,7 @@ def test_the_client_creates_a_plant(plants_server):
 
 
 def test_the_client_raises_if_the_store_is_down(plants_server):
-    plants_server.store.fault = StoreUnavailable("for this test")
+    plants_server.store.fail()
     with pytest.raises(urllib.error.HTTPError, match="503") as raised:
         create(plants_server.url, plants_server.token, id=1, name="Fern")
     raised.value.close()

@@ -13,7 +13,7 @@ from plants.stores import PlantIdInUse, PlantRefused, StoreUnavailable
 
 # The headers of every response; only the page and the metrics have a Content-Type of their own.
 HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-_RETRY = {"Retry-After": "1"}  # in seconds
+RETRY_AFTER = {"Retry-After": "1"}  # in seconds
 _MAX_MESSAGE = 499
 
 _log = logging.getLogger(__name__)
@@ -48,12 +48,11 @@ class ErrorCode(IntEnum):
 
 
 _MESSAGES = {int(code): code.message for code in ErrorCode}
-_RETRY_CODES = {42900, ErrorCode.UNAVAILABLE}  # Only plants.testing responds with 42900.
 
 
 def http_error(code: ErrorCode, message: str | None = None, headers: dict[str, str] | None = None) -> falcon.HTTPError:
     """Return the exception for an error code; ``message`` defaults to the table's."""
-    return falcon.HTTPError(code // 100, description=message or code.message, headers=headers, code=code)
+    return falcon.HTTPError(code // 100, description=message, headers=headers, code=code)
 
 
 def error_message(code: int, message: str | None = None) -> str:
@@ -67,7 +66,7 @@ def error_response(error: BaseException) -> tuple[str, list[tuple[str, str]], by
     http = _as_http_error(error)
     # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
     code = http.code or http.status_code * 100
-    headers = HEADERS | (_RETRY if code in _RETRY_CODES else {}) | dict(http.headers or {})
+    headers = HEADERS | (RETRY_AFTER if code == ErrorCode.UNAVAILABLE else {}) | dict(http.headers or {})
     body = json.dumps({"error": code, "message": error_message(code, http.description)}).encode()
     return falcon.code_to_http_status(http.status), [*headers.items()], body
 

@@ -26,19 +26,26 @@ from waitress.channel import ClientDisconnected
 from plants import MAX_BODY_BYTES
 from plants.app import OPERATIONS, PlantApp
 from plants.auth import CHALLENGE
-from plants.errors import respond
+from plants.errors import RETRY_AFTER, respond
 from plants.probes import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
 _MAX_DELAYED_REQUESTS = 16
-_HEADERS_OF_FAILURES = {401: {"WWW-Authenticate": CHALLENGE}, 405: {"Allow": "POST, OPTIONS"}}  # as RFC 9110 requires
+_HEADERS_OF_FAILURES = {
+    401: {"WWW-Authenticate": CHALLENGE},  # RFC 9110 requires the first two.
+    405: {"Allow": "POST, OPTIONS"},
+    429: RETRY_AFTER,
+}
 _FAILURES = {"close", "cut", *(status for status in HTTPStatus if status >= HTTPStatus.BAD_REQUEST)}
 
 
 class FaultyStore(PlantStore):
     """A store that fails and waits on demand. It stores plants in the wrapped store, or in a dictionary."""
+
+    #: the exception of ``add`` and ``check``, which ``fail`` sets: StoreUnavailable becomes 503, others 500
+    fault: Exception | None
 
     def __init__(self, store: PlantStore | None = None) -> None:
         self._wrapped_store = store
@@ -57,27 +64,16 @@ class FaultyStore(PlantStore):
         ended, self._new_delay = self._new_delay, threading.Event()
         ended.set()
 
-    @property
-    def fault(self) -> Exception | None:
-        """The exception of ``add`` and ``check``: StoreUnavailable becomes 503, PlantIdInUse 400, others 500."""
-        # A reused exception would collect the tracebacks of all requests.
-        return self._fault and self._fault.with_traceback(None)
-
-    @fault.setter
-    def fault(self, fault: Exception | None) -> None:
-        self._fault, self._failures_left = fault, math.inf
-
     def fail(self, fault: Exception | None = None, *, times: float = math.inf) -> None:
         """Make the next ``times`` adds raise ``fault``. By default, all adds from now on raise StoreUnavailable."""
         with self._lock:
             self.fault = (fault or StoreUnavailable("on demand")) if times else None
-            self._failures_left = times
+            self._failures_left = times or math.inf
 
     def reset(self) -> None:
         """Remove the fault, the delay and the plants, but not the plants of a wrapped store."""
-        with self._lock:
-            self.fault = None
-            self._store: PlantStore = MemoryStore() if self._wrapped_store is None else self._wrapped_store
+        self.fail(times=0)
+        self._store: PlantStore = MemoryStore() if self._wrapped_store is None else self._wrapped_store
         self.delay = 0.0
 
     def add(self, plant: Plant) -> None:
@@ -89,9 +85,9 @@ class FaultyStore(PlantStore):
             fault = self.fault
             self._failures_left -= 1
             if self._failures_left <= 0:
-                self.fault = None
+                self.fault, self._failures_left = None, math.inf
         if fault:
-            raise fault
+            raise fault.with_traceback(None)  # Otherwise, it would collect the tracebacks of all requests.
         return store.add(plant)  # An asynchronous store returns a coroutine, which the application rejects.
 
     def get(self, plant_id: int) -> Plant | None:
@@ -101,7 +97,7 @@ class FaultyStore(PlantStore):
     def check(self) -> None:
         """Raise the fault."""
         if fault := self.fault:
-            raise fault
+            raise fault.with_traceback(None)
         self._store.check()
 
     def close(self) -> None:

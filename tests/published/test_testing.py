@@ -74,7 +74,6 @@ def test_a_fault_lasts_for_n_requests_or_until_it_is_removed(server: Server, cap
     server.store.fail(RuntimeError("on demand"), times=1)
     assert [post(server, id=number).status for number in (2, 2)] == [500, 200]
     caplog.clear()
-    server.store.fail(times=1)
     server.store.fault = LookupError("from now on")
     assert [post(server).status for _ in range(3)] == [500] * 3
     # A reused exception must not collect the tracebacks of all requests.
