@@ -1,6 +1,5 @@
 """Read the body of a request in bounded memory, and parse it as strict JSON (RFC 8259)."""
 
-import codecs
 import json
 import math
 import re
@@ -96,8 +95,7 @@ def parse_json(body: bytes | bytearray) -> Any:
         decoder = _decoder if len(text) <= _MAX_DIGITS else _decoder_of_long_texts
         document, end = decoder.raw_decode(text)
     except ValueError as error:
-        reason = "it starts with a byte order mark" if body.startswith(codecs.BOM_UTF8) else str(error)
-        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {reason}.") from None
+        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
     if end < len(text):
         raise http_error(ErrorCode.NOT_JSON, "The body has more text after its JSON.")
     return document

@@ -55,8 +55,7 @@ def test_a_read_that_raises_is_400(app: Any, store: PlantStore, error: Exception
     assert store.get(1) is None
 
 
-@pytest.mark.usefixtures("lowest_digit_limit")
-@pytest.mark.parametrize("length", ["25", " 25\t", pytest.param(f"{25:0640}", id="640 digits, most of them zeros")])
+@pytest.mark.parametrize("length", [" 25\t", "0025"])
 def test_a_content_length_may_have_white_space_or_leading_zeros(app: Any, length: str) -> None:
     assert call(app, Stream(new_plant()), CONTENT_LENGTH=length).plant == {"name": "Fern"}
 
@@ -110,19 +109,6 @@ def test_an_integer_of_a_million_digits_is_not_converted() -> None:
     assert call(app, io.BytesIO(with_id(digits)), wsgi_input_terminated=True).error == 40002
     body = new_plant()[:-1] + f', "x": {digits}}}'.encode()
     assert call(app, io.BytesIO(body), wsgi_input_terminated=True).plant == {"name": "Fern"}
-
-
-@pytest.mark.parametrize(
-    ("body", "part"),
-    [
-        (b"\xef\xbb\xbf" + new_plant(), "byte order mark"),
-        (b'["ends in a backslash: \\\\", ' + b"[" * 100, "100 arrays and objects"),
-        (new_plant() + b" x", "more text"),
-    ],
-    ids=["byte order mark", "depth", "more text"],
-)
-def test_the_message_names_the_error_in_the_body(app: Any, body: bytes, part: str) -> None:
-    assert part in call(app, io.BytesIO(body), wsgi_input_terminated=True).message
 
 
 PIECES = [b'{"id":', b"1", b',"name":', b'"', b"\\u", b"\xe2\x82\xac", b"[", b"]", b"}", b"NaN", b"-", b"e9"]
