@@ -93,10 +93,9 @@ BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.usefixtures("check_always")
-@pytest.mark.parametrize("repaired", ["first\n", "second\n"])
 @pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
 def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
-    path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str, repaired: str
+    path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
 ) -> None:
     tokens = TokenFile(path)
     assert accepted(tokens) == ["first"]
@@ -109,9 +108,9 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert "not a token" not in caplog.text
     new = path.with_name("new")
     caplog.set_level(logging.INFO)
-    new.write_text(repaired)
+    new.write_text("first\n")
     new.replace(path)
-    assert accepted(tokens) == repaired.split()
+    assert accepted(tokens) == ["first"]
     assert caplog.messages[1:] == ["the token file has changed; valid tokens: 1"]
 
 
