@@ -2,14 +2,10 @@
 
 import ast
 import re
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import plants
-from tests.support.hosted import CHECKOUT, output_of
 
 PACKAGE = Path(str(plants.__file__)).parent
 MODULES = {
@@ -58,12 +54,3 @@ def test_no_import_is_circular() -> None:
 def test_a_layer_imports_only_the_layers_below_it() -> None:
     imports = [(module, imported) for module in MODULES for imported in imports_of(module)]
     assert [pair for pair in imports if layer_of(pair[1]) not in ALLOWED[layer_of(pair[0])]] == []
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_embedding_and_fixtures_need_no_name_that_windows_lacks() -> None:
-    program = (
-        "import os; assert not hasattr(os, 'fork'); import plants, plants.app, plants.testing, plants.stores.sqlite"
-    )
-    simulation = {"PYTHONPATH": str(CHECKOUT / "tests/support/other_systems"), "SIMULATED_SYSTEM": "Windows"}
-    output_of(sys.executable, "-c", program, **simulation)
