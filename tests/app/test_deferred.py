@@ -1,13 +1,11 @@
 """Creates whose commit the server waits for, whatever wraps the application, Falcon or the store."""
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from wsgiref.util import setup_testing_defaults
 
 import bottle  # type: ignore[import-untyped]
 import falcon
@@ -17,54 +15,42 @@ from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.server.request import Request
-from plants.server.response import Response
-from plants.server.threads import Caller
 from plants.stores import Done, GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
 from tests.support.calls import no_reference_cycle
 from tests.support.hosted import CHECKOUT
-from tests.support.loop_driver import PIPE, new_request
+from tests.support.loop_driver import Driver
 from tests.support.process import wait_until
 
 App = Callable[..., Iterable[bytes]]
-LOG = logging.getLogger("tests.server")
 
 
 def results(app: App, *bodies: bytes) -> list[tuple[int, bytes]]:
-    """Create plants as the server does; return the status and the body of each response, in the order of the plants.
-
-    An application that failed is a 500.
-    """
-    return [(int(each.status[:3]), each.body) if each else (500, b"") for each in responses(app, *bodies)]
+    """Create plants, one after the other, through the event loop; return the status and the body of each response."""
+    with served(app) as create:
+        return [(int(head[9:12]), content) for head, content in map(create, bodies)]
 
 
-def responses(app: App, *bodies: bytes) -> list[Response | None]:
-    caller = Caller(LOG, PIPE[1])
-    no_connection: Any = None
-    requests = [new_request(app, **ENVIRON, CONTENT_LENGTH=str(len(body))) for body in bodies]
-    for request, body in zip(requests, bodies, strict=True):
-        setup_testing_defaults(request.environ)
-        caller.call((no_connection, request), body)
-    caller.begin_work()
-    found: dict[Request, Response | None] = {}
+@contextmanager
+def served(app: App) -> Iterator[Callable[[bytes], tuple[bytes, bytes]]]:
+    """Return a function that creates a plant; it returns the head of the response without its date, and the body."""
+    driver = Driver(app=app)
 
-    def are_complete() -> bool:
-        found.update((request, response) for (_, request), response in caller.completed())
-        return len(found) == len(requests)
+    def create(body: bytes) -> tuple[bytes, bytes]:
+        client, _ = driver.connect(HEAD % len(body) + body)
+        driver.run_until_readable(client)
+        head, _, content = client.recv(10_000).partition(b"\r\n\r\n")
+        return re.sub(rb"\r\nDate: .*", b"", head), content
 
-    wait_until(are_complete)
-    return [found[request] for request in requests]
+    yield create
+    driver.end()
 
 
-ENVIRON = {
-    "REQUEST_METHOD": "POST",
-    "SCRIPT_NAME": "",
-    "PATH_INFO": "/plants",
-    "CONTENT_TYPE": "application/json",
-    "HTTP_AUTHORIZATION": f"Bearer {TOKEN}",
-}
+HEAD = (
+    b"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %%d\r\n\r\n" % TOKEN.encode()
+)
 PLANTS = [new_plant(id=plant_id) for plant_id in (1, 1, 2)]
 SUCCESS = (200, b'{"name": "Fern"}')
 IN_USE = (400, b'{"error": 40003, "message": "The id 1 is in use."}')
@@ -106,19 +92,21 @@ def test_a_pending_error_is_like_any_other(error: Exception, caplog: pytest.LogC
     app = plants.create_app(FailingStore(error), tokens=[TOKEN])
     found = []
     for each in (app, partial(waiting, app)):
-        [response] = responses(each, new_plant())
-        assert response
+        with served(each) as create:
+            response = create(new_plant())
         log = [(record.name, record.levelno, record.message, bool(record.exc_info)) for record in caplog.records]
-        found.append((response.status, response.head, response.body, log))
+        found.append((response, log))
         caplog.clear()
     assert found[0] == found[1]
     assert len(log) == isinstance(error, ZeroDivisionError | falcon.HTTPStatus)
 
 
 def test_a_response_leaves_no_reference_cycle(app: App) -> None:
-    results(app, *PLANTS)
-    with no_reference_cycle():
-        assert [status for status, _ in results(app, *PLANTS)] == [400] * 3
+    with served(app) as create:
+        for _ in range(2):
+            create(new_plant())
+        with no_reference_cycle():
+            assert create(new_plant())[1] == IN_USE[1]
 
 
 def waiting(app: App, environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -200,7 +188,8 @@ def rejecting(app: App, environ: Any, start_response: Any) -> list[bytes]:
 def test_nothing_is_stored_if_a_wrapper_fails_or_rejects(
     wrapper: App, status: int, app: App, store: PlantStore
 ) -> None:
-    assert results(partial(wrapper, app), PLANTS[0])[0][0] == status
+    [(found, _)] = results(partial(wrapper, app), PLANTS[0])
+    assert found == status
     assert store.get(1) is None
 
 
@@ -209,10 +198,11 @@ def test_the_documented_middleware_adds_a_header_to_a_failed_commit(app: App) ->
     [with_cors] = re.findall(r"^def with_cors.*?(?=^```)", embedding, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"app": app}
     exec(with_cors, names)
-    _, in_use, _ = responses(names["with_cors"], *PLANTS)
-    assert in_use
-    assert in_use.status == "400 Bad Request"
-    assert in_use.head.count(b"Access-Control-Allow-Origin: *") == 1
+    with served(names["with_cors"]) as create:
+        create(new_plant())
+        head, body = create(new_plant())
+    assert body == IN_USE[1]
+    assert head.count(b"Access-Control-Allow-Origin: *") == 1
 
 
 # Stores whose add was replaced
