@@ -66,10 +66,9 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
         if not chunk:
             break
         body += chunk
-    if length is None:
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    elif len(body) < length:
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    if length is not None and len(body) < length:
         raise http_error(ErrorCode.MALFORMED_REQUEST, "The body is shorter than its Content-Length.")
     return body
 

@@ -84,11 +84,9 @@ def link_to_a_device(path: Path) -> None:
 
 
 BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty": (lambda path: path.write_text(""), "the file has no token"),
     "bad line": (lambda path: path.write_text("not a token\n"), "line 1 is neither a token"),
     "gone": (Path.unlink, "No such file"),
     "device": (link_to_a_device, "it is not a regular file"),
-    "sparse": (lambda path: os.truncate(path, 300_000_000), "it is larger than 1 MiB"),
 }
 
 

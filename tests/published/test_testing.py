@@ -210,10 +210,6 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plants_server_has_a_store_of_its_own(plants_server: Server, server: Server) -> None:
-    assert (post(plants_server).status, post(server).status) == (200, 200)
-
-
 # The first test runs in a session that has not used a fixture yet.
 OTHER_PROJECT = """
 import json, sys, urllib.request
@@ -232,7 +228,7 @@ def test_x(plants_server):
 def test_y(plants_app):
     plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=200)
 
-test_z = test_y  # The id is free again, because each test has a new store.
+test_v, test_z = test_x, test_y  # The id is free again, because each test has a new store.
 """
 
 
@@ -242,7 +238,7 @@ def test_the_fixtures_and_the_documented_test_emit_no_warning(pytester: pytest.P
     files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
     # Disable these plugins, because they take longer to load than the tests take to run.
     options = ("-W", "error", "-p", "no:hypothesispytest", "-p", "no:xdist")
-    pytester.runpytest_subprocess(*options, *files).assert_outcomes(passed=5)
+    pytester.runpytest_subprocess(*options, *files).assert_outcomes(passed=6)
 
 
 def start_command(*options: str) -> "subprocess.Popen[str]":
