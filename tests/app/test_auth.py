@@ -59,7 +59,9 @@ def test_each_of_several_tokens_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["ok", "sécret"]], ids=repr
+    "tokens",
+    ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["bearer"], ["ok", "sécret"]],
+    ids=repr,
 )
 def test_create_app_rejects_invalid_tokens_and_quotes_none(tokens: Any) -> None:
     error = ValueError if isinstance(tokens, list) and tokens != [1] else TypeError
