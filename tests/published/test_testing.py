@@ -131,19 +131,19 @@ def test_an_unusable_token_or_failure_is_rejected(server: Server) -> None:
             server.fail(wrong)
 
 
-def test_a_server_records_requests_and_responses(server: Server) -> None:
-    post(server)
-    post(server, token="wrong", name="Ivy")
-    get(server, "/livez?x=1")
-    first, second, third = server.requests
+def test_a_server_records_requests_and_responses(plants_server: Server) -> None:
+    post(plants_server)
+    post(plants_server, token="wrong", name="Ivy")
+    get(plants_server, "/livez?x=1")
+    first, second, third = plants_server.requests
     assert (first.method, first.path, first.status) == ("POST", "/plants", 200)
     assert (json.loads(first.body), json.loads(first.response)) == ({"id": 1, "name": "Fern"}, {"name": "Fern"})
-    assert first.headers["authorization"] == f"Bearer {server.token}"
+    assert first.headers["authorization"] == f"Bearer {plants_server.token}"
     assert first.headers["content-type"] == "application/json"
     assert (json.loads(second.body)["name"], second.status) == ("Ivy", 401)
     assert json.loads(second.response)["error"] == 40101
     assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, b'{"status": "live"}')
-    assert json.loads(get(server, "/openapi.json").body)["info"]["version"] == "1.0.0"
+    assert json.loads(get(plants_server, "/openapi.json").body)["info"]["version"] == "1.0.0"
 
 
 @pytest.mark.parametrize(
