@@ -54,13 +54,12 @@ def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
     elif not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
-    stream: Any = req.stream  # Not Falcon's type: with it, compiled code would reject a bytearray from read().
     limit = max_bytes + 1 if length is None else length
     body = bytearray()
     while len(body) < limit:
         try:
             # A buffered stream allocates the size that it is asked for, even if the body is smaller.
-            chunk = stream.read(min(limit - len(body), _MAX_READ_BYTES))
+            chunk = req.stream.read(min(limit - len(body), _MAX_READ_BYTES))
         except Exception as error:  # Servers raise different types for a lost client or a broken chunk.
             raise http_error(ErrorCode.MALFORMED_REQUEST) from error
         if not chunk:
