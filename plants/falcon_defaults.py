@@ -29,8 +29,8 @@ class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or i
 
     def __call__(self, env: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333)."""
-        # Falcon raises for a path that a host, such as Bottle, has decoded.
-        path = env["PATH_INFO"]
+        # PEP 3333 lets a server omit an empty path. Falcon raises for a path that a host, such as Bottle, has decoded.
+        path = env.setdefault("PATH_INFO", "")
         if not path.isascii():
             env["PATH_INFO"] = path.encode("latin-1", "replace").decode("latin-1")
         return super().__call__(env, start_response)

@@ -1,22 +1,22 @@
 """Load and dump plants as their schemas declare, at a fraction of marshmallow's cost. mypyc can compile this module.
 
-It is for the two schemas of this package, of whose fields it follows the type, the validators and ``required``. An
-option that it does not know raises a ValueError when the application is made. It does not look for hooks, but a test
-compares its results with marshmallow's. Invalid documents go through marshmallow.
+It is for the two schemas of this package, of whose fields it follows the type, the validators, ``required`` and the
+default. An option that it does not know raises a ValueError when the application is made. It does not look for hooks,
+but a test compares its results with marshmallow's. Invalid documents go through marshmallow.
 """
 
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-from marshmallow import Schema, ValidationError, fields
+from marshmallow import Schema, ValidationError, fields, missing
 from marshmallow.validate import Range, Regexp
 
 from plants.stores import Plant
 
 _KINDS: Final[dict[Any, Any]] = {fields.String: (str, encode_basestring_ascii), fields.Integer: (int, int.__repr__)}
 _OPTIONS: Final = {
-    *("required", "validate", "validators", "strict", "allow_none", "metadata", "error_messages"),
+    *("required", "load_default", "validate", "validators", "strict", "allow_none", "metadata", "error_messages"),
     *("name", "parent", "root"),  # set by the schema
 }
 _ABSENT: Final = object()
@@ -72,7 +72,9 @@ def _kind(field: Any) -> Any:
 
 
 def _load_rule(field: Any) -> tuple[Any, object, Callable[[Any], object]]:
-    default = _ABSENT if field.required else Plant._field_defaults.get(field.name, _ABSENT)
+    default = Plant._field_defaults.get(field.name, _ABSENT) if field.load_default is missing else field.load_default
+    if field.required or callable(default):
+        default = _ABSENT
     checks = [_check(validator) for validator in field.validators]
     is_valid = checks[0] if len(checks) == 1 else lambda value: all(check(value) for check in checks)
     return _kind(field)[0], default, is_valid

@@ -44,6 +44,13 @@ def test_an_environ_value_may_be_none_a_number_or_unicode(app: Any, key: str, va
     assert call(app, io.BytesIO(new_plant()), **environ).status == status
 
 
+def test_path_info_may_be_missing(app: Any) -> None:
+    """PEP 3333 allows a server to leave out every variable that is empty."""
+    statuses: list[str] = []
+    app({"REQUEST_METHOD": "POST", "wsgi.input": None, "wsgi.errors": None}, lambda status, _: statuses.append(status))
+    assert statuses == ["401 Unauthorized"]
+
+
 class AsyncStore(MemoryStore):
     async def add(self, plant: Plant) -> None:  # type: ignore[override]  # the mistake that is tested
         super().add(plant)
