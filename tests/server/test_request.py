@@ -1,15 +1,15 @@
-"""Invalid and incomplete requests: the server never passes them to the application."""
+"""Requests in packets: the server rejects what is invalid, incomplete or too large, and runs all others."""
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from plants.server.request import Request
+from plants.server.request import HEAD_BYTES, Request
 from plants.server.service import Service
-from tests.support.loop_driver import Driver
+from tests.support.loop_driver import Driver, Make
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
 POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
@@ -37,7 +37,6 @@ CHUNKED = b"Transfer-Encoding: chunked"
 HOSTILE = {
     # The request line
     "no-version": (b"POST /bad\r\n\r\n", 40000),
-    "http-0.9": (b"GET /bad\r\nHost: a\r\n\r\n", 40000),
     "http-2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 50500),
     "proxy-protocol-1": (b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + GOOD, 40000),
     "proxy-protocol-2": (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + b"\1\2\3\4" * 3 + GOOD, 40000),
@@ -45,7 +44,6 @@ HOSTILE = {
     "space-in-target": (with_target(b"/bad path"), 40000),
     "two-empty-lines-first": (b"\r\n\r\n" + GOOD, 40000),
     "nul": (b"\0" + GOOD, 40000),
-    "tls-hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 40000),
     "request-line-without-end": (b"POST /" + b"b" * 9000, 41400),
     # The target
     "no-slash": (with_target(b"bad"), 40000),
@@ -56,7 +54,6 @@ HOSTILE = {
     "other-scheme": (with_target(b"ftp://a/bad"), 40000),
     "user-information": (with_target(b"http://user:password@a/bad"), 40000),
     "no-host-in-url": (with_target(b"http:///bad"), 40000),
-    "bad-port-in-url": (with_target(b"http://a:b/bad"), 40000),
     "connect": (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", 50100),
     # The host
     "no-host": (with_hosts(), 40000),
@@ -72,9 +69,7 @@ HOSTILE = {
     "bare-cr-in-value": (with_fields(b"X-A: b\rContent-Length: 4", b"Content-Length: 0"), 40000),
     "nul-in-value": (with_fields(b"X-A: \0", b"Content-Length: 0"), 40000),
     "obs-fold": (with_fields(b"X-A: b", b" c", b"Content-Length: 0"), 40000),
-    "obs-fold-in-content-length": (with_fields(b"Content-Length:", b" 4", body=b"body"), 40000),
     "space-before-colon": (with_fields(b"Content-Length : 4", body=b"body"), 40000),
-    "tab-before-colon": (with_fields(b"Transfer-Encoding\t: chunked", body=b"0\r\n\r\n"), 40000),
     "space-before-name": (b"POST /bad HTTP/1.1\r\n Host: a\r\n\r\n", 40000),
     "no-colon": (with_fields(b"Content-Length", b"Content-Length: 0"), 40000),
     "name-with-nul": (with_fields(b"X\0A: a", b"Content-Length: 0"), 40000),
@@ -85,33 +80,26 @@ HOSTILE = {
     "two-expectations": (with_fields(b"Expect: 100-continue, a", b"Content-Length: 0"), 41700),
     # The length
     "length-plus": (with_fields(b"Content-Length: +4", body=b"body"), 40000),
-    "length-hex": (with_fields(b"Content-Length: 0x4", body=b"body"), 40000),
     "length-underscore": (with_fields(b"Content-Length: 1_0", body=b"body"), 40000),
     "length-empty": (with_fields(b"Content-Length:", body=b"body"), 40000),
-    "length-nul": (with_fields(b"Content-Length: 4\0", body=b"body"), 40000),
-    "length-not-ascii-digit": (with_fields("Content-Length: \u0664".encode(), body=b"body"), 40000),
+    "length-superscript": (with_fields(b"Content-Length: \xb2", body=b"bo"), 40000),
     "length-list": (with_fields(b"Content-Length: 4, 4", body=b"body"), 40000),
     "length-twice": (with_fields(b"Content-Length: 4", b"Content-Length: 4", body=b"body"), 40000),
     "length-not-reached": (with_fields(b"Content-Length: 5", body=b"body"), 40000),
     # Two framings
     "length-then-chunked": (with_fields(b"Content-Length: 4", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-then-length": (with_fields(CHUNKED, b"Content-Length: 4", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-and-bad-length": (with_fields(CHUNKED, b"Content-Length: x", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-twice": (with_fields(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-then-identity": (with_fields(CHUNKED, b"Transfer-Encoding: identity", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-not-last": (with_fields(CHUNKED + b", gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "gzip-then-chunked": (with_fields(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "gzip-only": (with_fields(b"Transfer-Encoding: gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "comma-then-chunked": (with_fields(b"Transfer-Encoding: , chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
     "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-vertical-tab": (with_fields(b"Transfer-Encoding: \x0bchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-no-break-space": (with_fields(CHUNKED + b"\xa0", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-after-obs-fold": (with_fields(b"Transfer-Encoding:", b" chunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-after-bare-lf": (with_fields(b"X-A: b\nTransfer-Encoding: chunked", body=b"0\r\n\r\n"), 40000),
     "chunked-in-http-1.0": (b"POST /bad HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, 40000),
     # The chunks
+    "chunk-plus": (with_chunks(b"+4\r\nbody\r\n0\r\n\r\n"), 40000),
     "chunk-0x": (with_chunks(b"0x4\r\nbody\r\n0\r\n\r\n"), 40000),
     "chunk-space-before": (with_chunks(b" 4\r\nbody\r\n0\r\n\r\n"), 40000),
     "chunk-space-after": (with_chunks(b"4 \r\nbody\r\n0\r\n\r\n"), 40000),
@@ -121,7 +109,6 @@ HOSTILE = {
     "chunk-bare-cr-in-extension": (with_chunks(b"4;a\rb\r\nbody\r\n0\r\n\r\n"), 40000),
     "chunk-bad-extension": (with_chunks(b"4;=\r\nbody\r\n0\r\n\r\n"), 40000),
     "chunk-data-too-long": (with_chunks(b"4\r\nbody too long\r\n0\r\n\r\n"), 40000),
-    "chunk-without-crlf": (with_chunks(b"4\r\nbody0\r\n\r\n"), 40000),
     "chunk-data-then-bare-lf": (with_chunks(b"4\r\nbody\n0\r\n\r\n"), 40000),
     "chunk-cut-short": (with_chunks(b"5\r\nbody"), 40000),
     "chunks-without-last": (with_chunks(b"4\r\nbody\r\n"), 40000),
@@ -153,10 +140,8 @@ def calls() -> Recorder:
 
 
 @pytest.fixture
-def driver(calls: Recorder) -> Iterator[Driver]:
-    driver = Driver(app=calls, service=Header())
-    yield driver
-    driver.end()
+def driver(make: Make, calls: Recorder) -> Any:
+    return make(app=calls, service=Header())
 
 
 def exchange(driver: Driver, *packets: bytes) -> list[bytes]:
@@ -169,6 +154,10 @@ def exchange(driver: Driver, *packets: bytes) -> list[bytes]:
     driver.run_until(lambda: not driver.loop.shared.connections)
     received = b"".join(iter(lambda: client.recv(65536), b""))
     return received.split(b"HTTP/1.1 ")[1:]
+
+
+def statuses(driver: Driver, *packets: bytes) -> list[int]:
+    return [int(response[:3]) for response in exchange(driver, *packets)]
 
 
 def in_pieces(data: bytes, size: int) -> list[bytes]:
@@ -204,18 +193,103 @@ def test_an_upgrade_to_http_2_is_ignored(driver: Driver, calls: Recorder) -> Non
     # curl --http2 and the HttpClient of Java offer it.
     fields = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
     upgrade = GOOD.replace(b"Content-Length", fields + b"Content-Length")
-    responses = exchange(driver, upgrade, GOOD)
-    assert [response[:3] for response in responses] == [b"200", b"200"]
+    assert statuses(driver, upgrade, GOOD) == [200, 200]
     assert calls == [("POST /good", b"body")] * 2
 
 
-def test_nothing_is_run_after_a_request_with_connection_close(driver: Driver, calls: Recorder) -> None:
-    closing = GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n")
-    assert [response[:3] for response in exchange(driver, closing + HIDDEN)] == [b"200"]
-    assert calls == [("POST /good", b"body")]
+LAST = {
+    "connection-close": GOOD.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n"),
+    "connect": GOOD.replace(b"POST", b"CONNECT"),  # The bytes after it may belong to a tunnel.
+}
+
+
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+def test_nothing_is_run_after_the_last_request(driver: Driver, calls: Recorder, last: bytes) -> None:
+    assert statuses(driver, last + HIDDEN) == [200]
+    assert len(calls) == 1
 
 
 def test_the_rejection_of_a_head_request_has_no_body(driver: Driver) -> None:
     (rejection,) = exchange(driver, b"HEAD / HTTP/1.1\r\n\r\n")
     assert rejection.startswith(b"400")
     assert rejection.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("line", [b"get / HTTP/1.1\r\n", b"\r\n\r\n", b"\r\n\n"])
+def test_a_malformed_line_is_rejected_before_the_head_ends(driver: Driver, line: bytes) -> None:
+    client, _ = driver.connect(line)
+    assert driver.status(client) == 400
+
+
+CHUNKS = b'5\r\nconte\r\n0002;a ; b="\\"\t;" ;c=d\r\nnt\r\n000\r\nX-A: b\r\nX-B: c\r\n\r\n'
+
+
+def test_packet_boundaries_do_not_change_a_request(driver: Driver, calls: Recorder) -> None:
+    data = b"\r\n" + with_chunks(CHUNKS) + b"\r\n" + GOOD
+    ways = [in_pieces(data, size) for size in (1, 2, 3, 5)] + [[data[:cut], data[cut:]] for cut in range(len(data))]
+    for packets in ways:
+        calls.clear()
+        assert statuses(driver, *packets) == [200, 200]
+        assert calls == [("POST /bad", b"content"), ("POST /good", b"body")]
+
+
+def test_a_method_has_3_to_20_upper_case_letters_digits_or_marks(driver: Driver, calls: Recorder) -> None:
+    def with_method(method: str) -> bytes:
+        return GOOD.replace(b"POST", method.encode())
+
+    marks = "!$%&'*+-.^_`|~0AZ"
+    valid = [f"{mark * count}ET" for mark in marks for count in (1, 18)] + [f"GE{mark}" for mark in marks]
+    exchange(driver, *map(with_method, valid))
+    assert calls == [(f"{method} /good", b"body") for method in valid]
+    for method in ("GE", "G" * 21, "GEt", "G#T", "G T", 'G"T', "G/T", "G@T", "G[T", "G{T"):
+        assert statuses(driver, with_method(method)) == [400]
+
+
+# Limits
+
+
+def with_line_of(size: int) -> bytes:
+    return with_target(b"/".ljust(size - len("POST  HTTP/1.1"), b"a"))
+
+
+def with_head_of(size: int) -> bytes:
+    fields = [b"X-A: ".ljust(4000, b"a")] * 3
+    missing = size - len(with_fields(*fields, b""))
+    return with_fields(*fields, b"X-B: ".ljust(missing, b"b"))
+
+
+LIMITS: dict[str, tuple[Callable[[int], bytes], dict[str, int], int, int]] = {
+    "line": (with_line_of, {"line_bytes": 60}, 60, 414),
+    "line-after-an-empty-one": (lambda size: b"\r\n" + with_line_of(size - 2), {"line_bytes": 60}, 60, 414),
+    "field": (lambda size: with_fields(b"X-A: ".ljust(size, b"a")), {"field_bytes": 50}, 50, 431),
+    "last-field": (lambda size: with_fields(b"X-A: a", b"X-B: ".ljust(size, b"b")), {"field_bytes": 50}, 50, 431),
+    "fields": (lambda count: with_fields(*[b"X-A: a"] * (count - 1)), {"max_fields": 4}, 4, 431),
+    "head": (with_head_of, {}, HEAD_BYTES, 431),
+}
+
+
+@pytest.mark.parametrize(("make_head", "options", "limit", "status"), LIMITS.values(), ids=LIMITS)
+def test_a_head_may_reach_each_limit_but_not_exceed_it(
+    make: Make, make_head: Callable[[int], bytes], options: dict[str, int], limit: int, status: int
+) -> None:
+    driver = make(app=Recorder(), **options)
+    for size, expected in ((limit, 200), (limit + 1, status)):
+        head = make_head(size)
+        assert statuses(driver, head) == [expected]
+        assert statuses(driver, head[:-80], *in_pieces(head[-80:], 1)) == [expected]
+
+
+@pytest.mark.usefixtures("lowest_digit_limit")
+@pytest.mark.parametrize(("digits", "status"), [(640, 413), (641, 400)])
+def test_a_content_length_has_at_most_640_digits(driver: Driver, digits: int, status: int) -> None:
+    assert statuses(driver, with_fields(b"Content-Length: " + b"9" * digits)) == [status]
+
+
+def test_the_line_of_a_chunk_is_limited_to_1_kib(driver: Driver) -> None:
+    # The limit includes the CRLF that precedes the line.
+    for size, status in ((1022, 200), (1023, 400)):
+        data = with_chunks(b"1;a=".ljust(size - 2, b"b") + b"\r\nx\r\n0\r\n\r\n")
+        for end in range(-15, 0):
+            assert statuses(driver, data[:end], data[end:]) == [status]
+    client, _ = driver.connect(with_chunks(b"1;a=".ljust(1022, b"b")))
+    assert driver.status(client) == 400  # The line has no end yet.

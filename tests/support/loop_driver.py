@@ -139,6 +139,9 @@ class Driver:
             sock.close()
 
 
+Make = Callable[..., Any]  # the fixture ``make``
+
+
 def new_request(app: Callable[..., Any] = app, **environ: str) -> Request:
     """Return a request that did not arrive at any socket."""
     no_socket: Any = None

@@ -1,0 +1,22 @@
+"""Event loops that end with their test."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.loop_driver import Driver, Make
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Return a function that makes a driver, which ends with the test."""
+    drivers: list[Driver] = []
+
+    def make(*arguments: Any, kind: type[Driver] = Driver, **options: Any) -> Driver:
+        drivers.append(kind(*arguments, **options))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.end()
