@@ -20,3 +20,8 @@ def make() -> Iterator[Make]:
     yield make
     for driver in drivers:
         driver.end()
+
+
+@pytest.fixture
+def driver(make: Make) -> Any:
+    return make()

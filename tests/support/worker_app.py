@@ -34,13 +34,6 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     return [response]
 
 
-def limit(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Reject a body whose Content-Length is above 1,000, as an application with a limit does."""
-    status = "413 Content Too Large" if int(environ["CONTENT_LENGTH"]) > 1000 else "200 OK"
-    start_response(status, [*JSON, ("Content-Length", "2")])
-    return [b"{}"]
-
-
 def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Log a line, and respond once the file named in the query exists."""
     environ["wsgi.errors"].write("waiting for the file")
