@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ CONFIG = Config(
     body_bytes=1000,
     request_seconds=60,
     response_seconds=60,
-    keepalive_seconds=2,
+    keepalive_seconds=600,
     connections=1000,
     max_requests=100_000,
     threads=0,
@@ -160,16 +159,6 @@ def is_readable(client: socket.socket) -> bool:
     poll = select.poll()
     poll.register(client, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def fill(connection: Connection) -> int:
-    """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
-    filled = 0
-    for size in (1000, 1):
-        with suppress(BlockingIOError):
-            while True:
-                filled += connection.sock.send(b"x" * size)
-    return filled
 
 
 class GatedApp:
