@@ -195,7 +195,6 @@ class Request:
         """Continue as if the request had no body, and end the connection with the response."""
         self.body = NO_BODY
         self.environ.pop("CONTENT_LENGTH", None)
-        self.awaits_continue = False
         self.keep_alive = False
 
     def parse_head(self, head: str, config: Config) -> None:

@@ -72,7 +72,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
     with running_worker(tmp_path) as server:
         pid = _worker_pid(server)
-        assert server.get().status == 200
+        assert server.client().send(GET).response().status == 200
         server.signal(signal.SIGKILL)
         server.wait_for_exit()
         wait_until(lambda: not resident_bytes(pid))
@@ -85,4 +85,4 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         assert client.send(GET).response().headers["connection"] == "close"
         server.wait_for("Autorestarting worker")
         server.wait_for("Booting worker", times=2)
-        assert server.get().status == 200
+        assert server.client().send(GET).response().status == 200

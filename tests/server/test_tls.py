@@ -14,7 +14,7 @@ from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, 
 from plants.server.request import HTTPError
 from plants.server.tls import HANDSHAKE_BYTES, restricted
 from tests.support.loop_driver import GET, Driver, Make, Recording, post
-from tests.support.tls_client import Records13, TLSClient, make_certificate, server_context, trusting
+from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -28,7 +28,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def context(certificate: Path) -> ssl.SSLContext:
-    return server_context(certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return restricted(context)
 
 
 @pytest.mark.parametrize(

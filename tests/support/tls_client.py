@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.x509.oid import NameOID
 
-from plants.server.tls import restricted
-
 
 def make_certificate(folder: Path) -> Path:
     """Write a self-signed certificate for localhost and its key into one file."""
@@ -34,13 +32,6 @@ def make_certificate(folder: Path) -> Path:
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
     return pem
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    """Make the server's context."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    return restricted(context)
 
 
 def trusting(version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

@@ -43,22 +43,16 @@ class Client:
         self.sock.shutdown(socket.SHUT_WR)
         return self
 
-    def response(self, method: str = "GET") -> Response:
+    def response(self) -> Response:
         """Read one response."""
-        first, head = self._head()
-        status = int(first.split()[1])
-        if method == "HEAD" or status in {100, 204, 304}:
-            body = b""
-        else:
-            body = self._file.read(int(head["content-length"]))
-            assert len(body) == int(head["content-length"])
-        return Response(status, head, body)
-
-    def _head(self) -> tuple[str, dict[str, str]]:
-        first = self._line()
-        assert first.startswith("HTTP/1.1 ")
+        version, status, _ = self._line().split(" ", 2)
+        assert version == "HTTP/1.1"
         fields = dict(line.split(": ", 1) for line in iter(self._line, ""))
-        return first, {name.lower(): value for name, value in fields.items()}
+        headers = {name.lower(): value for name, value in fields.items()}
+        size = int(headers["content-length"]) if status != "100" else 0
+        body = self._file.read(size)
+        assert len(body) == size
+        return Response(int(status), headers, body)
 
     def _line(self) -> str:
         line = self._file.readline().decode("latin-1")
@@ -100,10 +94,6 @@ class Server(Process):
             sock = socket.create_connection((host, int(port)))
         self.clients.append(Client(sock))
         return self.clients[-1]
-
-    def get(self, target: str = "/") -> Response:
-        with self.client() as client:
-            return client.send(f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()).response()
 
     def __exit__(self, *exception: object) -> None:
         for client in self.clients:
