@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from plants.server.request import HEAD_BYTES, Request
-from plants.server.service import Service
+from plants.server.request import HEAD_BYTES
 from tests.support.loop_driver import Driver, Make
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
@@ -129,11 +128,6 @@ class Recorder(list[tuple[str, bytes]]):
         return [b"done"]
 
 
-class Header(Service):
-    def after_head(self, request: Request) -> None:
-        request.extra_headers += b"X-Request-ID: 1\r\n"
-
-
 @pytest.fixture
 def calls() -> Recorder:
     return Recorder()
@@ -141,7 +135,7 @@ def calls() -> Recorder:
 
 @pytest.fixture
 def driver(make: Make, calls: Recorder) -> Any:
-    return make(app=calls, service=Header())
+    return make(app=calls)
 
 
 def exchange(driver: Driver, *packets: bytes) -> list[bytes]:
@@ -187,14 +181,6 @@ def test_a_rejection_names_the_protocol_that_the_client_speaks(driver: Driver, n
     for packets in ([payload], in_pieces(payload, 1)):
         (rejection,) = exchange(driver, *packets)
         assert message in rejection
-
-
-def test_an_upgrade_to_http_2_is_ignored(driver: Driver, calls: Recorder) -> None:
-    # curl --http2 and the HttpClient of Java offer it.
-    fields = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
-    upgrade = GOOD.replace(b"Content-Length", fields + b"Content-Length")
-    assert statuses(driver, upgrade, GOOD) == [200, 200]
-    assert calls == [("POST /good", b"body")] * 2
 
 
 LAST = {

@@ -13,7 +13,7 @@ import pytest
 from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
 from plants.server.request import HTTPError
 from plants.server.tls import HANDSHAKE_BYTES, restricted
-from tests.support.loop_driver import GET, Driver, Make, Recording, post
+from tests.support.loop_driver import GET, Driver, Make, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
 
@@ -169,9 +169,7 @@ def test_a_failed_handshake_sends_its_alert(driver: Driver, sent: bytes) -> None
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_plain_http_gets_one_400_in_plain_http(make: Make, context: ssl.SSLContext, size: int) -> None:
-    service = Recording()
-    driver = make(tls=context, service=service)
+def test_plain_http_gets_one_400_in_plain_http(driver: Driver, size: int) -> None:
     client, connection = driver.connect()
     data = post("/", 100)
     for start in range(0, len(data), size):
@@ -185,7 +183,7 @@ def test_plain_http_gets_one_400_in_plain_http(make: Make, context: ssl.SSLConte
     driver.run_once()
     assert (connection.state, connection.request) == (CLOSING, None)
     assert connection in driver.loop.shared.evictable
-    assert service.statuses == [" 400"]
+    assert driver.service.statuses == [" 400"]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
         pytest.param(b"1.1", b"Connection: close\r\n", ["close"], id="1.1-close"),
         pytest.param(b"1.1", b"Connection: TE\r\nConnection: a , Close\r\n", ["close"], id="1.1-close-among-others"),
         pytest.param(b"1.1", b"Connection: foreclosed\r\n", [None, None], id="1.1-another-option"),
+        # curl --http2 and the HttpClient of Java offer HTTP/2 like this.
+        pytest.param(b"1.1", b"Connection: Upgrade\r\nUpgrade: h2c\r\n", [None, None], id="1.1-upgrade"),
         pytest.param(b"1.0", b"", ["close"], id="1.0"),
         pytest.param(b"1.0", b"Connection: Keep-Alive\r\n", ["keep-alive", "keep-alive"], id="1.0-keep-alive"),
     ],

@@ -41,22 +41,22 @@ GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 PIPE = os.pipe()
 
 
-class Admitting(Service):
-    """A service whose clients have shown a token if the path of their request begins with /trusted."""
+class Hooks(Service):
+    """A service that adds a header to each response, and records its path and status.
+
+    Its clients have shown a token if the path of their request begins with /trusted.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: list[str] = []
 
     def after_head(self, request: Request) -> Response | None:
+        request.extra_headers += b"X-Request-ID: 1\r\n"
         request.trusted = request.path.startswith("/trusted")
         if request.path == "/probe":
             request.drop_body()
         is_refused = request.path in (REFUSED, "/stranger")
         return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
-
-
-class Recording(Service):
-    """A service that records the path and the status of each response."""
-
-    def __init__(self) -> None:
-        self.statuses: list[str] = []
 
     def before_response(self, request: Request, response: Response) -> None:
         self.statuses.append(f"{request.path} {response.status[:3]}")
@@ -69,10 +69,10 @@ class Driver:
         self,
         *sockets: Any,
         app: Callable[..., Any] = app,
-        service: Service | None = None,
+        service: Any = None,
         **options: Any,
     ) -> None:
-        self.service = service or Service()
+        self.service = service or Hooks()
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app, non_blocking_paths={"/probe"})
         environ = {"wsgi.errors": sys.stderr, "wsgi.multiprocess": False}
