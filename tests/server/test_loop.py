@@ -16,6 +16,7 @@ import pytest
 
 from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, connection_to_evict, network_of
 from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
+from plants.server.poll import Poll
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
@@ -446,6 +447,18 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(full: FullDriver, cap
 
 
 # Requests
+
+
+def test_a_system_without_epoll_can_watch_for_both_directions(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plants.server.connection.SystemPoll", Poll)
+    driver = make(app=large_response)
+    client, connection = driver.connect(get("/trusted/large"))
+    driver.run_until_state(connection, WRITING)
+    while connection.state == WRITING:
+        client.recv(100_000)
+        driver.run_once()
+    client.sendall(GET)
+    driver.run_until_readable(client)
 
 
 def test_a_trickling_client_does_not_extend_the_request_timeout(driver: Driver) -> None:

@@ -41,8 +41,6 @@ HOSTILE = {
     "proxy-protocol-2": (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + b"\1\2\3\4" * 3 + GOOD, 40000),
     "http-1.2": (b"POST /bad HTTP/1.2\r\nHost: a\r\n\r\n", 40000),
     "space-in-target": (with_target(b"/bad path"), 40000),
-    "two-empty-lines-first": (b"\r\n\r\n" + GOOD, 40000),
-    "nul": (b"\0" + GOOD, 40000),
     "request-line-without-end": (b"POST /" + b"b" * 9000, 41400),
     # The target
     "no-slash": (with_target(b"bad"), 40000),
@@ -75,11 +73,9 @@ HOSTILE = {
     "name-not-ascii": (with_fields(b"X\xe4: a", b"Content-Length: 0"), 40000),
     "field-without-end": (POST + b"X-A: " + b"a" * 17_000, 43100),
     "head-without-end": (POST + b"X-A: a\r\n", 40000),
-    "unknown-expectation": (with_fields(b"Expect: 200-ok", b"Content-Length: 0"), 41700),
     "two-expectations": (with_fields(b"Expect: 100-continue, a", b"Content-Length: 0"), 41700),
     # The length
     "length-plus": (with_fields(b"Content-Length: +4", body=b"body"), 40000),
-    "length-underscore": (with_fields(b"Content-Length: 1_0", body=b"body"), 40000),
     "length-empty": (with_fields(b"Content-Length:", body=b"body"), 40000),
     "length-superscript": (with_fields(b"Content-Length: \xb2", body=b"bo"), 40000),
     "length-list": (with_fields(b"Content-Length: 4, 4", body=b"body"), 40000),
@@ -89,7 +85,6 @@ HOSTILE = {
     "length-then-chunked": (with_fields(b"Content-Length: 4", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-then-length": (with_fields(CHUNKED, b"Content-Length: 4", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-twice": (with_fields(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 50100),
-    "chunked-then-identity": (with_fields(CHUNKED, b"Transfer-Encoding: identity", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-not-last": (with_fields(CHUNKED + b", gzip", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "gzip-then-chunked": (with_fields(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 50100),
     "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
@@ -114,7 +109,6 @@ HOSTILE = {
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
     "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 17_000), 43100),
     "trailer-content-length": (with_chunks(b"0\r\nContent-Length: 4\r\n\r\n"), 40000),
-    "trailer-authorization": (with_chunks(b"0\r\nAuthorization: Bearer x\r\n\r\n"), 40000),
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
 }  # fmt: skip
 
