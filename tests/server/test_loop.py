@@ -48,7 +48,7 @@ class Failing(Service):
         raise RuntimeError("no error response", error, request)
 
 
-@pytest.mark.parametrize(("path", "logged"), [("/unlogged", "no log"), ("/fail", "no error response")])
+@pytest.mark.parametrize(("path", "logged"), [("/unlogged", "no log"), ("/in_the_middle", "no error response")])
 def test_a_failure_closes_one_connection_only(
     make: Make, path: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,18 +144,12 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
     assert client.is_closed()
 
 
-@pytest.mark.parametrize(
-    ("target", "logged"),
-    [(b"/fail", "RuntimeError: secret details"), (b"/in_the_middle", "KeyError: 'a fault in the middle'")],
-)
-def test_an_application_failure_is_a_500_with_details_logged(
-    server: Server, client: Client, target: bytes, logged: str
-) -> None:
-    response = client.send(request(target=target)).response()
+def test_an_application_failure_is_a_500_with_details_logged(server: Server, client: Client) -> None:
+    response = client.send(request(target=b"/in_the_middle")).response()
     assert response.status == 500
     assert response.headers["connection"] == "close"
-    assert b"secret" not in response.body
-    server.wait_for(logged)
+    assert b"fault" not in response.body
+    server.wait_for("KeyError: 'a fault in the middle'")
 
 
 def test_a_unix_socket_without_limits_and_keepalive(tmp_path: Path) -> None:

@@ -78,11 +78,6 @@ def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[
     raise KeyError("a fault in the middle")
 
 
-def fail(_environ: Environ, _start_response: StartResponse) -> Iterable[bytes]:
-    """Raise before start_response is called."""
-    raise RuntimeError("secret details")
-
-
 RESPONSES = {f"/{name}": each for name, each in globals().items() if isfunction(each) and name != "echo"}
 checked_echo = validator(echo)
 
