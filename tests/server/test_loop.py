@@ -223,20 +223,6 @@ def test_a_probe_does_not_wait_for_an_incomplete_body(driver: Driver, fields: by
     assert client.recv(1000) == b""
 
 
-@pytest.mark.parametrize("size", [1000, 1001])
-def test_only_a_chunked_body_within_the_limit_reaches_the_application(driver: Driver, size: int) -> None:
-    head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    client, _ = driver.connect(f"{head}{size:x}\r\n{'x' * size}\r\n0\r\n\r\n".encode())
-    driver.run_until_readable(client)
-    response = client.recv(10_000)
-    assert (b"Connection: close" in response) == (size > 1000)
-    if size > 1000:
-        assert response.startswith(b"HTTP/1.1 413")
-    else:
-        assert f'"body": "{"x" * size}"'.encode() in response
-        assert f'"CONTENT_LENGTH": "{size}"'.encode() in response
-
-
 # A full event loop
 
 
