@@ -25,7 +25,6 @@ from tests.support.loop_driver import (
     CONFIG,
     GET,
     PIPE,
-    REFUSED,
     Driver,
     GatedApp,
     Make,
@@ -81,8 +80,8 @@ STATES = {
     "idle after a large body": (post("/trusted", LARGE_BODY), IDLE),
     "idle, with the next request": (GET + b"\r", IDLE),
     "not reading": (get("/trusted/large"), WRITING),
-    "refused": (post("/stranger", 900)[:-1], CLOSING),
-    "refused with a token": (post(REFUSED, 900)[:-1], CLOSING),
+    "refused": (post("/refused", 900)[:-1], CLOSING),
+    "refused with a token": (post("/trusted/refused", 900)[:-1], CLOSING),
     "rejected": (b"GET\r\n\r\n", CLOSING),
 }
 
@@ -191,7 +190,7 @@ def test_the_limit_of_descriptors_limits_the_connections(
 @pytest.mark.parametrize("sent_bytes", [0, 1, LARGE_BODY])
 def test_a_401_closes_the_connection_however_the_body_arrives(make: Make, size: int, sent_bytes: int) -> None:
     driver = make(body_bytes=10**6)
-    client, connection = driver.connect(post("/stranger", size)[: -size or None] + b"x" * min(size, sent_bytes))
+    client, connection = driver.connect(post("/refused", size)[: -size or None] + b"x" * min(size, sent_bytes))
     driver.run_until_readable(client)
     driver.run_once()  # After a 401, it reads and discards what still arrives.
     response = client.recv(1000)
@@ -354,7 +353,7 @@ def test_a_full_loop_responds_to_requests_without_a_token(make: Make, caplog: py
     uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(3)]
     for _ in range(2):
         assert full.accept(get("/probe")).recv(10_000).startswith(b"HTTP/1.1 200")
-        assert full.accept(post("/stranger", 900)[:-1]).recv(1000).startswith(b"HTTP/1.1 401")
+        assert full.accept(post("/refused", 900)[:-1]).recv(1000).startswith(b"HTTP/1.1 401")
         refused = full.accept(post("/trusted", 900)[:-1])
         assert refused.recv(1000).startswith(b"HTTP/1.1 503")
         assert refused.recv(1000) == b""
@@ -539,12 +538,10 @@ def test_small_requests_do_not_wait_behind_many_medium_ones(make: Make) -> None:
     driver.run_until_readable(clients[-1][0])
 
 
-@pytest.mark.parametrize("size", [0, 40_000], ids=["small", "large"])
-def test_a_request_that_timed_out_gets_one_503_and_is_not_run(make: Make, size: int) -> None:
+def test_a_request_that_timed_out_gets_one_503_and_is_not_run(make: Make) -> None:
     gated = GatedApp()
-    driver = make(app=gated, threads=1, body_bytes=10**6)
-    paths = ("/late", "/rejected", "/last")
-    clients = [driver.connect(post(path, size)) for path in paths]
+    driver = make(app=gated, threads=1)
+    clients = [driver.connect(get(path)) for path in ("/late", "/rejected", "/last")]
     for _, connection in clients:
         driver.run_until_state(connection, RESPONDING)
     driver.run_until(lambda: gated.paths)
@@ -607,8 +604,7 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     (first, _), (second, _), (both, _) = (driver.connect(get(path)) for path in ("/first", "/second", "/third+/fourth"))
     driver.run_until(lambda: app.done.keys() == {"/first", "/second", "/third"})
     complete(app.done["/second"], None)
-    driver.run_until_readable(second)
-    assert second.recv(1000).endswith(b"\r\n\r\nlate")
+    assert driver.status(second) == 200
     assert not is_readable(first)
     complete(app.done["/first"], RuntimeError("lost"))
     driver.run_until_readable(first)

@@ -35,7 +35,6 @@ CONFIG = Config(
     environ={},
     places=4,
 )
-REFUSED = "/trusted/refused"
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 # All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
 PIPE = os.pipe()
@@ -44,7 +43,8 @@ PIPE = os.pipe()
 class Hooks(Service):
     """A service that adds a header to each response, and records its path and status.
 
-    Its clients have shown a token if the path of their request begins with /trusted.
+    Its clients have shown a token if the path of their request begins with /trusted. It refuses paths that end with
+    /refused, and ignores the body of a /probe.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Hooks(Service):
         request.trusted = request.path.startswith("/trusted")
         if request.path == "/probe":
             request.drop_body()
-        is_refused = request.path in (REFUSED, "/stranger")
+        is_refused = request.path.endswith("/refused")
         return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
 
     def before_response(self, request: Request, response: Response) -> None:
