@@ -13,7 +13,7 @@ import pytest
 from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
 from plants.server.request import HTTPError
 from plants.server.tls import HANDSHAKE_BYTES, restricted
-from tests.support.loop_driver import GET, Driver, Make, post
+from tests.support.loop_driver import GET, Driver, Make, get, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
 from tests.support.worker_server import running_worker
 
@@ -146,7 +146,7 @@ def test_an_endless_handshake_is_bounded(driver: Driver) -> None:
 @VERSIONS
 def test_a_large_response_is_sent_as_the_client_reads_it(driver: Driver, version: ssl.TLSVersion) -> None:
     peer = Peer(driver, trusting(version))
-    data = peer.request(GET.replace(b"/late", b"/large"))
+    data = peer.request(get("/large"))
     assert peer.connection.state == WRITING
     while peer.connection.state == WRITING:
         peer.driver.run_once()
@@ -282,7 +282,7 @@ def test_a_client_may_end_in_a_request_or_after_it(driver: Driver, sent: bytes, 
 # Gunicorn's settings
 
 
-def test_a_client_needs_the_certificate_that_gunicorns_settings_require(certificate: Path, tmp_path: Path) -> None:
+def test_gunicorns_settings_for_client_certificates_are_used(certificate: Path, tmp_path: Path) -> None:
     options = [f"--certfile={certificate}", f"--keyfile={certificate}", f"--ca-certs={certificate}", "--cert-reqs=2"]
     with running_worker(tmp_path, *options) as server:
 
