@@ -115,6 +115,7 @@ def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
         pytest.param(b"1.1", b"Connection: Upgrade\r\nUpgrade: h2c\r\n", [None, None], id="1.1-upgrade"),
         pytest.param(b"1.0", b"", ["close"], id="1.0"),
         pytest.param(b"1.0", b"Connection: Keep-Alive\r\n", ["keep-alive", "keep-alive"], id="1.0-keep-alive"),
+        pytest.param(b"1.0", b"Connection: TE\r\n", ["close"], id="1.0-another-option"),
     ],
 )
 def test_a_connection_is_persistent_if_the_client_requests_it(
