@@ -211,17 +211,6 @@ def test_100_continue_is_sent_once(driver: Driver, version: bytes, first: bytes)
     assert b'"body": "%b"' % (b"x" * 1000) in received
 
 
-@pytest.mark.parametrize("fields", [b"Content-Length: 9\r\nExpect: 100-continue", b"Transfer-Encoding: chunked"])
-def test_a_probe_does_not_wait_for_an_incomplete_body(driver: Driver, fields: bytes) -> None:
-    client, _ = driver.connect(b"GET /probe HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % fields)
-    driver.run_until_readable(client)
-    response = client.recv(10_000)
-    assert response.startswith(b"HTTP/1.1 200")
-    assert b'"body": ""' in response
-    assert b"CONTENT_LENGTH" not in response
-    assert client.recv(1000) == b""
-
-
 # A full event loop
 
 
@@ -346,22 +335,6 @@ def test_a_full_loop_closes_the_longest_idle_client_with_a_token(make: Make, pub
     assert second.recv(1) == b""
     assert not is_readable(first)
     assert not is_readable(third)
-
-
-def test_a_full_loop_responds_to_requests_without_a_token(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    full = make(1, kind=FullDriver)
-    uploads = [full.accept(post("/trusted", 900)[:-1]) for _ in range(3)]
-    for _ in range(2):
-        assert full.accept(get("/probe")).recv(10_000).startswith(b"HTTP/1.1 200")
-        assert full.accept(post("/refused", 900)[:-1]).recv(1000).startswith(b"HTTP/1.1 401")
-        refused = full.accept(post("/trusted", 900)[:-1])
-        assert refused.recv(1000).startswith(b"HTTP/1.1 503")
-        assert refused.recv(1000) == b""
-    for client in uploads:
-        client.sendall(b"x")
-        full.run_once()
-        assert client.recv(10_000).startswith(b"HTTP/1.1 200")
-    full.run_until(lambda: turned_away(caplog) == 7)
 
 
 def test_new_clients_get_503_while_all_others_wait_for_responses(make: Make) -> None:

@@ -44,7 +44,7 @@ class Hooks(Service):
     """A service that adds a header to each response, and records its path and status.
 
     Its clients have shown a token if the path of their request begins with /trusted. It refuses paths that end with
-    /refused, and ignores the body of a /probe.
+    /refused.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,6 @@ class Hooks(Service):
     def after_head(self, request: Request) -> Response | None:
         request.extra_headers += b"X-Request-ID: 1\r\n"
         request.trusted = request.path.startswith("/trusted")
-        if request.path == "/probe":
-            request.drop_body()
         is_refused = request.path.endswith("/refused")
         return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
 
