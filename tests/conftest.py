@@ -1,4 +1,3 @@
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,6 @@ def no_subprocess_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     A test may use this if other tests cover the same code.
     """
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-
-
-@pytest.fixture
-def lowest_digit_limit() -> Iterator[None]:
-    """Make Python convert integers of at most 640 digits, its lowest limit (PYTHONINTMAXSTRDIGITS)."""
-    limit = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
-    yield
-    sys.set_int_max_str_digits(limit)
 
 
 @pytest.fixture
