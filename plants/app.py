@@ -14,7 +14,8 @@ from plants.falcon_defaults import App
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import GroupCommitStore, PlantStore, group_commit_of
+from plants.stores import PlantStore
+from plants.stores.group_commit import GroupCommitStore, group_commit_of
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 

@@ -5,7 +5,8 @@ from importlib.resources import files
 import falcon
 
 from plants.errors import ErrorCode, error_response, http_error
-from plants.stores import GroupCommitStore, PlantStore
+from plants.stores import PlantStore
+from plants.stores.group_commit import GroupCommitStore
 
 
 class Readiness:

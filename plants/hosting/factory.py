@@ -10,7 +10,7 @@ from plants.errors import ErrorCode, http_error, respond
 from plants.hosting.page import PAGE
 from plants.hosting.settings import Settings
 from plants.probes import public_resources
-from plants.stores import GroupCommitStore
+from plants.stores.group_commit import GroupCommitStore
 from plants.stores.memory import MemoryStore
 from plants.stores.outage import LoggedStore
 

@@ -11,7 +11,7 @@ from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_PATH, Metrics
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
-from plants.stores import GroupCommitStore
+from plants.stores.group_commit import GroupCommitStore
 from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections

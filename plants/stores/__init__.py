@@ -3,10 +3,7 @@
 import abc
 import logging
 import os
-import queue
-from collections.abc import Callable
-from functools import cache, partial
-from types import NoneType
+from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 INT64_MIN = -(2**63)
@@ -48,7 +45,6 @@ _COLUMN_TYPES: Final[dict[Any, tuple[type, bool]]] = {
 
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
 COLUMNS: Final = tuple(Column(name, *_COLUMN_TYPES[hint]) for name, hint in get_type_hints(Plant).items())
-_TYPES: Final = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 TABLE_GONE: Final = (
     "the table plants is gone; it is not recreated, because ids already in use would become available; "
@@ -58,11 +54,6 @@ _FORKED: Final = (
     "this process was forked after the first use of the store; open a store in each process, "
     "or fork before the first use"
 )
-
-NO_RESPONSE: Final = "no response in time"
-_GRACE_SECONDS: Final = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
-
-Done = Callable[[Exception | None], Callable[[], None] | None]
 
 _log = logging.getLogger(__name__)
 
@@ -169,72 +160,6 @@ class PlantStore(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Commit what was submitted, if possible, and release all resources. A second call does nothing."""
-
-
-class GroupCommitStore(PlantStore):
-    """A store that commits the plants of several calls at once, in threads of its own.
-
-    Neither ``submit`` nor ``submit_check`` waits: a thread of the store passes the outcome to ``done``, which must not
-    block: the exception that ``add`` or ``check`` raises, or None. If ``done`` returns a function, the thread calls it
-    once for all outcomes that it passes on together.
-    """
-
-    timeout: float  #: about how long a commit may take, in seconds
-
-    @abc.abstractmethod
-    def submit(self, plant: Plant, done: Done) -> None:
-        """Queue a plant, whose members have their types, for the next commit.
-
-        :raises StoreUnavailable: the plant cannot be queued.
-        """
-
-    @abc.abstractmethod
-    def submit_check(self, done: Done) -> None:
-        """Check the store.
-
-        :raises StoreUnavailable: the store is closed, or a plant cannot be added now.
-        """
-
-    @abc.abstractmethod
-    def raise_if_down(self) -> None:
-        """Raise StoreUnavailable if it is known that a plant cannot be added now."""
-
-    def add(self, plant: Plant) -> None:
-        if not all(map(isinstance, plant, _TYPES)):  # In a batch, the plant could make all plants fail.
-            raise TypeError("a member of a plant has a wrong type")
-        self.raise_if_down()
-        self._wait(partial(self.submit, plant))
-
-    def check(self) -> None:
-        self._wait(self.submit_check)
-
-    def _wait(self, submit: Callable[[Done], None]) -> None:
-        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()  # Look it up now, because of gevent.
-        submit(outcome.put)
-        try:
-            error = outcome.get(timeout=self.timeout + _GRACE_SECONDS)
-        except queue.Empty:
-            raise StoreUnavailable(NO_RESPONSE) from None
-        if error:
-            try:
-                raise error
-            finally:
-                del error  # Otherwise, the exception and this frame would refer to each other.
-
-
-_GROUP_ADD: Final = GroupCommitStore.add
-
-
-def group_commit_of(store: PlantStore) -> GroupCommitStore | None:
-    """Return the store if its ``add`` does no more than ``submit`` and wait, or None.
-
-    A subclass may override ``add``, and a tracing agent may replace it on the object or on any of its classes, at any
-    time. A proxy object around a store has a type of its own, and so has no such ``add``.
-    """
-    kind: Any = type(store)  # isinstance() would believe a proxy.
-    if getattr(kind, "add", None) is not _GROUP_ADD or "add" in store.__dict__:
-        return None
-    return store  # type: ignore[return-value]  # only a GroupCommitStore has this add
 
 
 def open_store(url: str) -> PlantStore:

@@ -18,18 +18,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, Final
 
 from plants.stores import (
     COLUMNS,
     INT64_MAX,
     INT64_MIN,
-    NO_RESPONSE,
-    Done,
-    GroupCommitStore,
     OwnerProcess,
     Plant,
     PlantRefused,
+    PlantStore,
     StoreUnavailable,
 )
 from plants.stores.outage import FRESH_SECONDS, Outage
@@ -39,9 +38,13 @@ RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
 REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
+_GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
+NO_RESPONSE = "no response in time"
 _CLOSED = "the store is closed"
+_TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 _texts_of = itemgetter(*(index for index, column in enumerate(COLUMNS) if column.type is str))
 
+Done = Callable[[Exception | None], Callable[[], None] | None]
 Outcomes = list[Exception | None]  # For each plant, why it was not stored, or None.
 # A plant, or None for a check; the number of its characters; how long it may wait in the queue; its ``done``. A class
 # with names would make each create slower.
@@ -50,8 +53,12 @@ _Entry = tuple[Plant | None, int, float, Done]
 _log = logging.getLogger(__name__)
 
 
-class BatchStore(GroupCommitStore):
-    """Base class of the stores with group commit.
+class GroupCommitStore(PlantStore):
+    """A store that commits the plants of several calls at once, in threads of its own.
+
+    Neither ``submit`` nor ``submit_check`` waits: a committer passes the outcome to ``done``, which must not block: the
+    exception that ``add`` or ``check`` raises, or None. If ``done`` returns a function, the committer calls it once for
+    all outcomes that it passes on together.
 
     A connection is any object with a method ``close``, which is called after an exception.
 
@@ -101,7 +108,33 @@ class BatchStore(GroupCommitStore):
     def _find(self, connection: Any, plant_id: int) -> Plant | None:
         """Return the plant with this id, or None."""
 
+    def add(self, plant: Plant) -> None:
+        if not all(map(isinstance, plant, _TYPES)):  # In a batch, the plant could make all plants fail.
+            raise TypeError("a member of a plant has a wrong type")
+        self.raise_if_down()
+        self._wait(partial(self.submit, plant))
+
+    def check(self) -> None:
+        self._wait(self.submit_check)
+
+    def _wait(self, submit: Callable[[Done], None]) -> None:
+        outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()  # Look it up now, because of gevent.
+        submit(outcome.put)
+        try:
+            error = outcome.get(timeout=self.timeout + _GRACE_SECONDS)
+        except queue.Empty:
+            raise StoreUnavailable(NO_RESPONSE) from None
+        if error:
+            try:
+                raise error
+            finally:
+                del error  # Otherwise, the exception and this frame would refer to each other.
+
     def submit(self, plant: Plant | None, done: Done) -> None:
+        """Queue a plant, whose members have their types, or a check, for the next commit.
+
+        :raises StoreUnavailable: it cannot be queued.
+        """
         characters = sum(map(len, filter(None, _texts_of(plant)))) if plant else 0
         if self._unstarted:
             self._start_committer()
@@ -110,6 +143,10 @@ class BatchStore(GroupCommitStore):
             self._fail(self._drain(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
+        """Check the store.
+
+        :raises StoreUnavailable: the store is closed, or a plant cannot be added now.
+        """
         self.raise_if_down(rejected=0)
         now = time.monotonic()
         if self._refusal and now < self._refused_at + REFUSED_SECONDS:
@@ -120,6 +157,7 @@ class BatchStore(GroupCommitStore):
             self.submit(None, done)
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
+        """Raise StoreUnavailable if it is known that a plant cannot be added now."""
         if self._owner.pid != os.getpid():
             self._owner.check()
         if self._closed:
@@ -320,6 +358,21 @@ class BatchStore(GroupCommitStore):
     def _discard(self, connection: Any) -> None:
         self._connections.discard(connection)
         connection.close()
+
+
+_GROUP_ADD: Final = GroupCommitStore.add
+
+
+def group_commit_of(store: PlantStore) -> GroupCommitStore | None:
+    """Return the store if its ``add`` does no more than ``submit`` and wait, or None.
+
+    A subclass may override ``add``, and a tracing agent may replace it on the object or on any of its classes, at any
+    time. A proxy object around a store has a type of its own, and so has no such ``add``.
+    """
+    kind: Any = type(store)  # isinstance() would believe a proxy.
+    if getattr(kind, "add", None) is not _GROUP_ADD or "add" in store.__dict__:
+        return None
+    return store  # type: ignore[return-value]  # only a GroupCommitStore has this add
 
 
 def _wake(wakers: set[Callable[[], None] | None]) -> None:

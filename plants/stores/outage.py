@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from plants.stores import NO_RESPONSE, Plant, PlantStore, StoreUnavailable
+from plants.stores import Plant, PlantStore, StoreUnavailable
 
 FRESH_SECONDS = 0.5  # A check this soon after a success does not call the store.
 QUIET_SECONDS = 1.0  # An outage ends after this long without a failure, so a flapping store logs one outage.
-CHECK_SECONDS = 2.0  # how long a check waits for that of another caller
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +40,12 @@ class Outage:
     def record_success(self) -> None:
         """The store is not down; log the end of the outage if the last failure is long ago."""
         self.reason = None
-        if not self.is_logged:
-            return
         with self._lock:
             rejected = self._rejected_requests
-            ends = rejected is not None and time.monotonic() - self._failed_at > QUIET_SECONDS
-            if ends:
-                self._rejected_requests = None
-        if ends:
-            _log.warning("the store is available again; requests rejected meanwhile: %d", rejected)
+            if rejected is None or time.monotonic() - self._failed_at <= QUIET_SECONDS:
+                return
+            self._rejected_requests = None
+        _log.warning("the store is available again; requests rejected meanwhile: %d", rejected)
 
 
 class LoggedStore(PlantStore):
@@ -69,19 +65,12 @@ class LoggedStore(PlantStore):
         return self._store.get(plant_id)
 
     def check(self) -> None:
-        # Make the lock at the first use, because gevent may have patched it since the store was made.
-        lock = vars(self).setdefault("_check_lock", threading.Lock())
-        if not lock.acquire(timeout=CHECK_SECONDS):
-            raise StoreUnavailable(NO_RESPONSE)
-        try:
-            if time.monotonic() > self._checked_at + FRESH_SECONDS:
-                with self._recording(rejected=0):
-                    checked: object = self._store.check()
-                    if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
-                        raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
-                self._checked_at = time.monotonic()
-        finally:
-            lock.release()
+        if time.monotonic() > self._checked_at + FRESH_SECONDS:
+            with self._recording(rejected=0):
+                checked: object = self._store.check()
+                if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
+                    raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
+            self._checked_at = time.monotonic()
 
     @contextmanager
     def _recording(self, *, rejected: int) -> Iterator[None]:

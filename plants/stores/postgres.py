@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conni
 from psycopg.pq import TransactionStatus
 
 from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
-from plants.stores.group_commit import BatchStore, Outcomes
+from plants.stores.group_commit import GroupCommitStore, Outcomes
 
 _DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -88,7 +88,7 @@ _CLASSES_OF_THE_SERVER = {"08", "26", "53", "57", "58"}
 _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 
 
-class PostgresStore(BatchStore):
+class PostgresStore(GroupCommitStore):
     """Plants in a table of a database server. An acknowledged plant is as durable as the server's commits.
 
     A batch is retried only if the server reports that nothing was stored. If the connection is lost or silent after the

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
-from plants.stores.group_commit import BatchStore, Outcomes
+from plants.stores.group_commit import GroupCommitStore, Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class SQLiteStore(BatchStore):
+class SQLiteStore(GroupCommitStore):
     """Plants in one SQLite file on a local disk. An acknowledged plant survives ``kill -9`` and a power cut.
 
     Each batch is one transaction, and no call returns before its commit. A commit that failed is not retried, because

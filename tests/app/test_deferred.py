@@ -15,7 +15,7 @@ from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
-from plants.stores import Done, GroupCommitStore
+from plants.stores.group_commit import Done, GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
 from tests.support.calls import no_reference_cycle
@@ -65,18 +65,18 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
 class FailingStore(GroupCommitStore):
     """A store whose commits fail."""
 
-    timeout = 60
+    worker_threads = 1
 
     def __init__(self, error: Exception) -> None:
+        super().__init__(timeout=60)
         self._error = error
 
-    def submit(self, _plant: Plant, done: Done) -> None:
+    def submit(self, plant: Plant | None, done: Done) -> None:  # noqa: ARG002  # Every commit fails.
         done(self._error)
 
-    def raise_if_down(self) -> None: ...
-    def submit_check(self, done: Done) -> None: ...
-    def get(self, plant_id: int) -> None: ...
-    def close(self) -> None: ...
+    def _connect(self) -> None: ...
+    def _insert(self, connection: Any, collect: Any) -> Any: ...
+    def _find(self, connection: Any, plant_id: int) -> None: ...
 
 
 ERRORS = {

@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 
 from plants.store_suite import StoreSuite
-from plants.stores import (
-    Done,
-    GroupCommitStore,
-    Plant,
-    PlantIdInUse,
-    PlantStore,
-    StoreUnavailable,
-    open_store,
-)
+from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
+from plants.stores.group_commit import Done, GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.support.calls import no_reference_cycle
 from tests.support.postgres_server import PostgresServer

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.group_commit import BatchStore, Outcomes
+from plants.stores.group_commit import GroupCommitStore, Outcomes
 from tests.stores.test_every_store import future_of, is_available, outcome, reason, submit
 from tests.support.hosted import run
 from tests.support.process import wait_until
@@ -28,7 +28,7 @@ class Connection:
         self.store.open.remove(self)
 
 
-class GardenStore(BatchStore):
+class GardenStore(GroupCommitStore):
     """A dictionary. Inserts fail if it has a fault.
 
     A batch with ``stuck_id`` waits until the store is released, and fails. A read waits, too.

@@ -17,7 +17,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from plants.stores import GroupCommitStore, Plant, PlantIdInUse, open_store
+from plants.stores import Plant, PlantIdInUse, open_store
+from plants.stores.group_commit import GroupCommitStore
 from tests.stores.test_every_store import submit
 from tests.support.examples import examples
 from tests.support.postgres_server import PostgresServer
