@@ -29,9 +29,6 @@ class Nameless(plants.MemoryStore):
 def no_threads(url):
     return type("NoThreads", (Nameless,), {"worker_threads": 0})(url)
 
-def no_answer(url):
-    return type("NoAnswer", (Nameless,), {"multiprocess": None})(url)
-
 def reject(url):
     raise ValueError("the host is missing")
 
@@ -46,7 +43,6 @@ REJECTED = {
     "crash": r"^the store crash: \(plugins:crash\) failed with RuntimeError$",
     "forget": r"^the store forget: \(plugins:forget\) is no plants.PlantStore",
     "no_threads": r"^the store no_threads: .* worker_threads",
-    "no_answer": r"^the store no_answer: .* multiprocess",
     "reject": "^the host is missing$",
     "mysql": "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$",
 }
@@ -64,7 +60,7 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["Nameless", "no_threads", "no_answer", "reject", "crash", "forget"]
+    names = ["Nameless", "no_threads", "reject", "crash", "forget"]
     schemes = {name.lower(): f"plugins:{name}" for name in names}
     install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
     monkeypatch.syspath_prepend(tmp_path)

@@ -70,12 +70,6 @@ FAULTS = {
             "test_exactly_one_of_concurrent_adds_of_an_id_succeeds",
         ],
     ),
-    "returning_a_boolean": (
-        "    def add(self, plant, add=add): return add(self, plant) is None",
-        ["test_a_working_store_passes_its_check"],
-    ),
-    "without_create": ("    def prepare(self): pass", ["test_a_working_store_passes_its_check"]),
-    "no_worker_threads": ("    del worker_threads", ["test_threads_and_processes_are_declared"]),
 }
 
 

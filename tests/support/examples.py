@@ -7,11 +7,9 @@ from hypothesis import settings
 TIMES = os.environ.get("EXAMPLES")
 
 
-def examples(few: int, steps: int = 50) -> settings:
-    """Return settings for a test with ``few`` examples, and at most ``steps`` steps in a state machine.
+def examples(few: int) -> settings:
+    """Return settings for a test with ``few`` examples.
 
     Every ordinary run tries the same examples, so that it covers the same lines.
     """
-    return settings(
-        max_examples=few * int(TIMES or 1), stateful_step_count=steps, deadline=None, derandomize=TIMES is None
-    )
+    return settings(max_examples=few * int(TIMES or 1), deadline=None, derandomize=TIMES is None)
