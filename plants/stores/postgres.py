@@ -81,9 +81,10 @@ _REFUSALS = (
     errors.ProgramLimitExceeded,
     errors.RaiseException,
 )
-# No plant is the cause of an error of these classes: connection, lost prepared statement, resources, intervention,
-# system. With 08, a cluster has lost its connection to another node, which may have committed its part.
-_CLASSES_OF_THE_SERVER = {"08", "26", "53", "57", "58"}
+# No plant is the cause of an error of these classes: connection, read-only server, lost prepared statement, resources,
+# locked table, intervention, system. With 08, a cluster has lost its connection to another node, which may have
+# committed its part.
+_CLASSES_OF_THE_SERVER = {"08", "25", "26", "53", "55", "57", "58"}
 # The server's own messages of these classes, such as that of a missing table, have no value of a row.
 _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 
@@ -212,9 +213,8 @@ class PostgresStore(GroupCommitStore):
             return error
         if _is_held(error):
             return StoreUnavailable("another transaction holds the id")
-        is_of_table = isinstance(error, errors.LockNotAvailable | errors.ReadOnlySqlTransaction)
         is_of_server = (error.sqlstate or "")[:2] in _CLASSES_OF_THE_SERVER
-        if is_of_table or is_of_server or connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        if is_of_server or connection.pgconn.transaction_status != TransactionStatus.IDLE:
             raise error
         if isinstance(error, psycopg.ProgrammingError):
             self._check_table(connection)  # If the table is the cause, this raises an error, or the next line does.

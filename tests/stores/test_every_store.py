@@ -61,6 +61,7 @@ assert store.get(2) == Plant(2, "child")
 COMPETITOR = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable, open_store
 
 def add(plant_id):
@@ -79,7 +80,7 @@ store = open_store(url)
 os.write(1, b"ready\\n")
 sys.stdin.readline()
 with ThreadPoolExecutor(4) as threads:
-    list(threads.map(add, range(400)))
+    list(threads.map(add, Random(name).sample(range(600), 600)))
 """
 GREENLETS = """
 import sys
@@ -115,7 +116,7 @@ def run_forking(program: str, url: str) -> str:
 
 
 def start_competitor(url: str, name: str) -> "subprocess.Popen[str]":
-    """Start a process that will add the ids from 0 to 399, and print each that it has added."""
+    """Start a process that will add the ids from 0 to 599 in an order of its own, and print each that it has added."""
     command = [sys.executable, "-c", COMPETITOR, url, name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -291,12 +292,12 @@ class PersistentContract(StoreContract):
                 assert process.stdin
                 process.stdin.write("go\n")
                 process.stdin.flush()
-            before_kill = {"a": 20, "b": 40, "c": 60, "d": 400}
+            before_kill = {"a": 10, "b": 20, "c": 30, "d": 600}
             added = [(each, name) for name in processes for each in added_ids(processes[name], before_kill[name])]
         assert len({plant_id for plant_id, _ in added}) == len(added)
         assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in added)
         # Of those that were killed, a plant may be stored without having been reported.
-        assert all(store.get(plant_id) in {Plant(plant_id, name) for name in processes} for plant_id in range(400))
+        assert all(store.get(plant_id) in {Plant(plant_id, name) for name in processes} for plant_id in range(600))
 
 
 class TestMemoryStore(StoreContract):

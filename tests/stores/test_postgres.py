@@ -495,8 +495,10 @@ def test_no_id_of_the_first_table_becomes_available(
 ) -> None:
     with closing(PostgresStore(gardener, timeout=20)) as store:
         store.add(Plant(1, "oak"))
+        assert store.get(1)
         server.execute("CREATE SCHEMA AUTHORIZATION gardener CREATE TABLE plants (LIKE public.plants)")
         rows(admin, f"SELECT pg_terminate_backend(pid, 5000) {OURS}")
+        assert not store.get(2)  # A reader whose connection was lost is not used.
         wait_until(lambda: outcome(partial(store.add, Plant(1, "fern"))) == "in use")
         server.execute("ALTER TABLE public.plants RENAME TO old")
         assert outcome(partial(store.add, Plant(1, "fern"))) == "unavailable"
