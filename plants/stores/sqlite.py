@@ -214,12 +214,6 @@ class _Connection(sqlite3.Connection):
         self.has_committed = False
         self._schema_version = -1
 
-    def close(self) -> None:
-        """Roll back, because a statement that a traceback refers to would keep the transaction and its lock open."""
-        with suppress(sqlite3.Error):
-            self.rollback()
-        super().close()
-
     def check_table(self) -> None:
         """After a change of the schema, raise StoreUnavailable if the table lacks a column or could lose a plant."""
         (version,) = self.execute("PRAGMA schema_version").fetchone()

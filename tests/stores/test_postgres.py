@@ -191,7 +191,7 @@ def test_a_canceled_wait_for_the_standby_is_not_a_success(
             store.check()
         with setting(admin, "synchronous_standby_names", "absent"):
             # The first adds may run before the setting takes effect.
-            attempts = ((Plant(plant_id, "oak") for plant_id in count()), [Plant(0, "in use")])
+            attempts = ((Plant(plant_id, "oak") for plant_id in range(2000)), [Plant(0, "in use")])
             for store, plants in zip(stores, attempts, strict=True):
                 adds = thread.submit(list, map(store.add, plants))
                 cancel = f"SELECT pg_cancel_backend(pid) {OURS} AND wait_event = 'SyncRep'"
@@ -255,6 +255,11 @@ FAILURES = {
     "a named check": (
         "ALTER TABLE plants ADD CONSTRAINT short CHECK (length(name) < 9)",
         "CheckViolation, SQLSTATE 23514: constraint short",
+        "",
+    ),
+    "a unique index": (
+        "CREATE UNIQUE INDEX one ON plants ((1)) WHERE length(name) > 9; INSERT INTO plants VALUES (9, '0123456789')",
+        "UniqueViolation, SQLSTATE 23505: constraint one",
         "",
     ),
     "a policy": (
@@ -479,11 +484,12 @@ def test_citus_only_the_warning_of_a_canceled_wait_is_a_failure(citus: PostgresS
 def test_stores_that_start_together_create_what_is_missing_once(
     server: PostgresServer, admin: psycopg.Connection, definition: str
 ) -> None:
+    stores: list[PostgresStore] = []
     with ExitStack() as stack, ThreadPoolExecutor(4) as threads:
         for _ in range(3):  # The stores collide in most rounds, not in each.
             server.execute(f"DROP TABLE IF EXISTS plants; {definition}")
-            stores = [stack.enter_context(closing(PostgresStore(server.url, timeout=20))) for _ in range(4)]
-            list(threads.map(reason, stores))  # They may fail, because their statements collide.
+            stores += [stack.enter_context(closing(PostgresStore(server.url, timeout=20))) for _ in range(4)]
+            list(threads.map(reason, stores[-4:]))  # They may fail, because their statements collide.
         wait_until(lambda: all(map(is_available, stores)))
         stores[0].add(Plant(1, "oak", "tree"))
         admin.execute("ALTER TABLE plants DROP tag")
@@ -548,6 +554,15 @@ def test_a_batch_waits_for_a_short_lock_on_the_table(
         first = wait_until(lambda: rows(admin, waiting))
         wait_until(lambda: rows(admin, waiting) not in ([], first))  # The first attempt has timed out.
     assert batch.result() == ["added"] * 2
+
+
+def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: PostgresServer) -> None:
+    store.check()
+    with table_locked(server):
+        assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
+        with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
+            store.raise_if_down()
+    wait_until(lambda: is_available(store))
 
 
 @pytest.mark.usefixtures("many_retries")
