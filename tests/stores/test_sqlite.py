@@ -110,16 +110,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def not_a_database(path: Path) -> Iterator[None]:
-    content = path.read_bytes()
-    path.write_bytes(b"plants" * 1000)
-    yield
-    path.write_bytes(content)
-
-
 WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_link_to_the_moved_file, a_second_name, disk_full]
-WHILE_CLOSED = [directory_moved_away, disk_full, not_a_database]
+WHILE_CLOSED = [directory_moved_away, disk_full]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
 
