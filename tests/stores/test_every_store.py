@@ -80,7 +80,7 @@ store = open_store(url)
 os.write(1, b"ready\\n")
 sys.stdin.readline()
 with ThreadPoolExecutor(4) as threads:
-    list(threads.map(add, Random(name).sample(range(600), 600)))
+    list(threads.map(add, Random(name).sample(range(300), 300)))
 """
 GREENLETS = """
 import sys
@@ -116,7 +116,7 @@ def run_forking(program: str, url: str) -> str:
 
 
 def start_competitor(url: str, name: str) -> "subprocess.Popen[str]":
-    """Start a process that will add the ids from 0 to 599 in an order of its own, and print each that it has added."""
+    """Start a process that will add the ids from 0 to 299 in an order of its own, and print each that it has added."""
     command = [sys.executable, "-c", COMPETITOR, url, name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -292,12 +292,13 @@ class PersistentContract(StoreContract):
                 assert process.stdin
                 process.stdin.write("go\n")
                 process.stdin.flush()
-            before_kill = {"a": 10, "b": 20, "c": 30, "d": 600}
+            before_kill = {"a": 10, "b": 20, "c": 30, "d": 300}
             added = [(each, name) for name in processes for each in added_ids(processes[name], before_kill[name])]
         assert len({plant_id for plant_id, _ in added}) == len(added)
-        assert all(store.get(plant_id) == Plant(plant_id, name) for plant_id, name in added)
+        stored = [store.get(plant_id) for plant_id in range(300)]
+        assert all(stored[plant_id] == Plant(plant_id, name) for plant_id, name in added)
         # Of those that were killed, a plant may be stored without having been reported.
-        assert all(store.get(plant_id) in {Plant(plant_id, name) for name in processes} for plant_id in range(600))
+        assert all(stored[plant_id] in {Plant(plant_id, name) for name in processes} for plant_id in range(300))
 
 
 class TestMemoryStore(StoreContract):
