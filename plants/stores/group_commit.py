@@ -287,13 +287,13 @@ class GroupCommitStore(PlantStore):
                 self._discard(connection)
             with self._connect_lock:  # If the server has no room for all, those that connect first go on.
                 connection = self._connect()
+                self._connections.add(connection)
         except BaseException as error:
             if self._connections:  # Other committers are connected.
                 time.sleep(RECONNECT_SECONDS)
             else:
                 self._go_down(batch, _reason(error))
             return None
-        self._connections.add(connection)
         return connection
 
     def _commit(self, connection: Any, batch: list[_Entry]) -> bool:

@@ -42,7 +42,8 @@ class GardenStore(GroupCommitStore):
         self.plants: dict[int, Plant] = {}
         self.open: list[Connection] = []
         self.fault = ""
-        self.refuses_connections = False
+        self.room = 9  # for connections
+        self.refusals = 0
         self.inserts = 0
         self.reads = 0
         self.stuck_id: int | None = None
@@ -50,7 +51,8 @@ class GardenStore(GroupCommitStore):
         self.released.set()
 
     def _connect(self) -> Connection:
-        if self.refuses_connections:
+        if len(self.open) >= self.room:
+            self.refusals += 1
             raise StoreUnavailable("no connection")
         self.open.append(connection := Connection(self))
         return connection
@@ -142,6 +144,19 @@ def test_a_process_without_another_thread_is_unavailable(store: GardenStore, mon
     wait_until_connected(store)
 
 
+def test_one_connection_serves_if_there_is_no_room_for_another(
+    store: GardenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.group_commit.RECONNECT_SECONDS", 0.0)
+    store.room = 1
+
+    def is_refused() -> bool:
+        store.add(Plant(len(store.plants), "oak"))
+        return store.refusals > 2
+
+    wait_until(is_refused)
+
+
 def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_connected(store)
     inserts = store.inserts
@@ -175,7 +190,7 @@ def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
             submitting = [threads.submit(submit_many, store, number, closed) for number in range(4)]
             for _ in range(20):
                 store.fault = random.choice(["", "full"])
-                store.refuses_connections = random.choice([True, False])
+                store.room = random.choice([0, 9])
                 time.sleep(0.005)
             store.close()
             closed.set()
