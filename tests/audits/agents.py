@@ -4,11 +4,11 @@
     python -m tests.audits.agents --only newrelic
 
 None needs a collector. The audit installs each into a virtual environment of its own. With each agent and each store,
-16 clients add the ids 1, 1 and 2 (of their own) again and again. An agent passes if all of this is true:
+several clients add the same ids at once. An agent passes if all of this is true:
 
-- The responses are 200, 400 (40003) and 200, as without an agent.
+- For each id, one client gets a 200 and the others an Error 40003, as without an agent.
 - The log has no traceback.
-- Everything that got a 200 is stored, and nothing else.
+- Everything that got a 200 is stored, with its name and tag.
 """
 
 import os
@@ -16,21 +16,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from plants import open_store
+from tests.audits.kills import ID_IN_USE, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, together
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.contract import TOKEN
 from tests.support.hosted import CHECKOUT, Service
 from tests.support.postgres_server import running_postgres, server_directory
+from tests.support.process import wait_until
 
 CLIENTS = 16
-ROUNDS = 10
+RESPONSES = 480
 
 
 class Agent(NamedTuple):
@@ -64,17 +62,6 @@ QUIET = {
 }
 
 
-def add(service: Service, client: int) -> list[tuple[int, int]]:
-    """Add the plants of a client; return the id of each, and the status of its response, or the code of its error."""
-    results = []
-    for number in range(ROUNDS):
-        for offset in (1, 1, 2):
-            plant_id = (client * ROUNDS + number) * 2 + offset
-            response = service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE])
-            results.append((plant_id, 200 if response.status == 200 else response.error))
-    return results
-
-
 def check(bin_: Path, name: str, url: str) -> Verdict:
     """Run all clients against a service with this store under one agent."""
     command = [*AGENTS[name].wrapper, "plants", "serve", "--bind=127.0.0.1:0"]
@@ -84,15 +71,14 @@ def check(bin_: Path, name: str, url: str) -> Verdict:
         if name == "sentry":
             Path(site, "sitecustomize.py").write_text(SENTRY)
             env["PYTHONPATH"] = site
-        with Service(command, Path(site), env) as service, ThreadPoolExecutor(CLIENTS) as threads:
+        with Service(command, Path(site), env) as service:
             service.wait_until_it_serves()
-            results = list(chain.from_iterable(threads.map(partial(add, service), range(CLIENTS))))
-    found = Counter(code for _, code in results)
-    holds = found == {200: 2 * CLIENTS * ROUNDS, 40003: CLIENTS * ROUNDS}
+            with adding_plants(f"http://127.0.0.1:{service.port}", clients=CLIENTS) as journal:
+                wait_until(lambda: len(journal) >= RESPONSES)
+    found = Counter(response.error or response.status for _, response in journal)
+    holds = found.keys() == {200, ID_IN_USE} and found[200] == len({plant.id for plant, _ in journal})
     if url != "memory:":
-        acknowledged = {plant_id for plant_id, code in results if code == 200}
-        with closing(open_store(url)) as store:
-            holds &= {plant_id for plant_id in range(2 * CLIENTS * ROUNDS + 10) if store.get(plant_id)} == acknowledged
+        holds &= audit_journal(url, journal).keys() == {"acknowledged and stored"}
     tracebacks = "".join(service.lines).count("Traceback")
     return Verdict(holds and not tracebacks, f"{dict(found)}, {tracebacks} tracebacks")
 

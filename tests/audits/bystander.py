@@ -74,41 +74,35 @@ def new_id() -> int:
     return random.getrandbits(62)
 
 
-class GoodClient:
-    """The well-behaved client, and its responses. Half of its requests are on one persistent connection."""
-
-    def __init__(self, url: str, token: str) -> None:
-        self._clients = [http_client(url) for _ in range(2)]
-        self._token = token
-        self.slowest = 0.0
-        self.responses = 0
-        self.faults: list[str] = []
-
-    def request(self) -> None:
-        client = random.choice(self._clients)
-        plant_id = new_id()
-        if self._token:
-            response = exchange(client, "POST", "/plants", self._token, plant(plant_id))
-            expected = {"name": f"plant {plant_id}"}
-        else:
-            response, expected = exchange(client, "GET", "/livez", ""), {"status": "live"}
-        took = response.ended - response.began
-        self.slowest = max(self.slowest, took)
-        self.responses += 1
-        self._clients[1].close()
-        if (response.status, response.body) != (200, expected):
-            found = response.error or response.status or response.reason
-            kind = "new" if client is self._clients[1] else "persistent"
-            self.faults.append(f"a request got {found} after {took:.3f} s on a {kind} connection")
+def request(client: http.client.HTTPConnection, token: str) -> tuple[float, str]:
+    """Make a request, and return the seconds that it took, and what was wrong with the response."""
+    plant_id = new_id()
+    if token:
+        response = exchange(client, "POST", "/plants", token, plant(plant_id))
+        expected = {"name": f"plant {plant_id}"}
+    else:
+        response, expected = exchange(client, "GET", "/livez", ""), {"status": "live"}
+    took = response.ended - response.began
+    if (response.status, response.body) == (200, expected):
+        return took, ""
+    return took, f"a request got {response.error or response.status or response.reason} after {took:.3f} s"
 
 
 def main() -> None:
-    good = GoodClient(*sys.argv[1:])
-    good.request()
-    print("begun", flush=True)
-    while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
-        good.request()
-    print(json.dumps([good.slowest, good.responses, good.faults]))
+    url, token = sys.argv[1:]
+    times: list[float] = []
+    faults: list[str] = []
+    clients = {"persistent": http_client(url), "new": http_client(url)}
+    while not times or not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
+        kind = random.choice([*clients])
+        took, fault = request(clients[kind], token)
+        clients["new"].close()
+        times.append(took)
+        if fault:
+            faults.append(f"{fault} on a {kind} connection")
+        if len(times) == 1:
+            print("begun", flush=True)
+    print(json.dumps([max(times), len(times), faults]))
 
 
 if __name__ == "__main__":

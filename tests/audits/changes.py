@@ -12,13 +12,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 from tests.audits.bystander import Response
 from tests.audits.deployment import Deployment
-from tests.audits.kills import ID_IN_USE, JournaledLoad, audit_load
+from tests.audits.kills import ID_IN_USE, Attempts, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, verdict_on
-from tests.support.process import children, text_of, wait_for_workers, wait_until
+from tests.support.process import wait_for_workers, wait_until
 
 WORKERS = 2
 CLIENTS = 4
@@ -29,39 +29,30 @@ CREATES_BETWEEN_CHANGES = 100
 RESPONSE_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 CLOSED = ("RemoteDisconnected", "ConnectionResetError", "BrokenPipeError")
-REFUSED = ("ConnectionRefusedError",)
 HARMLESS = {"acknowledged and stored", "not acknowledged, absent"}
 
 
-def repeat(change: Callable[[Deployment, Path], None], times: int, accepted: tuple[str, ...] = CLOSED) -> Verdict:
-    """Repeat a change under load. It gets the service and the file with the process id of its master.
-
-    ``accepted`` are the reasons for which a request may get no response.
-    """
+def repeat(change: Callable[[Deployment], None], times: int = 20) -> Verdict:
+    """Repeat a change under load."""
     with tempfile.TemporaryDirectory() as folder:
-        database, pid_file = f"sqlite:///{folder}/plants.db", Path(folder, "pid")
-        with Deployment(database, f"--workers {WORKERS} --pid {pid_file}") as service:
-            wait_for_workers(process_id(pid_file), WORKERS)
-            with JournaledLoad(service, clients=CLIENTS, pause=PAUSE_SECONDS) as load:
+        database = f"sqlite:///{folder}/plants.db"
+        with Deployment(database, f"--workers {WORKERS}") as service:
+            wait_for_workers(service.master.pid, WORKERS)
+            with adding_plants(service.url, clients=CLIENTS, pause=PAUSE_SECONDS) as journal:
                 for _ in range(times):
-                    wait_for_creates(load)
-                    change(service, pid_file)
-        findings = audit_load(database, load)
-    responses = [response for _, response in load.journal]
-    findings.update(filter(None, (fault_of(response, accepted) for response in responses)))
+                    wait_for_creates(journal)
+                    change(service)
+        findings = audit_journal(database, journal)
+    responses = [response for _, response in journal]
+    findings.update(filter(None, (fault_of(response, CHANGES[change]) for response in responses)))
     slowest = max(response.ended - response.began for response in responses)
     summary = f"{verdict_on(findings).summary}, slowest {slowest * 1000:.0f} ms"
     return Verdict(findings.keys() <= HARMLESS, summary)
 
 
-def wait_for_creates(load: JournaledLoad) -> None:
-    before = len(load.journal)
-    wait_until(lambda: sum(response.status == 200 for _, response in load.journal[before:]) >= CREATES_BETWEEN_CHANGES)
-
-
-def process_id(file: Path) -> int:
-    wait_until(lambda: text_of(file).endswith("\n"))
-    return int(file.read_text())
+def wait_for_creates(journal: Attempts) -> None:
+    before = len(journal)
+    wait_until(lambda: sum(response.status == 200 for _, response in journal[before:]) >= CREATES_BETWEEN_CHANGES)
 
 
 def fault_of(response: Response, accepted: tuple[str, ...]) -> str:
@@ -73,44 +64,36 @@ def fault_of(response: Response, accepted: tuple[str, ...]) -> str:
     return f"{response.error or response.reason or response.status} after {seconds:.1f} s"
 
 
-def hup(times: int = 20) -> Verdict:
+def hup(service: Deployment) -> None:
     """Send ``HUP`` to the master and to each worker, as to a process group; the master replaces the workers."""
-
-    def change(_service: Deployment, pid_file: Path) -> None:
-        master = process_id(pid_file)
-        old = set(children(master))
-        for process in (*old, master):
-            os.kill(process, signal.SIGHUP)
-        wait_until(lambda: old.isdisjoint(children(master)))
-        wait_for_workers(master, WORKERS)
-
-    return repeat(change, times)
+    old = service.workers()
+    for process in (*old, service.master.pid):
+        os.kill(process, signal.SIGHUP)
+    wait_until(lambda: set(old).isdisjoint(service.workers()))
+    wait_for_workers(service.master.pid, WORKERS)
 
 
-def workers_more_and_fewer(times: int = 20) -> Verdict:
+def workers_more_and_fewer(service: Deployment) -> None:
     """Start one more worker, and stop one."""
-
-    def change(_service: Deployment, pid_file: Path) -> None:
-        for number, workers in ((signal.SIGTTIN, WORKERS + 1), (signal.SIGTTOU, WORKERS)):
-            os.kill(process_id(pid_file), number)
-            wait_for_workers(process_id(pid_file), workers)
-
-    return repeat(change, times)
+    for number, workers in ((signal.SIGTTIN, WORKERS + 1), (signal.SIGTTOU, WORKERS)):
+        service.master.send_signal(number)
+        wait_for_workers(service.master.pid, workers)
 
 
-def term(times: int = 20) -> Verdict:
+def term(service: Deployment) -> None:
     """Stop the service, and start it again."""
-
-    def change(service: Deployment, pid_file: Path) -> None:
-        os.kill(process_id(pid_file), signal.SIGTERM)
-        wait_until(lambda: not pid_file.exists())
-        service.start()
-
-    return repeat(change, times, CLOSED + REFUSED)
+    service.master.terminate()
+    service.master.wait()
+    service.start()
 
 
-CHANGES: tuple[Callable[..., Verdict], ...] = (hup, workers_more_and_fewer, term)
+# The changes, and the reasons for which a request may get no response.
+CHANGES: dict[Callable[[Deployment], None], tuple[str, ...]] = {
+    hup: CLOSED,
+    workers_more_and_fewer: CLOSED,
+    term: (*CLOSED, "ConnectionRefusedError"),
+}
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(__doc__, {change.__name__: change for change in CHANGES}))
+    sys.exit(run_checks(__doc__, {change.__name__: partial(repeat, change) for change in CHANGES}))

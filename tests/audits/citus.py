@@ -22,7 +22,7 @@ from itertools import chain
 import psycopg
 
 from tests.audits.deployment import Deployment
-from tests.audits.kills import JournaledLoad, audit_load
+from tests.audits.kills import adding_plants, audit_journal
 from tests.audits.report import audit_parser, report, verdict_on
 
 CLIENTS_PER_SERVICE = 16
@@ -32,19 +32,20 @@ def run(urls: Sequence[str], faults: Sequence[Sequence[str]], seconds: float, pa
     """Audit one service for each URL; return the exit status."""
     with ExitStack() as stack:
         services = [stack.enter_context(Deployment(url)) for url in urls]
-        with JournaledLoad(*services, clients=CLIENTS_PER_SERVICE * len(services), pause=pause) as load:
+        clients = CLIENTS_PER_SERVICE * len(services)
+        with adding_plants(*(service.url for service in services), clients=clients, pause=pause) as journal:
             time.sleep(seconds)
             for command in chain.from_iterable(faults):
                 subprocess.run(shlex.split(command), check=True)
                 time.sleep(seconds)
         for service in services:
             service.start()  # This waits until the database is available again.
-        findings = audit_load(urls[0], load)
+        findings = audit_journal(urls[0], journal)
         with psycopg.connect(urls[0]) as connection:
             [(twice,)] = connection.execute("SELECT count(*) - count(DISTINCT id) FROM plants").fetchall()
         if twice:
             findings["! ids that two plants use"] = twice
-    slowest = max(response.ended - response.began for _, response in load.journal)
+    slowest = max(response.ended - response.began for _, response in journal)
     print(f"slowest response: {slowest:.2f} s")
     return report("plants", verdict_on(findings))
 

@@ -21,7 +21,6 @@ from tests.support.process import (
     NO_SUBPROCESS_COVERAGE,
     PATIENCE_SECONDS,
     children,
-    comes_true,
     kill,
     resident_bytes,
     start,
@@ -89,8 +88,7 @@ class Target(Service):
             return [*found, "the worker has ended"]
         if (response := self.create()).status != 200:
             found.append(f"a create afterward gets {response}")
-        if not comes_true(lambda: self.count_descriptors() <= self.descriptors):
-            found.append(f"{self.count_descriptors()} descriptors are open, before it were {self.descriptors}")
+        wait_until(lambda: self.count_descriptors() <= self.descriptors)
         return found
 
 

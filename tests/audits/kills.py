@@ -20,17 +20,17 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import cycle, islice
-from typing import Self
 
 from plants import Plant, PlantStore, StoreUnavailable, open_store
 from tests.audits.bystander import Response, exchange, http_client
 from tests.audits.deployment import Deployment
 from tests.audits.report import audit_parser, report, verdict_on
-from tests.contract import new_plant
+from tests.contract import TOKEN, new_plant
 from tests.support.postgres_server import PostgresServer, running_postgres, server_directory
 from tests.support.process import wait_until
 
@@ -40,68 +40,50 @@ ID_IN_USE = 40003
 Attempts = list[tuple[Plant, Response]]
 
 
-class JournaledLoad:
-    """Clients that add plants, and a journal of all attempts. ``RIVALS`` clients at a time add the same ids.
+@contextlib.contextmanager
+def adding_plants(*urls: str, clients: int, pause: float = 0.0) -> Iterator[Attempts]:
+    """Let clients add plants meanwhile, and yield a journal of all attempts.
 
-    ``pause`` is the time between a response and the client's next request, in seconds.
+    ``RIVALS`` clients at a time add the same ids, each through the next service. ``pause`` is the time between a
+    response and the client's next request, in seconds.
     """
+    journal: Attempts = []
+    over = threading.Event()
 
-    def __init__(self, *services: Deployment, clients: int, pause: float = 0.0) -> None:
-        self.journal: Attempts = []
-        self._services = services
-        self._pause = pause
-        self._over = threading.Event()
-        first_ids = [random.getrandbits(62) - 2**61 for _ in range(clients // RIVALS)]
-        self._threads = [
-            threading.Thread(target=self._write, args=(number, first_id))
-            for number, first_id in enumerate(first_ids * RIVALS)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def by_id(self) -> list[Attempts]:
-        """Return the attempts for each id."""
-        found: dict[int, Attempts] = defaultdict(list)
-        for plant, response in self.journal:
-            found[plant.id].append((plant, response))
-        return list(found.values())
-
-    def _write(self, number: int, plant_id: int) -> None:
-        service = self._services[number % len(self._services)]
-        with closing(http_client(service.url)) as client:
-            while not self._over.wait(self._pause):
+    def add_plants(number: int, url: str, plant_id: int) -> None:
+        with closing(http_client(url)) as client:
+            while not over.wait(pause):
                 plant_id += 1
                 # All attempts differ, so the stored plant shows which one was committed.
                 for attempt in range(2):
                     name = f"plant {plant_id} 🌱 of {number}, {attempt}"
                     plant = Plant(plant_id, name, f"attempt {attempt}" if plant_id % 3 else None)
                     members = {key: value for key, value in plant._asdict().items() if value is not None}
-                    response = exchange(client, "POST", "/plants", service.token, new_plant(**members))
-                    self.journal.append((plant, response))
+                    response = exchange(client, "POST", "/plants", TOKEN, new_plant(**members))
+                    journal.append((plant, response))
                     if response.status in {200, 400}:
                         break
-                    self._over.wait(0.02)
+                    over.wait(0.02)
+
+    first_ids = [random.getrandbits(62) - 2**61 for _ in range(clients // RIVALS)] * RIVALS
+    with ThreadPoolExecutor(clients) as threads:
+        running = threads.map(add_plants, range(clients), cycle(urls), sorted(first_ids))
+        try:
+            yield journal
+        finally:
+            over.set()
+    list(running)  # If a client has failed, raise its exception.
 
 
 def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
     """Return the plant with this id, or None; retry while the machine is too busy for the store's timeout."""
-    results = []
 
-    def is_read() -> bool:
+    def read() -> list[Plant | None]:
         with contextlib.suppress(StoreUnavailable):
-            results.append(store.get(plant_id))
-        return bool(results)
+            return [store.get(plant_id)]
+        return []
 
-    wait_until(is_read)
-    return results[0]
+    return wait_until(read)[0]
 
 
 def audit(store: PlantStore, attempts: Attempts) -> str:
@@ -122,10 +104,13 @@ def audit(store: PlantStore, attempts: Attempts) -> str:
     return "not acknowledged, stored whole" if stored in unknown else "! not acknowledged, stored with other values"
 
 
-def audit_load(store_url: str, load: JournaledLoad) -> Counter[str]:
+def audit_journal(store_url: str, journal: Attempts) -> Counter[str]:
     """Return the outcomes of all plants that the clients tried to add."""
+    by_id: dict[int, Attempts] = defaultdict(list)
+    for plant, response in journal:
+        by_id[plant.id].append((plant, response))
     with closing(open_store(store_url)) as store, ThreadPoolExecutor(4) as threads:
-        return Counter(threads.map(lambda attempts: audit(store, attempts), load.by_id()))
+        return Counter(threads.map(partial(audit, store), by_id.values()))
 
 
 def possible_kills(service: Deployment, database: PostgresServer | None) -> dict[str, Callable[[], None]]:
@@ -135,7 +120,7 @@ def possible_kills(service: Deployment, database: PostgresServer | None) -> dict
         os.kill(random.choice(service.workers()), signal.SIGKILL)
 
     def kill_master() -> None:
-        service.kill_master()
+        service.master.kill()
         time.sleep(random.random())
 
     def kill_database() -> None:
@@ -160,7 +145,7 @@ def main() -> int:
         url = database.url if database else f"sqlite:///{directory}/plants.db"
         with (
             Deployment(url, f"--workers {options.workers}") as service,
-            JournaledLoad(service, clients=CLIENTS) as load,
+            adding_plants(service.url, clients=CLIENTS) as journal,
         ):
             kills = possible_kills(service, database)
             for name in islice(cycle(kills), options.kills):
@@ -168,7 +153,7 @@ def main() -> int:
                 time.sleep(random.uniform(0.1, 1))
                 kills[name]()
                 service.start()
-        return report("plants", verdict_on(audit_load(url, load)))
+        return report("plants", verdict_on(audit_journal(url, journal)))
 
 
 if __name__ == "__main__":

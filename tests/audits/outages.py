@@ -30,7 +30,7 @@ from typing import NamedTuple
 from tests.audits.bystander import Response
 from tests.audits.clients import Bystander
 from tests.audits.deployment import Deployment
-from tests.audits.kills import ID_IN_USE, JournaledLoad, audit_load
+from tests.audits.kills import ID_IN_USE, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, verdict_on
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import wait_until
@@ -164,15 +164,15 @@ def run(name: str) -> Verdict:
             Deployment("memory:") as idle_service,
             Bystander(service.url) as probes,
             Bystander(idle_service.url) as idle_probes,
-            JournaledLoad(service, clients=CLIENTS, pause=PAUSE_SECONDS) as load,
+            adding_plants(service.url, clients=CLIENTS, pause=PAUSE_SECONDS) as journal,
         ):
             time.sleep(WARM_UP_SECONDS)
             with OUTAGES[name](place):
                 time.sleep(OUTAGE_SECONDS)
             ended = time.monotonic()
             time.sleep(RESPONSE_SECONDS)
-        findings = audit_load(url, load)
-    findings.update(faults_of([response for _, response in load.journal], ended))
+        findings = audit_journal(url, journal)
+    findings.update(faults_of([response for _, response in journal], ended))
     verdict, of_probes = verdict_on(findings), probes.verdict(idle_probes.slowest + MAX_PROBE_DELAY_SECONDS)
     return Verdict(verdict.holds and of_probes.holds, f"{verdict.summary}; /livez: {of_probes.summary}")
 
