@@ -2,21 +2,20 @@
 
 import http.client
 import json
-import subprocess
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from tests.support.process import end, free_port, start
+from tests.support.process import Process, accepts_connections, free_port, wait_until
 
 # Chromium's sandbox does not work as root, and a container has little shared memory.
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--force-device-scale-factor=1"]
-_OPTIONS = {"args": _ARGUMENTS, "perfLoggingPrefs": {"enableNetwork": True}}
 _CAPABILITIES = {
     "browserName": "chrome",
-    "goog:chromeOptions": _OPTIONS,
-    "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+    "goog:chromeOptions": {"args": _ARGUMENTS},
+    "goog:loggingPrefs": {"browser": "ALL"},
 }
 ENTER, TAB = "\ue007", "\ue004"
 
@@ -68,26 +67,14 @@ class Browser:
         """Return the errors, and the violations of the Content-Security-Policy, since the last call."""
         return [entry["message"] for entry in self.post("se/log", type="browser")]
 
-    def requested_hosts(self) -> set[str]:
-        """Return the hosts that the pages sent requests to since the last call."""
-        events = [json.loads(entry["message"])["message"] for entry in self.post("se/log", type="performance")]
-        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return {urlsplit(url).netloc for url in urls if not url.startswith("data:")}
-
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """Start a browser."""
     # With --port=0, chromedriver picks a free IPv6 port, and exits if the same IPv4 port is in use.
     port = free_port()
-    driver = start(["chromedriver", f"--port={port}"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert driver.stdout
-        with driver.stdout as lines:
-            assert any("started successfully" in line for line in lines)
-            browser = Browser(port)
-            yield browser
-            browser.close()
-    finally:
-        driver.terminate()
-        end(driver)
+    with Process(["chromedriver", f"--port={port}"], cwd=Path(), env=dict(os.environ)):
+        wait_until(lambda: accepts_connections(port))
+        browser = Browser(port)
+        yield browser
+        browser.close()

@@ -2,20 +2,20 @@
 
 import http.client
 import json
-import logging
+import multiprocessing
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
-import pytest
+from gunicorn.config import Chdir
 
 from plants.hosting import cli
 from tests.contract import LIMIT, TOKEN, Headers, Response
@@ -118,45 +118,29 @@ def output_of(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> s
 
 
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command ``plants`` in this process, which has already imported what it needs.
+    """Run the command ``plants`` in a fork of this process, which has already imported what it needs.
 
-    It cannot have PORT or WEB_CONCURRENCY, which Gunicorn reads once. If the command starts to serve, it fails.
+    It cannot have PORT or WEB_CONCURRENCY, which Gunicorn reads once.
     """
-    status: object = 0
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        tempfile.TemporaryFile("w+") as errors,
-        ExitStack() as stack,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name in ("SIGINT", "SIGTERM"):
-            number = signal.Signals[name]
-            stack.callback(signal.signal, number, signal.getsignal(number))
-        for name in ("gunicorn.error", "gunicorn.access", "plants"):
-            log = logging.getLogger(name)
-            stack.callback(log.setLevel, log.level)
-            stack.callback(vars(log).update, handlers=[*log.handlers], propagate=log.propagate)
-        for module in ("plants.wsgi", "plants.hosting.gunicorn_conf"):  # These two make the service when imported.
-            patch.delitem(sys.modules, module, raising=False)
-        patch.delattr("gunicorn.arbiter.Arbiter.manage_workers")  # The arbiter then fails instead of serving.
-        patch.setattr("gunicorn.config.Chdir.default", str(cwd))  # Gunicorn reads the directory once.
-        patch.setattr(sys, "argv", ["plants", *arguments])
-        patch.setattr(sys, "path", [*sys.path])
-        patch.setattr(sys, "stdout", output)
-        patch.setattr(sys, "stderr", errors)
-        patch.setattr(os, "environ", environment(**env))
-        patch.chdir(cwd)
-        try:
-            cli.main()
-        except SystemExit as end:  # If the status is a text, Python prints it and exits with 1.
-            status = end.code
-            if isinstance(status, str):
-                print(status, file=errors)
-                status = 1
-        assert isinstance(status, int | None)
+
+    def main() -> None:
+        os.environ.clear()
+        os.environ.update(environment(**env))
+        os.chdir(cwd)
+        Chdir.default = str(cwd)  # Gunicorn reads the directory once.
+        sys.argv = ["plants", *arguments]
+        sys.stdout, sys.stderr = output, errors
+        cli.main()
+
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # This process has threads, which the command never uses.
+        process = multiprocessing.get_context("fork").Process(target=main, daemon=True)
+        process.start()
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode is not None, "the command has not ended"
         for file in (output, errors):
             file.seek(0)
-        return subprocess.CompletedProcess(arguments, status or 0, output.read(), errors.read())
+        return subprocess.CompletedProcess(arguments, process.exitcode, output.read(), errors.read())
 
 
 def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:

@@ -5,12 +5,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -21,43 +19,19 @@ PATIENCE_SECONDS = 60
 END = "(end)"
 # This prefix of a command turns off its coverage measurement, like the fixture of the same name.
 NO_SUBPROCESS_COVERAGE = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
-# This program reads the id of each process group when the group starts, and the negative id when it has ended. When the
-# test run ends, even by SIGKILL, the program kills the groups that are left.
-_REAPER = """
-import contextlib, os, signal, sys
-groups = set()
-for line in sys.stdin:
-    number = int(line)
-    groups.add(number) if number > 0 else groups.discard(-number)
-for group in groups:
-    with contextlib.suppress(OSError):
-        os.killpg(group, signal.SIGKILL)
-"""
+# This program kills a process group unless it reads a line from its standard input before the end.
+WATCHER = 'read line || kill -KILL "-$0"'
 T = TypeVar("T")
 
-
-@cache
-def _reaper(_own_id: int) -> int:
-    """Start a reaper for this process, and return the pipe into which to write the ids.
-
-    A forked process has another id, so the cache does not return its parent's pipe.
-    """
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-I", "-S", "-c", _REAPER]
-    process = subprocess.Popen(command, stdin=read_end, stdout=subprocess.DEVNULL, start_new_session=True)
-    process.returncode = 0  # The reaper outlives this process. Without this, Popen would warn that it still runs.
-    os.close(read_end)
-    return write_end
-
-
-def _send_to_reaper(number: int) -> None:
-    os.write(_reaper(os.getpid()), b"%d\n" % number)
+_watchers: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def start(command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that leads a process group. The whole group is killed by `end`, or when the test run is over."""
     process = subprocess.Popen(command, start_new_session=True, **options)
-    _send_to_reaper(process.pid)
+    # The end of the test run, even by SIGKILL, ends the watcher's standard input.
+    watcher = ["sh", "-c", WATCHER, str(process.pid)]
+    _watchers[process.pid] = subprocess.Popen(watcher, stdin=subprocess.PIPE, start_new_session=True)
     return process
 
 
@@ -66,7 +40,8 @@ def kill(process: "subprocess.Popen[Any]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    _send_to_reaper(-process.pid)
+    if watcher := _watchers.pop(process.pid, None):
+        watcher.communicate(b"\n")
 
 
 def end(process: "subprocess.Popen[Any]") -> None:
@@ -77,18 +52,12 @@ def end(process: "subprocess.Popen[Any]") -> None:
         kill(process)
 
 
-def comes_true(condition: Callable[[], T]) -> T:
-    """Wait until a condition holds or the time is over; return its last value."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return found
-
-
 def wait_until(condition: Callable[[], T]) -> T:
     """Wait until a condition holds, and return its value."""
-    found = comes_true(condition)
-    assert found, f"still {found!r} after {PATIENCE_SECONDS} s"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"still {found!r} after {PATIENCE_SECONDS} s"
+        time.sleep(0.002)
     return found
 
 
