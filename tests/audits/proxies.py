@@ -9,7 +9,7 @@ closes the connection.
 
 import contextlib
 import http.client
-import selectors
+import select
 import socket
 import sys
 import tempfile
@@ -62,11 +62,7 @@ def delayed(target: int) -> int:
 
 def is_closed(client: http.client.HTTPConnection) -> bool:
     """Return whether the peer has closed the connection, as the pools of clients check before each use."""
-    if not client.sock:
-        return False
-    with selectors.DefaultSelector() as selector:
-        selector.register(client.sock, selectors.EVENT_READ)
-        return bool(selector.select(0))
+    return client.sock is not None and bool(select.select([client.sock], [], [], 0)[0])
 
 
 def create_with_pauses(port: int, path: str, until: float, pause: float) -> list[str]:

@@ -87,11 +87,10 @@ def wait_for_workers(master: int, number: int) -> None:
     """
     sigabrt_bit = 1 << signal.SIGABRT - 1  # Workers catch SIGABRT, the master does not.
 
-    def started_workers() -> list[int]:
-        caught = {worker: int(_status(worker, r"SigCgt:\s+(\w+)"), 16) for worker in children(master)}
-        return [worker for worker in caught if caught[worker] & sigabrt_bit]
+    def has_started(worker: int) -> bool:
+        return bool(int(_status(worker, r"SigCgt:\s+(\w+)"), 16) & sigabrt_bit)
 
-    wait_until(lambda: len(started_workers()) == number)
+    wait_until(lambda: sum(map(has_started, children(master))) == number)
 
 
 def _status(process: int, pattern: str) -> str:
