@@ -54,15 +54,6 @@ class Service(Process):
         members: dict[str, Any] = json.loads(found)
         return members
 
-    def check_log(self) -> None:
-        """Check every line after the service has ended."""
-        lines = [line for line in (*self.lines, *self.access) if line != END]
-        assert not [line for line in lines if NEVER_LOGGED.search(line)]
-        # A service that cannot start prints one plain line, because it has no log yet.
-        for line in [line for line in lines if not line.startswith("plants: ")] if self.is_json else ():
-            assert {"ts", "level", "logger"} < json.loads(line).keys()
-            assert " " not in re.sub(r'"(\\.|[^"\\])*"', "", line)  # Each line is compact JSON.
-
     def send(self, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
         return send_to(self.port, body, method=method, path=path, headers=headers)
 
@@ -71,7 +62,12 @@ class Service(Process):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        self.check_log()
+        lines = [line for line in (*self.lines, *self.access) if line != END]
+        assert not [line for line in lines if NEVER_LOGGED.search(line)]
+        # A service that cannot start prints one plain line, because it has no log yet.
+        for line in [line for line in lines if not line.startswith("plants: ")] if self.is_json else ():
+            assert {"ts", "level", "logger"} < json.loads(line).keys()
+            assert " " not in re.sub(r'"(\\.|[^"\\])*"', "", line)  # Each line is compact JSON.
 
     def stop(self) -> int:
         """Stop the service, and return its exit status."""
