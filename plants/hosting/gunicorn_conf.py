@@ -52,8 +52,8 @@ def on_starting(server: Any) -> None:
     if settings.metrics_bind:
         try:
             Worker.metrics = Metrics(settings.metrics_bind)
-        except OSError as error:
-            stop(f"PLANTS_METRICS_BIND is not usable: {error.strerror}")
+        except Exception as error:  # The host may be no name, and the port too large.
+            stop(f"PLANTS_METRICS_BIND is not usable: {error}")
     _prepare_store()
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +40,6 @@ _GATHER_SECONDS = 0.02
 _MAX_EXCEPTIONS = 10
 MASTER_PID = os.getpid()  # Gunicorn's master imports this. It should not fork with threads, so it starts none.
 _log = logging.getLogger("plants.log")
-_quoted = lru_cache(maxsize=256)(json.dumps)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -111,6 +111,16 @@ def _is_json(log_format: str | None, descriptor: int) -> bool:
     return log_format == "json" if log_format else not os.isatty(descriptor)
 
 
+# The formats of a line, and of the error in it. They cost half as much as json.dumps().
+_JSON_LINE = (
+    '{"ts":"%s","level":"%s","logger":"plants.access","request_id":"%s","method":%s,"path":%s,"route":%s,"status":%s,'
+    '%s"size":%d,"duration":%.6f,"remote_ip":%s}\n'
+)
+_JSON_ERROR = '"error_code":%d,"error_message":%s,'
+_TEXT_LINE = "%s %s plants.access %s %s %s %.0s%s %s%d %.6f %s\n"  # %.0s omits the route.
+_TEXT_ERROR = "%d %s "
+
+
 class AccessLog:
     """The log of requests."""
 
@@ -125,7 +135,10 @@ class AccessLog:
         # If standard output was closed at the start, its descriptor may be another file's.
         self._descriptor = sys.stdout.fileno() if target == "-" and sys.stdout else os.open(os.devnull, os.O_WRONLY)
         self.reopen()
-        self._line_of = _json_line if _is_json(log_format, self._descriptor) else _text_line
+        is_json = _is_json(log_format, self._descriptor)
+        self._line, self._failure = (_JSON_LINE, _JSON_ERROR) if is_json else (_TEXT_LINE, _TEXT_ERROR)
+        self._quote: Callable[[str], str] = json.dumps if is_json else _escape
+        self._quoted = lru_cache(maxsize=256)(lambda text: self._quote(_decoded(text)))
         self.output = Output(self._descriptor)
 
     def reopen(self) -> None:
@@ -138,39 +151,23 @@ class AccessLog:
         except OSError as error:
             _log.error("the access log cannot be opened: %s", error)
 
-    def line(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> str:
-        """Return the line of a request, which is empty if the level is too low."""
+    def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
+        """Buffer the line of a request, unless its level is too low."""
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.route in OPERATIONS]
-        return self._line_of(request, response, error, seconds, name) if level >= self._level else ""
+        if level < self._level:
+            return
+        quoted = self._quoted
+        method, path, route = quoted(request.method), quoted(request.path[:_PATH_BYTES]), quoted(request.route)
+        failure = self._failure % (error[0], self._quote(error[1])) if error[0] else ""
+        size, address = len(response.body), quoted(request.environ["REMOTE_ADDR"])
+        status, now = response.status[:3], timestamp(time.time())
+        line = self._line % (now, name, request.id, method, path, route, status, failure, size, seconds, address)
+        self.output.write(line)
 
 
-# Format strings cost half as much as json.dumps().
-def _json_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    code, message = error
-    failure = f'"error_code":{code},"error_message":{json.dumps(message)},' if code else ""
-    address = request.environ["REMOTE_ADDR"]
-    return (
-        f'{{"ts":"{timestamp(time.time())}","level":"{level}","logger":"plants.access",'
-        f'"request_id":"{request.id}","method":{_quoted(request.method)},'
-        f'"path":{_quoted(_shown(request))},"route":{_quoted(request.route)},"status":{response.status[:3]},'
-        f'{failure}"size":{len(response.body)},"duration":{seconds:.6f},"remote_ip":{_quoted(address)}}}\n'
-    )
-
-
-def _text_line(request: Request, response: Response, error: tuple[int, str], seconds: float, level: str) -> str:
-    code, message = error
-    failure = f"{code} {message} " if code else ""
-    address = request.environ["REMOTE_ADDR"]
-    line = (
-        f"{timestamp(time.time())} {level} plants.access {request.id} {request.method} {_shown(request)} "
-        f"{response.status[:3]} {failure}{len(response.body)} {seconds:.6f} {address}"
-    )
-    return f"{_escape(line)}\n"
-
-
-def _shown(request: Request) -> str:
-    """Return the beginning of the path as UTF-8, which PEP 3333 decodes as Latin-1."""
-    return request.path[:_PATH_BYTES].encode("latin-1").decode(errors="replace")
+def _decoded(text: str) -> str:
+    """Decode a text of a request as UTF-8, which PEP 3333 has decoded as Latin-1."""
+    return text.encode("latin-1", "replace").decode(errors="replace")
 
 
 def timestamp(seconds: float) -> str:

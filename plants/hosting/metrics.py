@@ -55,10 +55,7 @@ class Metrics:
     """The metrics' address, the table, and the row in which this process counts."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        """Listen on the address. Gunicorn's master calls this once, before it starts workers.
-
-        :raises OSError: it cannot listen on this address, or there is no memory.
-        """
+        """Listen on the address. Gunicorn's master calls this once, before it starts workers."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.listener = socket.create_server(address, family=family)
         self.listener.setblocking(False)

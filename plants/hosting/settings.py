@@ -15,8 +15,6 @@ from plants.stores import PlantStore, open_store
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
-_LAST_PORT: Final = 65535
-
 
 class SettingsError(ValueError):
     """A bad setting, which the message names."""
@@ -57,12 +55,11 @@ def _load_check(text: str) -> TokenCheck:
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    address = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
-    if not address or not 0 < int(address[3]) <= _LAST_PORT:
-        raise ValueError("set an address and a port, such as 127.0.0.1:9100")
+    advice = "an address and a port, such as 127.0.0.1:9100"
+    host, _, port = _matching(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[1-9][0-9]{0,4}", advice, text).rpartition(":")
     if not find_spec("prometheus_client"):
         raise ValueError("prometheus-client is not installed; run pip install 'plants[metrics]'")
-    return address[1] or address[2], int(address[3])
+    return host.strip("[]"), int(port)
 
 
 class Settings(NamedTuple):

@@ -27,13 +27,6 @@ class Worker(ServerWorker):
     # The deadlines: a statement (1.5 s) < the store (2.3 or 2.5 s) < the response (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
 
-    # Gunicorn sets these, and has no types.
-    cfg: Any
-    log: Any
-
-    metrics_row: int
-    _access_log: AccessLog
-
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master."""
         super().__init__(*args)
@@ -94,5 +87,4 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
-            self.loop.shared.service.after_iteration()
             self.hosted.settings.store.close()

@@ -64,7 +64,7 @@ BAD_SETTINGS = [
 ]
 BAD_SETTINGS += [
     ("PLANTS_METRICS_BIND", text, r"set an address and a port, such as 127\.0\.0\.1:9100")
-    for text in ("", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", "::1:9100", "a b:1")
+    for text in ("", "9100", ":9100", "127.0.0.1", "127.0.0.1:0", "::1:9100", "a b:1")
 ]
 
 

@@ -143,10 +143,11 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
     assert error_line(result).startswith(line)
 
 
-def test_a_metrics_address_that_cannot_be_used_stops_the_start() -> None:
-    settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": "192.0.2.1:80"}
+@pytest.mark.parametrize("address", ["192.0.2.1:80", "a..b:9100"])
+def test_a_metrics_address_that_cannot_be_used_stops_the_start(address: str) -> None:
+    settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": address}
     result = call("serve", "--bind=[::1]:0", "--log-level=error", **settings)
-    assert error_line(result).startswith("PLANTS_METRICS_BIND is not usable: Cannot ")
+    assert error_line(result).startswith("PLANTS_METRICS_BIND is not usable: ")
 
 
 # Signals
