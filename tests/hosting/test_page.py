@@ -4,14 +4,12 @@ import json
 import re
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from socketserver import ThreadingMixIn
-from types import MappingProxyType
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
-from wsgiref.types import WSGIApplication
 
 import pytest
 from webtest import TestApp as WebTestApp
@@ -21,6 +19,7 @@ from plants import MAX_BODY_BYTES, MemoryStore
 from plants.app import PlantApp
 from plants.errors import ErrorCode
 from plants.hosting.factory import create_service
+from plants.hosting.page import PAGE
 from plants.hosting.settings import Settings
 from plants.probes import Constant
 from plants.tokens import Tokens
@@ -37,20 +36,13 @@ LABELS_OF_FIELDS = """
 """
 
 
-def hosted(others: Mapping[str, object] = MappingProxyType({})) -> WSGIApplication:
-    service = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
-    other = PlantApp(MemoryStore(), [Tokens([TOKEN])], others, MAX_BODY_BYTES)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        is_other = other.router.template_of(environ["PATH_INFO"]) in others
-        return (other if is_other else service)(environ, start_response)
-
-    return app
+@pytest.fixture
+def app() -> WebTestApp:
+    return WebTestApp(create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app, lint=True)
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)
-def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: str) -> None:
-    app = WebTestApp(hosted(), lint=True)
+def test_the_page_needs_no_token_and_has_a_strict_csp(app: WebTestApp, path: str, content_type: str) -> None:
     response = app.get(path)
     assert response.headers["Content-Type"] == f"{content_type}; charset=utf-8"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
@@ -62,8 +54,7 @@ def test_the_page_needs_no_token_and_has_a_strict_csp(path: str, content_type: s
     assert app.post(path, expect_errors=True).json["error"] == 40500
 
 
-def test_everybody_is_redirected_from_the_root_to_the_page() -> None:
-    app = WebTestApp(hosted(), lint=True)
+def test_everybody_is_redirected_from_the_root_to_the_page(app: WebTestApp) -> None:
     response = app.get("/?a=1")
     assert (response.status_int, response.headers["Location"]) == (302, "docs")
     assert response.json == {"error": 30200, "message": "Found"}
@@ -121,23 +112,17 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> No
     assert body_of(send(browser)) == {"name": "Fern 🌿"}
     fill(browser, TOKEN, body)
     assert body_of(send(browser)) == {"error": 40003, "message": "The id 10 is in use."}
-    fill(browser, "", body)
-    assert body_of(send(browser))["error"] == 40100
-    fill(browser, "a ✓ that no header can have", body)
-    assert send(browser).startswith("No response: ")
-    complaints = browser.console_errors()
-    assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
-    assert len(complaints) == 2
-
-
-@needs_chromium
-def test_a_response_has_its_status_duration_and_headers(browser: Browser) -> None:
-    fill(browser, "wrong", '{"id": 12, "name": "Fern"}')
+    fill(browser, "wrong", body)
     status, request_id, challenge, *lines = send(browser).split("\n")
     assert re.fullmatch(r"401 Unauthorized \(\d+ ms\)", status)
     assert re.fullmatch(r"X-Request-ID: [\w.-]+", request_id)
     assert challenge == 'WWW-Authenticate: Bearer realm="plants", error="invalid_token"'
     assert lines == ["", "{", '  "error": 40101,', '  "message": "The bearer token is not valid."', "}"]
+    fill(browser, "a ✓ that no header can have", body)
+    assert send(browser).startswith("No response: ")
+    complaints = browser.console_errors()
+    assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
+    assert len(complaints) == 2
 
 
 @needs_chromium
@@ -162,23 +147,20 @@ def test_after_a_200_the_form_has_the_next_id(browser: Browser, plant_id: int, n
 
 
 @needs_chromium
-def test_the_first_id_after_each_reload_is_free(browser: Browser) -> None:
+def test_a_reload_has_a_free_id_and_forgets_the_token(browser: Browser) -> None:
     for _ in range(2):
-        browser.open(browser.run("return location.href"))
+        assert browser.run("const {type, value} = document.getElementById('token'); return [type, value]") == [
+            "password",
+            "",
+        ]
         browser.run("document.getElementById('token').value = arguments[0]", TOKEN)
         assert body_of(send(browser)) == {"name": "Monstera", "tag": "tropical"}
-
-
-@needs_chromium
-def test_the_token_is_neither_stored_nor_shown(browser: Browser) -> None:
-    fill(browser, TOKEN, '{"id": 20, "name": "Fern"}')
-    assert send(browser).startswith("200 ")
-    assert TOKEN not in browser.run("return document.documentElement.innerText + document.documentElement.outerHTML")
-    stored = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
-    assert browser.run(stored) == [0, 0, "", ""]
-    assert browser.run("return document.getElementById('token').type") == "password"
-    browser.open(browser.run("return location.href"))
-    assert browser.run("return document.getElementById('token').value") == ""
+        assert TOKEN not in browser.run(
+            "return document.documentElement.innerText + document.documentElement.outerHTML"
+        )
+        stored = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
+        assert browser.run(stored) == [0, 0, "", ""]
+        browser.open(browser.run("return location.href"))
 
 
 def output_of(command: str, **environment: str) -> Any:
@@ -250,12 +232,18 @@ class ThreadedServer(ThreadingMixIn, WSGIServer):
 
 
 @contextmanager
-def in_thread(app: WSGIApplication) -> Iterator[str]:
-    """Serve an application in this process, and yield its address."""
-    with make_server("127.0.0.1", 0, app, server_class=ThreadedServer) as server:
+def in_thread(resources: dict[str, object]) -> Iterator[str]:
+    """Serve the page and these resources below a prefix in this process, and yield the address."""
+    app = PlantApp(MemoryStore(), [Tokens([TOKEN])], PAGE | resources, MAX_BODY_BYTES)
+
+    def prefixed(environ: dict[str, Any], start_response: Any) -> Any:
+        assert environ["PATH_INFO"].startswith("/garden/v1/")
+        return app(environ | {"PATH_INFO": environ["PATH_INFO"].removeprefix("/garden/v1")}, start_response)
+
+    with make_server("127.0.0.1", 0, prefixed, server_class=ThreadedServer) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://127.0.0.1:{server.server_port}/garden/v1"
         finally:
             server.shutdown()
 
@@ -269,7 +257,7 @@ class PlantItem:
 
 @needs_chromium
 @pytest.mark.parametrize("method", ["get", "put"])
-def test_the_page_works_for_another_operation(browser: Browser, method: str) -> None:
+def test_the_page_works_for_another_operation_below_a_prefix(browser: Browser, method: str) -> None:
     described = json.loads(files("plants").joinpath("openapi.json").read_bytes())
     # A description needs no more than this.
     operation: dict[str, Any] = {"operationId": "other", "responses": {"204": {"description": "done"}}}
@@ -278,8 +266,9 @@ def test_the_page_works_for_another_operation(browser: Browser, method: str) -> 
     item = {"parameters": [], "summary": "One plant", method: operation}
     described["paths"] = {"/plants": {"post": described["paths"]["/plants"]["post"]}, "/pots/{plant_id}": item}
     description = Constant(json.dumps(described).encode())
-    with in_thread(hosted({"/openapi.json": description, "/pots/{plant_id}": PlantItem()})) as url:
+    with in_thread({"/openapi.json": description, "/pots/{plant_id}": PlantItem()}) as url:
         browser.open(f"{url}/docs")
+        assert f"curl '{url}/plants'" in text_of(browser, "curl")
         browser.run("document.querySelector('#operations a').click()")
         browser.wait_for(f"document.getElementById('operation')?.innerText.startsWith('{method.upper()} ')")
         assert text_of(browser, "operation") == f"{method.upper()} /pots/{{plant_id}}\n\nPOST /plants"
@@ -291,20 +280,3 @@ def test_the_page_works_for_another_operation(browser: Browser, method: str) -> 
         assert f"-X {method.upper()}" in text_of(browser, "curl")
         assert ("--data-raw '{}'" in text_of(browser, "curl")) == (method == "put")
         assert browser.console_errors() == []
-
-
-@needs_chromium
-def test_the_page_works_below_a_prefix(browser: Browser) -> None:
-    app = hosted()
-
-    def proxied(environ: dict[str, Any], start_response: Any) -> Any:
-        path = environ["PATH_INFO"].removeprefix("/garden/v1")
-        assert path != environ["PATH_INFO"]
-        return app(environ | {"PATH_INFO": path}, start_response)
-
-    with in_thread(proxied) as origin:
-        url = f"{origin}/garden/v1"
-        browser.open(f"{url}/docs")
-        assert f"curl '{url}/plants'" in text_of(browser, "curl")
-        fill(browser, TOKEN, '{"id": 40, "name": "Fern"}')
-        assert body_of(send(browser)) == {"name": "Fern"}
