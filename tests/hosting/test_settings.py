@@ -13,11 +13,6 @@ from tests.support.examples import examples
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
 
-def accepted(environ: dict[str, str], *tokens: str) -> list[bool]:
-    checks = Settings.from_environ(environ).token_checks
-    return [any(check.accepts(token) for check in checks) for token in tokens]
-
-
 def problem_with(environ: dict[str, str]) -> str:
     """Return the message about these settings, or an empty text if they are usable."""
     try:
@@ -27,17 +22,17 @@ def problem_with(environ: dict[str, str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("text", ["one,two", "one two", " one ,\n\ttwo,, "], ids=repr)
-def test_tokens_are_separated_by_commas_or_white_space(text: str) -> None:
-    assert accepted({"PLANTS_TOKENS": text}, "one", "two", "three") == [True, True, False]
-
-
-def test_tokens_of_file_and_environment_are_valid_together(tmp_path: Path) -> None:
+def test_separated_tokens_and_those_of_a_file_are_valid_together(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    path.write_text("two\n")
-    both = {"PLANTS_TOKENS": "one", "PLANTS_TOKENS_FILE": str(path)}
-    assert accepted(both, "one", "two", "three") == [True, True, False]
-    assert accepted({"PLANTS_TOKENS_FILE": str(path)}, "one", "two", "three") == [False, True, False]
+    path.write_text("four\n")
+    only_a_file = {"PLANTS_TOKENS_FILE": str(path)}
+    for environ, valid in (
+        (only_a_file | {"PLANTS_TOKENS": " one ,\n\ttwo,, three "}, ["one", "two", "three", "four"]),
+        (only_a_file, ["four"]),
+    ):
+        checks = Settings.from_environ(environ).token_checks
+        tokens = ["one", "two", "three", "four", "five"]
+        assert [token for token in tokens if any(check.accepts(token) for check in checks)] == valid
 
 
 BAD_SETTINGS = [
@@ -51,15 +46,12 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS", "", "tokens has no token"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),
-    ("PLANTS_TOKENS_FILE", "", "it is not a regular file"),
     ("PLANTS_STORE", "", "a store's URL starts with"),
     ("PLANTS_STORE", "memory", "its URL is 'memory:'$"),
     ("PLANTS_MAX_BODY_BYTES", "0", "set a number of bytes"),
-    ("PLANTS_MAX_BODY_BYTES", "1e6", "set a number of bytes"),
     ("PLANTS_MAX_BODY_BYTES", "9" * 5000, "set a number of bytes"),
     ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),
     ("PLANTS_REQUEST_TIMEOUT", f"0.{'0' * 400}1", "set a number of seconds"),
-    ("PLANTS_REQUEST_TIMEOUT", "nan", "set a number of seconds"),
     ("PLANTS_LOG_FORMAT", "JSON", "set json or text"),
 ]
 BAD_SETTINGS += [
@@ -109,7 +101,6 @@ def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
         ("postgresql://me@host/db", "postgresql://me@host/db"),
         ("postgresql://me:secret@a,b/db", "postgresql://me:***@a,b/db"),
         ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
-        ("postgresql://me:%40se:cret@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me:se?cret@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db"),
     ],
