@@ -43,7 +43,7 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa:
 
 
 def on_starting(server: Any) -> None:
-    """Set up the log, check the configuration, and set up the metrics and the store."""
+    """Set up the log, check the configuration, and set up the metrics and the store, which may be unusable yet."""
     log = logging.getLogger("plants")
     if not log.hasHandlers():  # Do not replace the user's logging configuration.
         log.parent = server.log.error_log  # whose handlers and level HUP may change
@@ -54,7 +54,12 @@ def on_starting(server: Any) -> None:
             Worker.metrics = Metrics(settings.metrics_bind)
         except Exception as error:  # The host may be no name, and the port too large.
             stop(f"PLANTS_METRICS_BIND is not usable: {error}")
-    _prepare_store()
+    try:
+        settings.store.prepare(create=True)
+    except StoreUnavailable as error:
+        log.warning("the store cannot be used yet: %s", " ".join(str(error).split()))
+    except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.
+        stop(f"the store {settings.shown_store} failed in prepare with {type(error).__name__}")
 
 
 def when_ready(server: Any) -> None:
@@ -115,13 +120,3 @@ def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:
         vars(app).update(before)
         reason = "Gunicorn has printed the reason" if str(error) == "1" else str(error).removeprefix("plants: ")
         logging.getLogger("plants").error("the new configuration cannot be used, so the old one stays: %s", reason)
-
-
-def _prepare_store() -> None:
-    """Prepare the store before the workers start; if it cannot be used yet, log a warning."""
-    try:
-        settings.store.prepare(create=True)
-    except StoreUnavailable as error:
-        logging.getLogger("plants").warning("the store cannot be used yet: %s", " ".join(str(error).split()))
-    except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.
-        stop(f"the store {settings.shown_store} failed in prepare with {type(error).__name__}")

@@ -165,7 +165,7 @@ class AccessLog:
 
 
 def _decoded(text: str) -> str:
-    """Decode a text of a request as UTF-8, which PEP 3333 has decoded as Latin-1."""
+    """Decode as UTF-8 what PEP 3333 has decoded as Latin-1. A template, which nobody has decoded, may have any text."""
     return text.encode("latin-1", "replace").decode(errors="replace")
 
 
