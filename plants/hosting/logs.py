@@ -155,12 +155,20 @@ class AccessLog:
         level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.route in OPERATIONS]
         if level < self._level:
             return
-        quoted = self._quoted
-        method, path, route = quoted(request.method), quoted(request.path[:_PATH_BYTES]), quoted(request.route)
-        failure = self._failure % (error[0], self._quote(error[1])) if error[0] else ""
-        size, address = len(response.body), quoted(request.environ["REMOTE_ADDR"])
-        status, now = response.status[:3], timestamp(time.time())
-        line = self._line % (now, name, request.id, method, path, route, status, failure, size, seconds, address)
+        code, message = error
+        line = self._line % (
+            timestamp(time.time()),
+            name,
+            request.id,
+            self._quoted(request.method),
+            self._quoted(request.path[:_PATH_BYTES]),
+            self._quoted(request.route),
+            response.status[:3],
+            self._failure % (code, self._quote(message)) if code else "",
+            len(response.body),
+            seconds,
+            self._quoted(request.environ["REMOTE_ADDR"]),
+        )
         self.output.write(line)
 
 
