@@ -52,7 +52,7 @@ def on_starting(server: Any) -> None:
     if settings.metrics_bind:
         try:
             Worker.metrics = Metrics(settings.metrics_bind)
-        except Exception as error:  # The host may be no name, and the port too large.
+        except (OSError, OverflowError) as error:  # The port may be above 65535.
             stop(f"PLANTS_METRICS_BIND is not usable: {error}")
     try:
         settings.store.prepare(create=True)
