@@ -132,7 +132,8 @@ class AccessLog:
         """
         self._path = target or os.devnull
         self._level = level if target else logging.CRITICAL
-        self._descriptor = sys.stdout.fileno() if target == "-" else os.open(os.devnull, os.O_WRONLY)
+        # If standard output was closed at the start, its descriptor may be another file's.
+        self._descriptor = sys.stdout.fileno() if target == "-" and sys.stdout else os.open(os.devnull, os.O_WRONLY)
         self.reopen()
         is_json = _is_json(log_format, self._descriptor)
         self._line, self._failure = (_JSON_LINE, _JSON_ERROR) if is_json else (_TEXT_LINE, _TEXT_ERROR)

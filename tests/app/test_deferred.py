@@ -10,8 +10,6 @@ from typing import Any
 import bottle  # type: ignore[import-untyped]
 import falcon
 import pytest
-from pyramid.config import Configurator  # type: ignore[import-untyped]
-from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
 
 import plants
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
@@ -158,6 +156,9 @@ def mounted_in_bottle(app: App, environ: Any, start_response: Any) -> Any:
 
 
 def mounted_in_pyramid(app: App, environ: Any, start_response: Any) -> Any:
+    from pyramid.config import Configurator  # type: ignore[import-untyped]
+    from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
+
     config = Configurator()
     config.add_route("store", "/store/*subpath")
     config.add_view(wsgiapp2(app), route_name="store")

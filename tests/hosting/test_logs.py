@@ -277,6 +277,11 @@ def test_the_level_warning_omits_successes_until_hup_sets_another(tmp_path: Path
 # Output that is not read
 
 
+def test_a_closed_stdout_does_not_fail_requests() -> None:
+    with serving(command=["bash", "-c", 'exec "$@" >&-', "bash", *SERVE]) as service:
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+
+
 def test_a_log_reader_that_stalls_or_ends_blocks_no_request() -> None:
     read_end, write_end = os.pipe()
     requests = f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode() * 100
