@@ -30,11 +30,10 @@ from plants.server.threads import Caller, Job, Threads
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
-# A request with a larger body, or whose body exceeds the total for an iteration, is called in a thread of its own. Tiny
-# bodies are called at once in any case, because thousands of them cost less than one large body.
+# The application is called for a larger body in a thread of its own. The loop's calls delay all clients, and so the
+# bodies of those calls must be smaller: parsing one of 26 KB may take 10 ms.
 _LARGE_BODY_BYTES: Final = 32_768
-_MAX_BODY_BYTES_PER_ITERATION: Final = 262_144
-_TINY_BODY_BYTES: Final = 1024
+_LARGE_BODY_BYTES_IN_LOOP: Final = 4096
 # While the event loop waits for the interpreter, a thread may hold it for this long. Beside threads that parse larger
 # bodies, the longer interval would make small requests ten times as slow. The shorter one costs 5 % more CPU.
 _SWITCH_SECONDS: Final = 0.005
@@ -69,8 +68,10 @@ class Loop:
         self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
         self._threads = Threads(self._caller, config.threads)
         self._queue_job = self._threads.put if config.threads else self._loop_jobs.append
+        self._large_body_bytes = _LARGE_BODY_BYTES if config.threads else _LARGE_BODY_BYTES_IN_LOOP
         # One more thread for large bodies, one at a time: small requests never wait behind them.
         self._large_body_thread = Threads(self._caller, 1)
+        self._large_body_jobs: deque[Job] = deque()
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._short_switches_until = 0.0
         self._sweep_at = 0.0
@@ -130,6 +131,7 @@ class Loop:
         self._call_in_loop()
         for (connection, request), response in self._caller.completed():
             self.step(connection, connection.respond, request, response)
+        self._pass_large_body()
         if shared.now >= self._sweep_at:
             self._sweep()
         shared.service.after_iteration()
@@ -157,21 +159,16 @@ class Loop:
     def _dispatch(self) -> None:
         """Pass the complete requests to the loop's queues or to threads."""
         ready = self.shared.ready_requests
-        total = 0
         for job in ready:
             size = len(job[1].body.content)
-            if size > _TINY_BODY_BYTES:
+            if size > _LARGE_BODY_BYTES_IN_LOOP:
                 self._short_switches_until = self.shared.now + _PARSING_SECONDS
                 sys.setswitchinterval(_SHORT_SWITCH_SECONDS)
             if job[1].path in job[1].listener.non_blocking_paths:
                 self._probe_jobs.append(job)
-            # A thread of its own calls the application if
-            # 1. the body is large, or
-            # 2. the bodies of this iteration are large together, and this one has a share in that.
-            elif size > _LARGE_BODY_BYTES or (size > _TINY_BODY_BYTES and total + size > _MAX_BODY_BYTES_PER_ITERATION):
-                self._large_body_thread.put(job)
+            elif size > self._large_body_bytes:
+                self._large_body_jobs.append(job)
             else:
-                total += size
                 self._queue_job(job)
             self._requests_left -= 1
             if self._requests_left == 0:
@@ -192,6 +189,13 @@ class Loop:
                 queues.reverse()
                 self._caller.call(job, job[1].body.content)
         self._caller.begin_work()
+
+    def _pass_large_body(self) -> None:
+        # Pass one at a time, and drop the rejected ones. A thread that always had another one to parse would slow down
+        # all other clients, because it competes with this one for the interpreter.
+        jobs = self._large_body_jobs
+        while jobs and (jobs[0][0].request is not jobs[0][1] or not self._large_body_thread.queued_jobs):
+            self._large_body_thread.put(jobs.popleft())
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.

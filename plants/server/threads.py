@@ -166,5 +166,5 @@ class Threads:
             if job[0].request is job[1]:  # It may have been rejected while it waited.
                 self._caller.call(job, body)
                 self._caller.begin_work()
-                self._caller.wake()
+            self._caller.wake()
             del job, body  # Do not hold the last request in memory while waiting.
