@@ -1,5 +1,4 @@
-import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,6 @@ from tests.contract import LIMIT, TOKEN, Send
 from tests.support.calls import sender
 from tests.support.postgres_server import PostgresServer, find_binaries, running_postgres
 from tests.support.postgres_server import server_directory as open_directory
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Pause the garbage collector while tests are collected, and exclude what then exists from later collections.
-
-    Each process of a test run collects all tests, and without this, a third of the time is garbage collection.
-    """
-    gc.disable()
-    result = yield
-    gc.freeze()
-    gc.enable()
-    return result
 
 
 @pytest.fixture
