@@ -55,7 +55,7 @@ class AsyncStore(MemoryStore):
     async def add(self, plant: Plant) -> None:  # type: ignore[override]  # the mistake that is tested
         super().add(plant)
 
-    async def check(self) -> None:  # type: ignore[override]
+    async def check(self) -> None:  # type: ignore[override]  # the same mistake
         raise StoreUnavailable
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import bottle  # type: ignore[import-untyped]
+import bottle
 import falcon
 import pytest
 
@@ -156,8 +156,8 @@ def mounted_in_bottle(app: App, environ: Any, start_response: Any) -> Any:
 
 
 def mounted_in_pyramid(app: App, environ: Any, start_response: Any) -> Any:
-    from pyramid.config import Configurator  # type: ignore[import-untyped]
-    from pyramid.wsgi import wsgiapp2  # type: ignore[import-untyped]
+    from pyramid.config import Configurator
+    from pyramid.wsgi import wsgiapp2
 
     config = Configurator()
     config.add_route("store", "/store/*subpath")
