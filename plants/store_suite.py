@@ -106,7 +106,7 @@ class StoreSuite:
         assert all(store.get(plant_id) == Plant(plant_id, name) for name, ids in won.items() for plant_id in ids)
 
     def test_a_working_store_passes_its_check(self, store: PlantStore) -> None:
-        store.prepare(create=True)
+        store.prepare()
         for plant_id in (1, 2):
             checked: object = store.check()
             assert checked is None, "check() reports a failure by raising StoreUnavailable; what it returns is ignored"

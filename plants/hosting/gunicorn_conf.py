@@ -55,7 +55,7 @@ def on_starting(server: Any) -> None:
         except (OSError, OverflowError) as error:  # The port may be above 65535.
             stop(f"PLANTS_METRICS_BIND is not usable: {error}")
     try:
-        settings.store.prepare(create=True)
+        settings.store.prepare()
     except StoreUnavailable as error:
         log.warning("the store cannot be used yet: %s", " ".join(str(error).split()))
     except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.

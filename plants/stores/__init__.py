@@ -147,13 +147,12 @@ class PlantStore(abc.ABC):
         The result may be that of a commit or a check some seconds ago.
         """
 
-    def prepare(self, *, create: bool = True) -> None:  # noqa: B027  # A store may have nothing to prepare.
+    def prepare(self) -> None:  # noqa: B027  # A store may have nothing to prepare.
         """Create the file or the table of a new store, check it, and leave nothing open that a fork would inherit.
 
         Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without this
         call, the first use creates what is missing.
 
-        :param create: False if other processes already serve the store; then nothing is created, now or later.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
 

@@ -1,10 +1,10 @@
 """A base class of stores that commit the plants of concurrent calls in one transaction (group commit).
 
-In: ``submit`` queues a plant. Out: a committer, a thread of the store, passes the outcome to ``done``.
-Each committer has a connection of its own, which nothing else uses. It takes all plants that are queued, and commits
-them in one transaction. What arrives meanwhile is the next batch.
-If a commit fails and no other has succeeded since it began, the store is down: whatever is queued fails,
-``raise_if_down`` raises, and the committer tries an empty batch every half a second, until one succeeds.
+In: ``submit`` queues a plant. Out: the committer, a thread of the store, passes the outcome to ``done``.
+The committer has a connection of its own. It takes all plants that are queued, and commits them in one transaction.
+What arrives meanwhile is the next batch.
+If a commit fails, the store is down: whatever is queued fails, ``raise_if_down`` raises, and the committer tries an
+empty batch every half a second, until one succeeds.
 """
 
 import abc
@@ -19,7 +19,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from operator import itemgetter
 from types import NoneType
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from plants.stores import (
     COLUMNS,
@@ -34,11 +34,10 @@ from plants.stores import (
 from plants.stores.outage import FRESH_SECONDS, Outage
 
 MAX_BATCH = 256  # plants per commit
-RETRY_SECONDS = 0.5  # between two attempts of a committer in an outage
+RETRY_SECONDS = 0.5  # between two attempts in an outage
 REFUSED_SECONDS = 5.0  # After a commit of which every plant was refused, ``check`` fails for this long.
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
-RECONNECT_SECONDS = 1.0  # A committer that cannot connect while others are connected tries again after this long.
-_GRACE_SECONDS = 0.5  # ``add`` waits this much longer than a committer, whose error names the reason.
+_GRACE_SECONDS = 0.5  # ``add`` waits this much longer than the committer, whose error names the reason.
 NO_RESPONSE = "no response in time"
 _CLOSED = "the store is closed"
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
@@ -54,18 +53,17 @@ _log = logging.getLogger(__name__)
 
 
 class GroupCommitStore(PlantStore):
-    """A store that commits the plants of several calls at once, in threads of its own.
+    """A store that commits the plants of several calls at once, in a thread of its own.
 
-    Neither ``submit`` nor ``submit_check`` waits: a committer passes the outcome to ``done``, which must not block: the
-    exception that ``add`` or ``check`` raises, or None. If ``done`` returns a function, the committer calls it once for
-    all outcomes that it passes on together.
+    Neither ``submit`` nor ``submit_check`` waits: the committer passes the outcome to ``done``, which must not block.
+    The outcome is the exception that ``add`` or ``check`` raises, or None. If ``done`` returns a function, it is called
+    once for all outcomes that are passed on together.
 
     A connection is any object with a method ``close``, which is called after an exception.
 
     :param timeout: about how long each method waits, in seconds, before it raises StoreUnavailable.
     """
 
-    committers: ClassVar[int] = 1  #: how many batches commit at the same time, each on its own connection
     multiprocess = True
 
     def __init__(self, timeout: float) -> None:
@@ -74,12 +72,10 @@ class GroupCommitStore(PlantStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._outage = Outage()
-        self._queue: queue.SimpleQueue[_Entry | None]  # None, which stays in the queue, ends the committers.
-        self._connect_lock: threading.Lock
-        self._unstarted = [*range(self.committers)]  # the numbers of the committers that have no thread yet
-        self._threads: list[threading.Thread] = []
-        self._due = [math.inf] * self.committers  # when the batch of each committer should be done
-        self._connections: set[Any] = set()  # of the committers, without those that may be lost
+        self._queue: queue.SimpleQueue[_Entry | None]  # None, which stays in the queue, ends the committer.
+        self._start_lock: threading.Lock
+        self._committer: threading.Thread | None = None
+        self._due = math.inf  # when the batch of the committer should be done
         self._stored_at = 0.0  # when a batch last showed that plants can be stored
         self._refusal = ""  # why the last batch was refused as a whole
         self._refused_at = 0.0
@@ -136,10 +132,10 @@ class GroupCommitStore(PlantStore):
         :raises StoreUnavailable: it cannot be queued.
         """
         characters = sum(map(len, filter(None, _texts_of(plant)))) if plant else 0
-        if self._unstarted:
+        if not self._committer:
             self._start_committer()
         self._queue.put((plant, characters, time.monotonic() + self.timeout, done))
-        if self._closed:  # No committer may be left.
+        if self._closed:  # The committer may have ended.
             self._fail(self._drain(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
@@ -163,7 +159,7 @@ class GroupCommitStore(PlantStore):
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         reason = self._outage.reason
-        if not reason and max(self._due) < time.monotonic():  # All committers are stuck.
+        if not reason and self._due < time.monotonic():  # The committer is stuck.
             reason = NO_RESPONSE
         if reason:
             self._outage.record_failure(reason, rejected=rejected)
@@ -184,20 +180,18 @@ class GroupCommitStore(PlantStore):
                 self._idle_readers.append(reader)
         return plant
 
-    def prepare(self, *, create: bool = True) -> None:
-        self._may_create = self._may_create and create
+    def prepare(self) -> None:
         with closing(self._connect()) as connection:
             self._insert(connection, list)
 
     def close(self) -> None:
         if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
-        deadline = time.monotonic() + self.timeout
         self._closed = True
         self._make_queue()
         self._queue.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._committer:
+            self._committer.join(self.timeout)
         self._fail(self._drain(), _CLOSED)
         while reader := self._take_idle_reader():
             reader.close()
@@ -214,35 +208,31 @@ class GroupCommitStore(PlantStore):
         # These block, so make them at the first use: gevent may have patched the modules since the store was made. Of
         # concurrent calls, one sets them, because setdefault() is atomic.
         vars(self).setdefault("_queue", queue.SimpleQueue())
-        vars(self).setdefault("_connect_lock", threading.Lock())
+        vars(self).setdefault("_start_lock", threading.Lock())
 
     def _start_committer(self) -> None:
         self._make_queue()
-        with suppress(IndexError):  # Another call may have started the last one.
-            number = self._unstarted.pop()
+        with self._start_lock:
+            if self._committer:
+                return
             # A daemon thread, because a commit that is stuck must not delay the end of the process.
-            thread = threading.Thread(target=self._run, args=[number], name="plants.stores", daemon=True)
+            thread = threading.Thread(target=self._run, name="plants.stores", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:  # The process may not have another thread.
-                self._unstarted.append(number)
-                if not self._threads:
-                    raise StoreUnavailable(str(error)) from None
-            else:
-                self._threads.append(thread)
+                raise StoreUnavailable(str(error)) from None
+            self._committer = thread
 
-    def _run(self, number: int) -> None:
-        """Commit batches until the store is closed; the body of a committer."""
+    def _run(self) -> None:
+        """Commit batches until the store is closed; the body of the committer."""
         connection = None
         while (batch := self._next_batch()) is not None:
-            self._due[number] = time.monotonic() + self.timeout
-            connection = self._connected(connection, batch)
-            if connection and not self._commit(connection, batch):
-                connection = None
-            self._due[number] = math.inf
+            self._due = time.monotonic() + self.timeout
+            connection = self._commit(connection, batch)
+            self._due = math.inf
             del batch  # Do not hold the last plants in memory while waiting.
         if connection:
-            self._discard(connection)
+            connection.close()
 
     def _next_batch(self) -> list[_Entry] | None:
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
@@ -274,40 +264,19 @@ class GroupCommitStore(PlantStore):
             self._fail(late, NO_RESPONSE)
         return [plant for plant, _, _, _ in batch if plant]
 
-    def _connected(self, connection: Any, batch: list[_Entry]) -> Any:
-        """Return this connection or, if it cannot be used, a new one; return None if that fails."""
-        if connection in self._connections and self._is_usable(connection):
-            return connection
-        if self.committers > 1:  # Connecting may take long, so leave the batch to the others.
-            for entry in batch:
-                self._queue.put(entry)
-            batch.clear()
+    def _commit(self, connection: Any, batch: list[_Entry]) -> Any:
+        """Commit a batch, and pass on its outcomes; return the connection, a new one, or None after a failure."""
         try:
-            if connection:
-                self._discard(connection)
-            with self._connect_lock:  # If the server has no room for all, those that connect first go on.
-                connection = self._connect()
-                self._connections.add(connection)
-        except BaseException as error:
-            if self._connections:  # Other committers are connected.
-                time.sleep(RECONNECT_SECONDS)
-            else:
-                self._go_down(batch, _reason(error))
-            return None
-        return connection
-
-    def _commit(self, connection: Any, batch: list[_Entry]) -> bool:
-        """Commit a batch, and pass on its outcomes; return whether the connection is still open."""
-        began = time.monotonic()
-        try:
+            if connection and not self._is_usable(connection):
+                connection.close()
+                connection = None
+            connection = connection or self._connect()
             outcomes = self._insert(connection, partial(self._take, batch))
         except BaseException as error:
-            self._discard(connection)
-            self._connections.clear()  # What has broken this connection may have broken the others, too.
-            # If another committer has stored plants meanwhile, the store is not down.
-            fail = self._fail if self._stored_at > began else self._go_down
-            fail(batch, _reason(error))
-            return False
+            if connection:
+                connection.close()
+            self._go_down(batch, _reason(error))
+            return None
         self._note(outcomes)
         remaining = iter(outcomes)
         wakers = set()
@@ -321,7 +290,7 @@ class GroupCommitStore(PlantStore):
             else:
                 wakers.add(done(outcome.with_traceback(None)))  # Its frames would refer to the whole batch.
         _wake(wakers)
-        return True
+        return connection
 
     def _note(self, outcomes: Outcomes) -> None:
         """Remember what a commit says of the store."""
@@ -354,10 +323,6 @@ class GroupCommitStore(PlantStore):
             # Each caller gets its own exception, because one that is raised repeatedly collects tracebacks.
             wakers.add(done(StoreUnavailable(reason)))
         _wake(wakers)
-
-    def _discard(self, connection: Any) -> None:
-        self._connections.discard(connection)
-        connection.close()
 
 
 _GROUP_ADD: Final = GroupCommitStore.add

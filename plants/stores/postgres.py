@@ -98,7 +98,6 @@ class PostgresStore(GroupCommitStore):
     """
 
     worker_threads = 4
-    committers = 2  # With more, batches are smaller, and a create costs more.
 
     def __init__(self, conninfo: str, timeout: float = 2.0) -> None:
         super().__init__(timeout)

@@ -91,9 +91,9 @@ class SQLiteStore(GroupCommitStore):
             raise ValueError("the URL of an SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
 
-    def prepare(self, *, create: bool = True) -> None:
+    def prepare(self) -> None:
         try:
-            super().prepare(create=create)
+            super().prepare()
         finally:
             self._may_create = False  # Even if this failed, no worker creates the file.
 

@@ -245,7 +245,7 @@ class Garden(PlantStore):
         if threading.current_thread() is threading.main_thread():
             raise StoreUnavailable("called in the loop")
 
-    def prepare(self, create):
+    def prepare(self):
         if "BROKEN" in os.environ:
             raise KeyError("garden://me:secret@home")
 

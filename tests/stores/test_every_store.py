@@ -256,34 +256,6 @@ class PersistentContract(StoreContract):
         pytest.importorskip("gevent")
         subprocess.run([sys.executable, "-c", GREENLETS, store_url], check=True, timeout=60)
 
-    def test_prepare_without_create_does_not_create_the_store(self, store: GroupCommitStore, store_url: str) -> None:
-        for use in (partial(store.prepare, create=False), store.check):
-            with pytest.raises(StoreUnavailable, match="gone; it is not recreated"):
-                use()
-        with contextlib.closing(open_store(store_url)) as creator:
-            creator.prepare()
-            creator.check()
-            # The store must recover while another one is open.
-            wait_until(lambda: is_available(store))
-
-    def test_an_outage_logs_its_start_and_its_end(
-        self, store: GroupCommitStore, store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.0)
-        with pytest.raises(StoreUnavailable):
-            store.prepare(create=False)
-        assert not is_available(store)  # A probe does not count as a rejected request.
-        for plant_id in range(20):
-            assert outcome(partial(store.add, Plant(plant_id, "secret\nname"))) == "unavailable"
-        with contextlib.closing(open_store(store_url)) as creator:
-            creator.prepare()
-        wait_until(lambda: is_available(store))
-        wait_until(lambda: "available again" in caplog.text)
-        began, ended = [message for message in caplog.messages if message.startswith("the store is ")]
-        assert began.startswith("the store is unavailable: ")
-        assert ended == "the store is available again; requests rejected meanwhile: 20"
-        assert not any("secret" in message or "\n" in message for message in caplog.messages)
-
     @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_processes_that_compete_and_are_killed_share_a_store(self, store: PlantStore, store_url: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -319,11 +291,11 @@ class TestSQLiteStore(PersistentContract):
 
     def test_errors_leave_no_reference_cycles(self, store: GroupCommitStore, store_url: str) -> None:
         store.add(Plant(1, "oak"))
-        with contextlib.closing(open_store(f"{store_url}-of-nobody")) as unusable, no_reference_cycle():
+        with contextlib.closing(open_store(f"{store_url}/missing")) as unusable, no_reference_cycle():
             assert outcome(partial(store.add, Plant(1, "oak"))) == "in use"
             assert outcome(partial(store.add, Plant(1, "\ud800"))) == "rejected"
             with pytest.raises(StoreUnavailable):
-                unusable.prepare(create=False)
+                unusable.prepare()
             for use in (partial(unusable.add, Plant(1, "oak")), unusable.check) * 3:
                 with pytest.raises(StoreUnavailable):
                     use()

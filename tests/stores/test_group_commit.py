@@ -1,4 +1,4 @@
-"""Committers, on a database that a test can break."""
+"""The committer, on a database that a test can break."""
 
 import sys
 import threading
@@ -31,10 +31,9 @@ class Connection:
 class GardenStore(GroupCommitStore):
     """A dictionary. Inserts fail if it has a fault.
 
-    A batch with ``stuck_id`` waits until the store is released, and fails. A read waits, too.
+    A read waits until the store is released.
     """
 
-    committers = 2
     worker_threads = 1
 
     def __init__(self, timeout: float = 20.0) -> None:
@@ -43,16 +42,13 @@ class GardenStore(GroupCommitStore):
         self.open: list[Connection] = []
         self.fault = ""
         self.room = 9  # for connections
-        self.refusals = 0
         self.inserts = 0
         self.reads = 0
-        self.stuck_id: int | None = None
         self.released = threading.Event()
         self.released.set()
 
     def _connect(self) -> Connection:
         if len(self.open) >= self.room:
-            self.refusals += 1
             raise StoreUnavailable("no connection")
         self.open.append(connection := Connection(self))
         return connection
@@ -60,9 +56,6 @@ class GardenStore(GroupCommitStore):
     def _insert(self, _connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
         plants = collect()
         self.inserts += 1
-        if self.stuck_id in {plant.id for plant in plants}:
-            self.released.wait()
-            raise StoreUnavailable("a row is locked")
         if self.fault:
             raise StoreUnavailable(self.fault)
         return [None if self.plants.setdefault(each.id, each) is each else PlantIdInUse(each.id) for each in plants]
@@ -78,16 +71,6 @@ def store() -> Iterator[GardenStore]:
     with closing(GardenStore()) as store:
         yield store
     assert store.open == []
-
-
-def wait_until_connected(store: GardenStore) -> None:
-    """Add plants until both committers have a connection."""
-
-    def is_connected() -> bool:
-        store.add(Plant(-1 - len(store.plants), "oak"))
-        return len(store.open) == 2
-
-    wait_until(is_connected)
 
 
 def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore) -> None:
@@ -106,17 +89,20 @@ def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore)
     assert time.monotonic() < began + 5
 
 
-def test_a_failed_commit_is_no_outage_if_another_stores_plants(store: GardenStore) -> None:
-    wait_until_connected(store)
-    store.released.clear()
-    store.stuck_id = 1
-    inserts = store.inserts
-    stuck = submit(store, Plant(1, "oak"))
-    wait_until(lambda: store.inserts > inserts)
-    store.add(Plant(2, "oak"))
-    store.released.set()
-    assert outcome(stuck.result) == "unavailable"
-    store.add(Plant(3, "oak"))
+def test_an_outage_logs_its_start_and_its_end(
+    store: GardenStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.0)
+    store.fault = "the disk\nis full"
+    assert reason(store)  # A probe does not count as a rejected request.
+    for plant_id in range(20):
+        assert outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable"
+    store.fault = ""
+    wait_until(lambda: "available again" in caplog.text)
+    assert caplog.messages == [
+        "the store is unavailable: the disk is full",
+        "the store is available again; requests rejected meanwhile: 20",
+    ]
 
 
 def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
@@ -138,27 +124,10 @@ def test_a_process_without_another_thread_is_unavailable(store: GardenStore, mon
         full.setattr("threading.Thread.start", fail)
         assert reason(store) == "can't start new thread"
     store.add(Plant(1, "oak"))
-    with monkeypatch.context() as full:
-        full.setattr("threading.Thread.start", fail)
-        store.add(Plant(2, "oak"))  # One committer serves alone.
-    wait_until_connected(store)
-
-
-def test_one_connection_serves_if_there_is_no_room_for_another(
-    store: GardenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("plants.stores.group_commit.RECONNECT_SECONDS", 0.0)
-    store.room = 1
-
-    def is_refused() -> bool:
-        store.add(Plant(len(store.plants), "oak"))
-        return store.refusals > 2
-
-    wait_until(is_refused)
 
 
 def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_until_connected(store)
+    store.add(Plant(1, "oak"))
     inserts = store.inserts
     for _ in range(100):
         store.check()
@@ -171,7 +140,6 @@ def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypat
 
 def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("plants.stores.group_commit.RECONNECT_SECONDS", 0.001)
     monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
     random = Random(1)
 

@@ -34,15 +34,9 @@ from tests.support.process import free_port, wait_until
 OURS = "FROM pg_stat_activity WHERE application_name = 'plants'"
 
 
-class OneCommitter(PostgresStore):
-    """A store whose next batch has all that was submitted meanwhile."""
-
-    committers = 1
-
-
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    with closing(OneCommitter(server.url, timeout=20)) as store:
+    with closing(PostgresStore(server.url, timeout=20)) as store:
         yield store
 
 
@@ -176,8 +170,6 @@ def test_connections_to_a_read_only_server_are_closed(store: PostgresStore, admi
         wait_until(lambda: not is_available(store))
     ids = count()
     wait_until(lambda: outcome(partial(store.add, Plant(next(ids), "oak"))) == "added")
-    for _ in range(PostgresStore.committers):  # so that each committer takes one
-        store.add(Plant(next(ids), "oak"))
     assert before.isdisjoint(rows(admin, f"SELECT pid {OURS}"))
 
 
@@ -214,7 +206,7 @@ def test_without_its_standby_a_store_logs_one_outage(
             assert any(outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable" for plant_id in count())
             caplog.clear()
             for _ in range(2):
-                time.sleep(0.6)  # so that a committer tries again
+                time.sleep(0.6)  # so that the committer tries again
                 wait_until(lambda: "wait timeout expired" in reason(store))
             wait_for_sessions(admin, "SyncRep", 0)  # They would fill the server.
         assert not caplog.messages
@@ -284,7 +276,6 @@ def test_a_failed_insert_has_a_reason_without_the_plant(
     with closing(PostgresStore(gardener, timeout=2)) as store:
         store.add(Plant(1, "oak"))
         server.execute(statement)
-        # A committer that has just connected may find first that every insert would fail.
         with pytest.raises((PlantRefused, StoreUnavailable), match=f"^{message}$"):
             store.add(Plant(2, random.Random(1).randbytes(4500).hex()))
         if remedy:
@@ -435,7 +426,7 @@ def citus(server: PostgresServer, admin: psycopg.Connection) -> Iterator[Postgre
     """A store on a plain server whose catalog looks like that of Citus. ``tests.audits.citus`` uses a real cluster."""
     server.execute(CITUS)
     url = server.url.replace("//postgres@", "//plants@")
-    with role(admin, "plants"), closing(OneCommitter(url, timeout=20)) as store:
+    with role(admin, "plants"), closing(PostgresStore(url, timeout=20)) as store:
         yield store
     server.execute("DELETE FROM pg_extension WHERE extname = 'citus'")
 
@@ -443,8 +434,7 @@ def citus(server: PostgresServer, admin: psycopg.Connection) -> Iterator[Postgre
 def test_citus_the_operator_creates_the_table(citus: PostgresStore, admin: psycopg.Connection) -> None:
     document = (CHECKOUT / "docs/stores.md").read_text()
     documented = "".join(re.findall(r"```sql\n(.*?)```", document, re.DOTALL))
-    citus_start = partial(citus.prepare, create=False)
-    for use in (citus_start, citus.prepare, citus.check, partial(citus.add, Plant(1, "oak"))):
+    for use in (citus.prepare, citus.check, partial(citus.add, Plant(1, "oak"))):
         with pytest.raises(StoreUnavailable, match="on the coordinator, its operator must") as caught:
             use()
     for statement in str(caught.value).partition("must send: ")[2].split("; "):
@@ -566,29 +556,17 @@ def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: Pos
 
 
 @pytest.mark.usefixtures("many_retries")
-def test_silent_connections_cost_one_timeout_in_all(
-    server: PostgresServer, impatient_store: PostgresStore, admin: psycopg.Connection
-) -> None:
-    with table_locked(server):
-        pending = []
-        for number in range(1, PostgresStore.committers + 1):  # Let each committer wait for the lock.
-            pending.append(submit(impatient_store, Plant(number, "oak")))
-            wait_for_sessions(admin, number=number)
-        pending += [submit(impatient_store, Plant(plant_id, "oak")) for plant_id in range(100, 120)]
-    assert {future.result() for future in pending} == {None}
-    pids = [pid for (pid,) in rows(admin, f"SELECT pid {OURS}") if isinstance(pid, int)]
-    assert len(pids) == PostgresStore.committers
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+def test_a_silent_connection_costs_one_timeout(impatient_store: PostgresStore, admin: psycopg.Connection) -> None:
+    [(pid,)] = rows(admin, f"SELECT pid {OURS}")
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable, match="timeout"):
             impatient_store.add(Plant(10, "oak"))
         wait_until(lambda: is_available(impatient_store))
-        for plant_id in range(11, 31):
-            impatient_store.add(Plant(plant_id, "oak"))
+        impatient_store.add(Plant(11, "oak"))
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_changed_table_is_checked_again_while_adds_succeed(
@@ -674,7 +652,7 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(
 
 @contextmanager
 def pgbouncer(server: PostgresServer, directory: Path, mode: str) -> Iterator[str]:
-    """Run PgBouncer with two connections to the server, and return its URL."""
+    """Run PgBouncer with one connection to the server, and return its URL."""
     program = shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin")
     if not program:
         pytest.skip("not installed: pgbouncer")
@@ -682,7 +660,7 @@ def pgbouncer(server: PostgresServer, directory: Path, mode: str) -> Iterator[st
     configuration = directory / f"{mode}.ini"
     configuration.write_text(
         f"[databases]\npostgres = host=127.0.0.1 port={server.port} user=gardener\n[pgbouncer]\nauth_type = any\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = {mode}\ndefault_pool_size = 2\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = {mode}\ndefault_pool_size = 1\n"
     )
     with subprocess.Popen([program, "--quiet", configuration], user=USER, stderr=subprocess.DEVNULL) as process:
         try:
@@ -721,14 +699,14 @@ def test_commits_are_flushed_although_the_role_says_off(
 
 
 @pytest.mark.parametrize("mode", ["", "session", "transaction"], ids=["no pooler", "session", "transaction"])
-def test_threads_share_two_connections_of_a_role_or_pooler(
+def test_threads_share_the_connection_of_a_role_or_pooler(
     server: PostgresServer, server_directory: Path, gardener: str, admin: psycopg.Connection, mode: str
 ) -> None:
     with ExitStack() as stack:
         if mode:
             gardener = stack.enter_context(pgbouncer(server, server_directory, mode))
         else:
-            admin.execute("ALTER ROLE gardener CONNECTION LIMIT 2")
+            admin.execute("ALTER ROLE gardener CONNECTION LIMIT 1")
         store = stack.enter_context(closing(PostgresStore(gardener, timeout=5)))
         threads = stack.enter_context(ThreadPoolExecutor(8))
         wait_until(lambda: is_available(store))

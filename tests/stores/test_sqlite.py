@@ -453,13 +453,11 @@ def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path
     assert numbers == (len(outcomes) + 2, 1)
 
 
-def test_a_running_service_adds_no_column(path: Path) -> None:
-    execute(path, WITHOUT_TAG)
-    content = path.read_bytes()
-    with closing(SQLiteStore(str(path))) as store:
-        with pytest.raises(StoreUnavailable, match="the table plants has no column tag TEXT"):
-            store.prepare(create=False)
-        assert path.read_bytes() == content
+def test_a_running_service_adds_no_column(store: SQLiteStore, path: Path) -> None:
+    store.check()
+    execute(path, f"DROP TABLE plants; {WITHOUT_TAG}")
+    with pytest.raises(StoreUnavailable, match="the table plants has no column tag TEXT"):
+        store.add(Plant(1, "oak"))
 
 
 PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: 'TEXT'}) for column in COLUMNS)})"
