@@ -14,9 +14,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from types import NoneType
 from typing import Any, Final
@@ -72,7 +73,7 @@ class GroupCommitStore(PlantStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._outage = Outage()
-        self._queue: queue.SimpleQueue[_Entry | None]  # None, which stays in the queue, ends the committer.
+        self._queue: queue.SimpleQueue[_Entry | None]  # None only wakes the committer.
         self._start_lock: threading.Lock
         self._committer: threading.Thread | None = None
         self._due = math.inf  # when the batch of the committer should be done
@@ -136,7 +137,7 @@ class GroupCommitStore(PlantStore):
             self._start_committer()
         self._queue.put((plant, characters, time.monotonic() + self.timeout, done))
         if self._closed:  # The committer may have ended.
-            self._fail(self._drain(), _CLOSED)
+            self._fail(self._queued(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
         """Check the store.
@@ -192,7 +193,7 @@ class GroupCommitStore(PlantStore):
         self._queue.put(None)
         if self._committer:
             self._committer.join(self.timeout)
-        self._fail(self._drain(), _CLOSED)
+        self._fail(self._queued(), _CLOSED)
         while reader := self._take_idle_reader():
             reader.close()
 
@@ -236,26 +237,28 @@ class GroupCommitStore(PlantStore):
 
     def _next_batch(self) -> list[_Entry] | None:
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
-        try:
-            entry = self._queue.get(timeout=RETRY_SECONDS if self._outage.is_logged else None)
-        except queue.Empty:
-            return []
-        if entry:
-            return [entry]
-        self._queue.put(None)
-        return None
+        entry = None
+        while not entry:
+            try:
+                entry = self._queue.get(not self._closed, RETRY_SECONDS if self._outage.is_logged else None)
+            except queue.Empty:
+                return None if self._closed else []
+        return [entry]
+
+    def _queued(self) -> Iterator[_Entry]:
+        """Remove and yield what is queued, without waiting."""
+        with suppress(queue.Empty):
+            while True:
+                if entry := self._queue.get_nowait():
+                    yield entry
+        if self._closed:  # This may have removed what should wake the committer.
+            self._queue.put(None)
 
     def _take(self, batch: list[_Entry]) -> list[Plant]:
         """Fill the batch with what is queued, fail what has waited too long, and return its plants."""
         room = _MAX_CHARACTERS - sum(characters for _, characters, _, _ in batch)
-        while len(batch) < MAX_BATCH and room > 0:
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if entry is None:
-                self._queue.put(None)
-                break
+        queued = self._queued()
+        while len(batch) < MAX_BATCH and room > 0 and (entry := next(queued, None)):
             batch.append(entry)
             room -= entry[1]
         now = time.monotonic()
@@ -305,18 +308,9 @@ class GroupCommitStore(PlantStore):
         """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""
         self._outage.reason = reason
         self._outage.record_failure(reason, rejected=0)
-        self._fail([*batch, *self._drain()], reason)
+        self._fail(chain(batch, self._queued()), reason)
 
-    def _drain(self) -> list[_Entry]:
-        entries: list[_Entry | None] = []
-        with suppress(queue.Empty):
-            while True:
-                entries.append(self._queue.get_nowait())
-        if self._closed:
-            self._queue.put(None)
-        return [entry for entry in entries if entry]
-
-    def _fail(self, entries: list[_Entry], reason: str) -> None:
+    def _fail(self, entries: Iterable[_Entry], reason: str) -> None:
         wakers = set()
         for plant, _, _, done in entries:
             self._outage.record_failure(reason, rejected=1 if plant else 0)

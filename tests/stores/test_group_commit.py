@@ -161,8 +161,10 @@ def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
                 store.room = random.choice([0, 9])
                 time.sleep(0.005)
             store.close()
+            has_ended = "plants.stores" not in {thread.name for thread in threading.enumerate()}
             closed.set()
             late = submit(store, Plant(-1, "oak"))
+        assert has_ended
         futures = [late, *(future for each in submitting for future in each.result())]
         assert all(future.done() for future in futures)
         added = sum(outcome(future.result) == "added" for future in futures)
