@@ -6,8 +6,7 @@ What it asks of an application (PEP 3333):
 
 Threads. With Gunicorn's ``threads`` at 1, the event loop calls the application. Then the application must not block:
 while it runs, every other client waits. With more, that many threads call it (``Worker.may_block`` decides). In both
-cases one more thread calls it for bodies above 32 KiB, and for what exceeds 256 KiB of bodies at the same moment, so it
-must be thread-safe.
+cases one more thread calls it for larger bodies (above 4 KiB, or with threads above 32 KiB), so it must be thread-safe.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
 has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.

@@ -184,10 +184,8 @@ class Loop:
         until = time.monotonic() + _MAX_CALL_SECONDS
         queues = [self._probe_jobs, self._loop_jobs]  # They take turns, so that no flood of one delays the other.
         while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
-            job = waiting.popleft()
-            if job[0].request is job[1]:  # It may have been rejected while it waited.
-                queues.reverse()
-                self._caller.call(job, job[1].body.content)
+            self._caller.call(waiting.popleft())
+            queues.reverse()
         self._caller.begin_work()
 
     def _pass_large_body(self) -> None:

@@ -72,9 +72,12 @@ class Caller:
         self._work_to_begin: deque[tuple[Job, Response, list[Pending]]] = deque()
         self._completed: deque[tuple[Job, Response | None]] = deque()
 
-    def call(self, job: Job, body: bytes | bytearray) -> None:
-        """Call the application for a request with this body. Any thread may do so."""
-        request = job[1]
+    def call(self, job: Job) -> None:
+        """Call the application for a request, unless it was rejected while it waited. Any thread may do so."""
+        connection, request = job
+        body = request.body.content  # Get it before the check, because a rejection ends with dropping it.
+        if connection.request is not request:
+            return
         current.request = request
         call = Call(request, body)
         response: Response | None = None
@@ -162,9 +165,7 @@ class Threads:
             with self._changed:
                 self._changed.wait_for(lambda: self.queued_jobs)
                 job = self.queued_jobs.popleft()
-            body = job[1].body.content  # Get it before the check, because a rejection ends with dropping it.
-            if job[0].request is job[1]:  # It may have been rejected while it waited.
-                self._caller.call(job, body)
-                self._caller.begin_work()
+            self._caller.call(job)
+            self._caller.begin_work()
             self._caller.wake()
-            del job, body  # Do not hold the last request in memory while waiting.
+            del job  # Do not hold the last request in memory while waiting.

@@ -470,16 +470,16 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
         return []
 
     driver = make(app=slow)
-    clients = [driver.connect(get(f"/{number}")) for number in range(200)]
+    for number in range(200):
+        driver.connect(get(f"/{number}"))
     driver.run_once()
     first = len(called)  # 2, or 1 if the machine is so busy that one call takes 0.1 s
     assert called == ["/0", "/1"][: max(first, 1)]
-    clients += [driver.connect(get("/probe")) for _ in range(2)]
-    # This request is rejected while it waits, so the application is not called for it.
-    driver.step(clients[2][1], clients[2][1].reject, HTTPError(503))
+    for _ in range(2):
+        driver.connect(get("/probe"))
     driver.run_once()
     second = len(called) - first
-    assert called[first:] == ["/probe", "/3" if first > 1 else "/1"][: max(second, 1)]
+    assert called[first:] == ["/probe", f"/{first}"][: max(second, 1)]
 
 
 @pytest.mark.parametrize(("threads", "size"), [(0, 5000), (1, 40_000)], ids=["in-the-event-loop", "in-a-thread"])
