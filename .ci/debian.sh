@@ -2,12 +2,12 @@
 # sources this file.
 
 bare_systems=/var/cache/plants-ci
-# The first two have nothing but these Pythons; the others compile wheels for them.
+# The first two have nothing but these Pythons; the last one compiles wheels for the newest of them.
+newest=3.15
 declare -A packages_of=(
     [trixie]=ca-certificates,python3-venv
-    [sid]=ca-certificates,python3-venv,python3.15-venv
-    [trixie-compiler]=build-essential,ca-certificates,python3-dev,python3-venv
-    [sid-compiler]=build-essential,ca-certificates,python3-dev,python3-venv,python3.15-dev,python3.15-venv
+    [sid]=ca-certificates,python3-venv,python$newest-venv
+    [sid-compiler]=build-essential,ca-certificates,python3-venv,python$newest-dev,python$newest-venv
 )
 stranger_id=12321
 
@@ -42,6 +42,10 @@ install_bare_system() {  # NAME: install a system, unless it is there, is comple
         echo "$packages" > "$root.complete"
 }
 
+install_bare_systems() {  # SUITE VERSION: install what the tests with this Python need.
+    install_bare_system "$1" && { [ "$2" != "$newest" ] || install_bare_system "$1-compiler"; }
+}
+
 # Run a command in a system, as root or as the user "stranger", in the folder "my plants" of a home. Its mounts are in a
 # namespace that ends with the command. Otherwise, removing the system's folder would also remove this machine's /dev.
 in_bare_system() {  # NAME USER HOME COMMAND...
@@ -59,7 +63,8 @@ read_settings_of_pip() {
     mapfile -t settings_of_pip < <(python3 .ci/settings_of_pip.py)
 }
 
-# Run the README's commands as they stand, and test a compiled wheel. If TESTS are given, only these are run.
+# Run the README's commands as they stand and, with the newest Python, test a compiled wheel. If TESTS are given, only
+# these are run.
 test_on_bare_debian() {  # SUITE VERSION USER [TESTS...]
     local home=$scratch/$1-$2
     copy_checkout "$home/my plants"
@@ -68,7 +73,9 @@ test_on_bare_debian() {  # SUITE VERSION USER [TESTS...]
     chmod 700 "$home"
     [ "$3" = root ] || chown -R "$stranger_id:$stranger_id" "$home"
     in_bare_system "$1" "$3" "$home" python3 .ci/readme.py "${@:4}"
-    in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel"
-    in_bare_system "$1" "$3" "$home" sh .ci/test_wheel "${in_parallel[@]}"
+    if [ "$2" = "$newest" ]; then
+        in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel"
+        in_bare_system "$1" "$3" "$home" sh .ci/test_wheel "${in_parallel[@]}"
+    fi
     rm -rf --one-file-system "$home"
 }
