@@ -77,9 +77,7 @@ class GroupCommitStore(PlantStore):
         self._start_lock: threading.Lock
         self._committer: threading.Thread | None = None
         self._due = math.inf  # when the batch of the committer should be done
-        self._stored_at = 0.0  # when a batch last showed that plants can be stored
-        self._refusal = ""  # why the last batch was refused as a whole
-        self._refused_at = 0.0
+        self._verdict = ("", 0.0)  # why the last commits stored no plant, or ""; until when checks rely on that
         self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
@@ -145,13 +143,13 @@ class GroupCommitStore(PlantStore):
         :raises StoreUnavailable: the store is closed, or a plant cannot be added now.
         """
         self.raise_if_down(rejected=0)
-        now = time.monotonic()
-        if self._refusal and now < self._refused_at + REFUSED_SECONDS:
-            raise StoreUnavailable(f"no plant is stored: {self._refusal}")
-        if now < self._stored_at + FRESH_SECONDS:
-            done(None)
-        else:
+        reason, until = self._verdict
+        if time.monotonic() > until:
             self.submit(None, done)
+        elif reason:
+            raise StoreUnavailable(reason)
+        else:
+            done(None)
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
         """Raise StoreUnavailable if it is known that a plant cannot be added now."""
@@ -298,11 +296,10 @@ class GroupCommitStore(PlantStore):
     def _note(self, outcomes: Outcomes) -> None:
         """Remember what a commit says of the store."""
         if None in outcomes or not outcomes:
-            self._refusal = ""
-            self._stored_at = time.monotonic()
+            self._verdict = ("", time.monotonic() + FRESH_SECONDS)
             self._outage.record_success()
         elif all(isinstance(each, PlantRefused) for each in outcomes):  # An id in use says nothing.
-            self._refusal, self._refused_at = str(outcomes[0]), time.monotonic()
+            self._verdict = (f"no plant is stored: {outcomes[0]}", time.monotonic() + REFUSED_SECONDS)
 
     def _go_down(self, batch: list[_Entry], reason: str) -> None:
         """Fail the batch, whatever is queued and, until a commit succeeds, what is submitted."""

@@ -133,6 +133,7 @@ def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypat
         store.check()
     assert store.inserts == inserts
     monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", 0.0)
+    store.add(Plant(2, "oak"))
     checks = [future_of(store.submit_check) for _ in range(100)]
     assert {outcome(check.result) for check in checks} == {"added"}
     assert store.inserts < inserts + 100
