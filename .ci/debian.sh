@@ -52,7 +52,8 @@ in_bare_system() {  # NAME USER HOME COMMAND...
     local home=/home/$2
     bwrap --bind "$bare_systems/$1" / --dev /dev --perms 1777 --tmpfs /dev/shm --proc /proc --perms 1777 --tmpfs /tmp \
         --ro-bind /etc/resolv.conf /etc/resolv.conf --bind "$3" "$home" --chdir "$home/my plants" \
-        --unshare-pid --die-with-parent --cap-add ALL --clearenv --setenv HOME "$home" --setenv LANG C.UTF-8 \
+        --unshare-pid --die-with-parent --cap-add ALL --clearenv \
+        --setenv HOME "$home" --setenv LANG C.UTF-8 --setenv PIP_COMPILE 0 \
         --setenv PATH "$home/bin:/usr/sbin:/usr/bin:/sbin:/bin" "${settings_of_pip[@]}" \
         setpriv --reuid "$2" --regid "$2" --clear-groups "${@:4}"
 }
@@ -74,8 +75,8 @@ test_on_bare_debian() {  # SUITE VERSION USER [TESTS...]
     [ "$3" = root ] || chown -R "$stranger_id:$stranger_id" "$home"
     in_bare_system "$1" "$3" "$home" python3 .ci/readme.py "${@:4}"
     if [ "$2" = "$newest" ]; then
-        in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel"
-        in_bare_system "$1" "$3" "$home" sh .ci/test_wheel "${in_parallel[@]}"
+        in_bare_system "$1-compiler" "$3" "$home" sh -c "$build_wheel" sh .venv/bin/python
+        in_bare_system "$1" "$3" "$home" sh .ci/test_wheel .venv/bin/python "${in_parallel[@]}"
     fi
     rm -rf --one-file-system "$home"
 }
