@@ -105,6 +105,13 @@ def test_an_outage_logs_its_start_and_its_end(
     ]
 
 
+def test_a_store_that_is_idle_for_longer_than_its_timeout_is_available() -> None:
+    with closing(GardenStore(timeout=0.1)) as store:
+        wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) in {"added", "in use"})
+        time.sleep(0.2)
+        store.raise_if_down()
+
+
 def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
     store.released.clear()
     with ThreadPoolExecutor(3) as threads:
