@@ -470,8 +470,7 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
         return []
 
     driver = make(app=slow)
-    for number in range(200):
-        driver.connect(get(f"/{number}"))
+    clients = [driver.connect(get(f"/{number}")) for number in range(200)]
     driver.run_once()
     first = len(called)  # 2, or 1 if the machine is so busy that one call takes 0.1 s
     assert called == ["/0", "/1"][: max(first, 1)]
@@ -480,6 +479,11 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
     driver.run_once()
     second = len(called) - first
     assert called[first:] == ["/probe", f"/{first}"][: max(second, 1)]
+    # The next request is rejected while it waits, so the application is not called for it.
+    _, rejected = clients[first + 1]
+    driver.step(rejected, rejected.reject, HTTPError(503))
+    driver.run_until(lambda: f"/{first + 2}" in called)
+    assert f"/{first + 1}" not in called
 
 
 @pytest.mark.parametrize(("threads", "size"), [(0, 5000), (1, 40_000)], ids=["in-the-event-loop", "in-a-thread"])

@@ -459,6 +459,8 @@ def test_a_running_service_adds_no_column(store: SQLiteStore, path: Path) -> Non
     execute(path, f"DROP TABLE plants; {WITHOUT_TAG}")
     with pytest.raises(StoreUnavailable, match="the table plants has no column tag TEXT"):
         store.add(Plant(1, "oak"))
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT sql FROM sqlite_master").fetchall() == [(WITHOUT_TAG,)]
 
 
 PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: 'TEXT'}) for column in COLUMNS)})"
