@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import os
 import re
 import selectors
 import socket
@@ -75,8 +74,7 @@ class Target(Service):
 
     def cpu_seconds(self) -> float:
         """Return the processor time of the worker."""
-        fields = Path(f"/proc/{self.worker}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(~self.worker << 3 | 2)  # Linux's clock of a process, as of clock_getcpuclockid(3)
 
     def count_descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.worker}/fd").iterdir()))

@@ -126,14 +126,16 @@ def dear_heads() -> Iterator[bytes]:
 
 
 def cost_of(service: Target, head: bytes, count: int) -> float:
-    """Send a request of a stranger this often, and return its processor time in ms."""
-    before = service.cpu_seconds()
+    """Send a request of a stranger this often, and return the median of its processor times in ms."""
+    costs = []
     for number in range(count):
+        before = service.cpu_seconds()
         with service.connect() as sock, contextlib.suppress(OSError):
             own = head.replace(b"NUMBER", b"%d" % number)  # No value may be in a cache.
             sock.sendall(own + b"Connection: close\r\n\r\n")
             sock.recv(1000)
-    return (service.cpu_seconds() - before) / count * 1000
+        costs.append(service.cpu_seconds() - before)
+    return statistics.median(costs) * 1000
 
 
 def dear_requests(service: Target, count: int = 60, most: float = 1.0) -> Verdict:
