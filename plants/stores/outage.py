@@ -21,18 +21,13 @@ class Outage:
         self.reason: str | None = None  #: why the store is down; None if it is not known to be down
         self._lock = threading.Lock()
         self._failed_at = 0.0
-        self._rejected_requests: int | None = None  # None if no outage is logged
-
-    @property
-    def is_logged(self) -> bool:
-        """Whether the start of an outage was logged, but not its end."""
-        return self._rejected_requests is not None
+        self.rejected_requests: int | None = None  #: since the start of an outage was logged; None after its end
 
     def record_failure(self, reason: str, *, rejected: int = 1) -> None:
         """Count rejected requests; log the first failure as the start of an outage."""
         with self._lock:  # It may be older than gevent's patches, so write to the log, which may block, after this.
-            begins = self._rejected_requests is None
-            self._rejected_requests = (self._rejected_requests or 0) + rejected
+            begins = self.rejected_requests is None
+            self.rejected_requests = (self.rejected_requests or 0) + rejected
             self._failed_at = time.monotonic()
         if begins:
             _log.warning("the store is unavailable: %s", " ".join(reason.split()))
@@ -41,10 +36,10 @@ class Outage:
         """The store is not down; log the end of the outage if the last failure is long ago."""
         self.reason = None
         with self._lock:
-            rejected = self._rejected_requests
+            rejected = self.rejected_requests
             if rejected is None or time.monotonic() - self._failed_at <= QUIET_SECONDS:
                 return
-            self._rejected_requests = None
+            self.rejected_requests = None
         _log.warning("the store is available again; requests rejected meanwhile: %d", rejected)
 
 
@@ -67,9 +62,7 @@ class LoggedStore(PlantStore):
     def check(self) -> None:
         if time.monotonic() > self._checked_at + FRESH_SECONDS:
             with self._recording(rejected=0):
-                checked: object = self._store.check()
-                if checked is not None:  # An asynchronous store returns a coroutine, and has checked nothing.
-                    raise TypeError(f"check() of the store returned {type(checked).__name__}, not None")
+                self._store.check()
             self._checked_at = time.monotonic()
 
     @contextmanager

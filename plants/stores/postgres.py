@@ -9,7 +9,6 @@ import logging
 import math
 import re
 import select
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
@@ -46,7 +45,8 @@ _WRITE = "pg_logical_emit_message(true, 'plants', '')"
 _SET_UP = b"""
     SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_extension WHERE extname = 'citus'),
         set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
-        set_config('client_min_messages', 'warning', false)
+        set_config('client_min_messages', 'warning', false),
+        set_config('default_transaction_isolation', 'read committed', false)
 """
 _INSPECT = files(__package__).joinpath("postgres.sql").read_bytes()
 _INSPECT_CITUS = files(__package__).joinpath("citus.sql").read_bytes()
@@ -62,7 +62,6 @@ _URL_SYNTAX = (
 )
 
 LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
-PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08)  # before a statement that the server reports as not done is sent again
 RECHECK_SECONDS = 5.0  # A batch looks at the table again after this long, because an operator may alter it.
 _CANCEL_SECONDS = 0.3  # how long closing a connection may wait until its statement is canceled
 
@@ -71,8 +70,6 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
-# The server reports that nothing was stored and that a retry may succeed.
-_RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable)
 # The table does not accept this plant, whenever it is sent.
 _REFUSALS = (
     psycopg.DataError,
@@ -92,9 +89,8 @@ _CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
 class PostgresStore(GroupCommitStore):
     """Plants in a table of a database server. An acknowledged plant is as durable as the server's commits.
 
-    A batch is retried only if the server reports that nothing was stored. If the connection is lost or silent after the
-    statement was sent, the outcome is unknown, and ``add`` raises StoreUnavailable. Reading the rows back would not
-    settle it, because a failover may undo them.
+    If the connection is lost or silent after a statement was sent, the outcome is unknown, and ``add`` raises
+    StoreUnavailable. Reading the rows back would not settle it, because a failover may undo them.
     """
 
     worker_threads = 4
@@ -176,7 +172,7 @@ class PostgresStore(GroupCommitStore):
     def _try(self, connection: "_Connection") -> None:
         """Raise an error if every insert would fail, as far as that can be seen without one."""
         self._execute(connection, connection.statements.insert_nothing)
-        if self._outage.is_logged:  # A standby may be gone, or the disk full.
+        if self._outage.rejected_requests is not None:  # A standby may be gone, or the disk full.
             self._execute(connection, connection.statements.write)
 
     def _store(self, connection: "_Connection", plants: list[Plant]) -> dict[int, Exception | None]:
@@ -231,25 +227,16 @@ class PostgresStore(GroupCommitStore):
         return {each: PlantIdInUse(each) if each in in_use else StoreUnavailable(_UNKNOWN) for each in not_stored}
 
     def _execute(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
-        """Execute a statement; retry for some 0.2 s while the server reports that it was not done.
+        """Execute a statement.
 
         :raises psycopg.Error: it failed.
         :raises StoreUnavailable: the outcome is unknown.
         """
-        pauses = iter(PAUSES)
-        while True:
-            connection.warning = None
-            try:
-                rows = connection.execute(query, parameters).fetchall()
-            except _RETRYABLE_ERRORS as error:
-                pause = next(pauses, math.inf)
-                if _is_held(error) or monotonic() + pause > connection.deadline:
-                    raise
-                time.sleep(pause)
-            else:
-                if connection.warning:
-                    raise StoreUnavailable(connection.warning)
-                return rows
+        connection.warning = None
+        rows = connection.execute(query, parameters).fetchall()
+        if connection.warning:
+            raise StoreUnavailable(connection.warning)
+        return rows
 
     def _check_table(self, connection: "_Connection") -> None:
         """Create what is missing, if that is allowed.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import plants
-from plants import MemoryStore, Plant, PlantStore, StoreUnavailable
+from plants import MemoryStore, Plant, PlantStore
 from plants.stores.outage import LoggedStore
 from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
@@ -55,9 +55,6 @@ class AsyncStore(MemoryStore):
     async def add(self, plant: Plant) -> None:  # type: ignore[override]  # the mistake that is tested
         super().add(plant)
 
-    async def check(self) -> None:  # type: ignore[override]  # the same mistake
-        raise StoreUnavailable
-
 
 @pytest.mark.parametrize(
     "kind",
@@ -69,9 +66,6 @@ def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], ca
     app = plants.create_app(kind(), tokens=[TOKEN])
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
     assert "add() of the store returned coroutine, not None" in caplog.text
-    if isinstance(store := kind(), LoggedStore):
-        with pytest.raises(TypeError, match=r"check\(\) of the store returned coroutine, not None"):
-            store.check()
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,6 @@ def test_a_batch_whose_connection_is_lost_is_not_retried(
         pending = [submit(store, Plant(plant_id, "oak")) for plant_id in (1, 2, 1)]
         wait_for_sessions(admin)
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
-        # A second attempt would wait for the lock, and fail with LockNotAvailable instead.
         for future in pending:
             with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
                 future.result()
@@ -150,7 +149,7 @@ def test_connecting_to_a_server_that_never_responds_times_out(thread: ThreadPool
         wait_until(lambda: "refused" in reason(store))
 
 
-def test_a_serialization_failure_is_retried(server: PostgresServer, thread: ThreadPoolExecutor) -> None:
+def test_the_isolation_level_of_a_role_does_not_count(server: PostgresServer, thread: ThreadPoolExecutor) -> None:
     url = f"{server.url}?options=-c%20default_transaction_isolation%3Dserializable"
     with closing(PostgresStore(url, timeout=20)) as store:
         store.check()
@@ -528,25 +527,6 @@ def test_many_locked_ids_do_not_make_the_store_unavailable(
     assert "another transaction holds the id" in caplog.text
 
 
-@pytest.fixture
-def many_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a statement be sent again until its deadline, because a busy machine may hold a lock for long."""
-    monkeypatch.setattr("plants.stores.postgres.PAUSES", (0.01,) * 1000)
-
-
-@pytest.mark.usefixtures("many_retries")
-def test_a_batch_waits_for_a_short_lock_on_the_table(
-    store: PostgresStore, server: PostgresServer, admin: psycopg.Connection, thread: ThreadPoolExecutor
-) -> None:
-    store.check()
-    with table_locked(server):
-        batch = thread.submit(add_together, store, [Plant(1, "oak"), Plant(2, "oak")])
-        waiting = f"SELECT query_start {OURS} AND wait_event_type = 'Lock'"
-        first = wait_until(lambda: rows(admin, waiting))
-        wait_until(lambda: rows(admin, waiting) not in ([], first))  # The first attempt has timed out.
-    assert batch.result() == ["added"] * 2
-
-
 def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: PostgresServer) -> None:
     store.check()
     with table_locked(server):
@@ -556,7 +536,6 @@ def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: Pos
     wait_until(lambda: is_available(store))
 
 
-@pytest.mark.usefixtures("many_retries")
 def test_a_silent_connection_costs_one_timeout(impatient_store: PostgresStore, admin: psycopg.Connection) -> None:
     [(pid,)] = rows(admin, f"SELECT pid {OURS}")
     assert isinstance(pid, int)
@@ -588,9 +567,8 @@ def test_a_changed_table_is_checked_again_while_adds_succeed(
     ids=["check", "conflict", "internal error"],
 )
 def test_a_plant_that_a_constraint_rejects_fails_alone(
-    store: PostgresStore, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, code: str, guilty: str
+    store: PostgresStore, server: PostgresServer, code: str, guilty: str
 ) -> None:
-    monkeypatch.setattr("plants.stores.postgres.PAUSES", (0.001,))
     store.check()
     server.execute(FAIL)
     server.execute(f"ALTER TABLE plants ADD CHECK (fail('{code}', name))")
