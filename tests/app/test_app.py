@@ -13,7 +13,7 @@ from plants import MemoryStore, Plant, PlantStore
 from plants.stores.outage import LoggedStore
 from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
-from tests.support.calls import call, no_reference_cycle
+from tests.support.calls import call
 
 
 class TestInProcess(Contract):
@@ -31,6 +31,8 @@ class TestInProcess(Contract):
         ("CONTENT_LENGTH", 0, 400),
         ("CONTENT_LENGTH", -1, 400),
         ("CONTENT_LENGTH", len(new_plant()), 200),
+        ("CONTENT_LENGTH", " 25\t", 200),
+        ("CONTENT_LENGTH", "0025", 200),
         ("HTTP_AUTHORIZATION", None, 401),
         ("HTTP_AUTHORIZATION", 1, 401),
         ("HTTP_CONTENT_ENCODING", 1, 415),
@@ -38,7 +40,7 @@ class TestInProcess(Contract):
         ("QUERY_STRING", None, 200),
     ],
 )
-def test_an_environ_value_may_be_none_a_number_or_unicode(app: Any, key: str, value: Any, status: int) -> None:
+def test_an_environ_value_may_be_none_a_number_unicode_or_padded(app: Any, key: str, value: Any, status: int) -> None:
     """PEP 3333 requires Latin-1 strings, but Bottle decodes the path, and some hosts set None or a number."""
     environ = {"CONTENT_LENGTH": str(len(new_plant())), key: value}
     assert call(app, io.BytesIO(new_plant()), **environ).status == status
@@ -66,15 +68,6 @@ def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], ca
     app = plants.create_app(kind(), tokens=[TOKEN])
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
     assert "add() of the store returned coroutine, not None" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("body", "error"), [(new_plant(), 40003), (b'{"id": "1"}', 40002), (new_plant(name="\0"), 40002), (b"x", 40001)]
-)
-def test_a_failed_request_leaves_no_reference_cycle(app: Any, store: MemoryStore, body: bytes, error: int) -> None:
-    store.add(Plant(1, "Fern"))
-    with no_reference_cycle():
-        assert call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body))).error == error
 
 
 OBSERVED = """

@@ -8,8 +8,8 @@ from webtest import TestApp as WebTestApp
 
 import plants
 from plants import MAX_BODY_BYTES, MemoryStore, PlantStore
-from plants.app import OPERATIONS, PlantApp
-from plants.probes import Constant, public_resources
+from plants.app import PlantApp
+from plants.probes import public_resources
 from plants.testing import FaultyStore
 from plants.tokens import Tokens
 from tests.contract import AUTH, TOKEN
@@ -40,11 +40,6 @@ def test_a_public_path_needs_no_token_and_allows_only_get(path: str, body: bytes
         assert (response.json["error"], response.headers["Allow"]) == (40500, "GET, HEAD, OPTIONS")
     embedded = plants.create_app(tokens=[TOKEN])
     assert sender(embedded)(method="GET", path=path, headers=[AUTH]).error == 40400
-
-
-def test_an_operation_may_need_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPERATIONS, "/season", lambda *_: Constant(b'"spring"'))
-    assert client().get("/season").json == "spring"
 
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"], ids=repr)

@@ -10,16 +10,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
-from marshmallow import Schema, ValidationError, fields
-from marshmallow.validate import Length, OneOf, Range, Regexp
+from marshmallow import Schema, fields
+from marshmallow.validate import Length, Regexp
 
-from plants import MAX_BODY_BYTES
 from plants.app import OPERATIONS
 from plants.errors import HEADERS, ErrorCode
 from plants.fast_path import dumper, loader
 from plants.schemas import NewPlantSchema, PlantSchema
 from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, Plant
-from plants.stores.memory import MemoryStore
 from tests.contract import AUTH, JSON_TYPE, NEW_PLANT, NOT_A_NEW_PLANT, Send
 from tests.support.examples import examples
 
@@ -81,29 +79,21 @@ def test_every_code_and_status_of_the_error_table_is_described() -> None:
     assert statuses == {"200", *(str(code // 100) for code in ErrorCode)}
 
 
-# A path may also have members that are no operations, such as the parameters of all of them.
-DESCRIBED = {
-    (path, method): operation
-    for path, item in DESCRIPTION["paths"].items()
-    for method, operation in item.items()
-    if "responses" in operation
-}
-
-
 def test_the_described_operations_are_those_of_the_app() -> None:
-    resources = {path: make(MemoryStore(), MAX_BODY_BYTES) for path, make in OPERATIONS.items()}
+    described = {path: {f"on_{method}" for method in item} for path, item in DESCRIPTION["paths"].items()}
     # A template of Falcon may have converters, as in {plant_id:int}.
-    assert DESCRIBED.keys() == {
-        (re.sub(":[^{}]*}", "}", path), name.removeprefix("on_"))
-        for path, resource in resources.items()
-        for name in dir(resource)
-        if name.startswith("on_")
+    assert described == {
+        re.sub(":[^{}]*}", "}", path): {name for name in dir(kind) if name.startswith("on_")}
+        for path, kind in OPERATIONS.items()
     }
+
+
+DESCRIBED = [operation for item in DESCRIPTION["paths"].values() for operation in item.values()]
 
 
 @pytest.mark.parametrize(
     ("operation", "status"),
-    [(operation, status) for operation in DESCRIBED.values() for status in operation["responses"]],
+    [(operation, status) for operation in DESCRIBED for status in operation["responses"]],
     ids=lambda value: value if isinstance(value, str) else value["operationId"],
 )
 def test_every_described_response_has_headers_and_json(operation: dict[str, Any], status: str) -> None:
@@ -173,51 +163,13 @@ def outcome(call: Callable[[], Any]) -> str:
         return repr(error)
 
 
-def check_load(schema: Schema, document: Any) -> None:
-    assert outcome(lambda: loader(schema)(document)) == outcome(lambda: Plant(**schema.load(document)))
+LIMITED: dict[str, Any] = {"name": fields.String(required=True, validate=[Length(max=3), Regexp("[A-F]")])}
 
 
 @examples(200)
-@given(document=documents)
-def test_the_fast_path_loads_as_marshmallow_does(document: Any) -> None:
-    check_load(NewPlantSchema(), document)
-
-
-class Never:
-    """A base of validators whose pattern or bounds alone do not decide."""
-
-    def __call__(self, _value: Any) -> Any:
-        raise ValidationError("Must not be there.")
-
-
-class NeverText(Never, Regexp): ...
-
-
-class NeverNumber(Never, Range): ...
-
-
-DECLARATIONS = [
-    fields.String(),
-    fields.String(required=True),
-    fields.String(allow_none=True),
-    *(fields.String(load_default=default) for default in (None, "Ivy", list)),
-    fields.String(validate=[Length(max=3), Regexp("[A-F]")]),
-    fields.String(validate=OneOf(["Fern"])),
-    fields.Integer(),
-    fields.Integer(strict=True, validate=Range(max=5)),
-    fields.Integer(validate=Range(0, 5)),
-    fields.Integer(validate=Range(0, 5, min_inclusive=False)),
-    fields.Integer(validate=Range(0, 5, max_inclusive=False)),
-    fields.String(validate=NeverText("[A-F]")),
-    fields.Integer(validate=NeverNumber(0, 6)),
-]
-
-
-@pytest.mark.parametrize("field", DECLARATIONS, ids=str)
-def test_the_fast_path_follows_any_declaration(field: Any) -> None:
-    schema = NewPlantSchema.from_dict({"tag": field})()
-    for member in ({}, *({"tag": tag} for tag in (None, True, -1, 0, 5, 6, 1.0, "", "0", "A", "b", "Fern"))):
-        check_load(schema, {"id": 1, "name": "Fern"} | member)
+@given(schema=st.sampled_from([NewPlantSchema(), NewPlantSchema.from_dict(LIMITED)()]), document=documents)
+def test_the_fast_path_loads_as_marshmallow_does(schema: Schema, document: Any) -> None:
+    assert outcome(lambda: loader(schema)(document)) == outcome(lambda: Plant(**schema.load(document)))
 
 
 @examples(100)
@@ -227,22 +179,7 @@ def test_the_fast_path_dumps_as_marshmallow_does(kind: type[Schema], plant: Plan
     assert dumper(kind())(plant) == json.dumps(shape).encode()
 
 
-@pytest.mark.parametrize(
-    ("field", "problem"),
-    [
-        (fields.Raw(), "Raw"),
-        (fields.Email(), "Email"),
-        (fields.String(data_key=""), "data_key of tag"),
-        (fields.String(attribute="x"), "attribute of tag"),
-        (fields.String(dump_default="x"), "dump_default of tag"),
-        (fields.String(load_only=True), "load_only of tag"),
-        (fields.Integer(as_string=True), "as_string of tag"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
 @pytest.mark.parametrize("make", [loader, dumper])
-def test_the_fast_path_rejects_what_it_does_not_know(
-    make: Callable[[Schema], object], field: Any, problem: str
-) -> None:
-    with pytest.raises((KeyError, ValueError), match=problem):
-        make(NewPlantSchema.from_dict({"tag": field})())
+def test_the_fast_path_rejects_a_field_of_an_unknown_type(make: Callable[[Schema], object]) -> None:
+    with pytest.raises(KeyError, match="Email"):
+        make(NewPlantSchema.from_dict({"tag": fields.Email()})())

@@ -17,7 +17,7 @@ STEPS = {
 }
 # The tests whose plants have all members.
 TESTS = ["tests/stores/test_every_store.py", "tests/app/test_schemas.py", "tests/app/test_app.py"]
-NAMES = "text or tag or type or largest or in_use or described or members or new_plant or valid_plant"
+NAMES = "text or tag or type or in_use or described or members or new_plant or valid_plant"
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")

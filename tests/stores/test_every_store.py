@@ -220,11 +220,6 @@ class PersistentContract(StoreContract):
         assert set(add_together(store, plants)) == {"added"}
         assert [store.get(plant_id) for plant_id in (0, 1999)] == [plants[0], plants[-1]]
 
-    def test_the_largest_plants_are_stored(self, store: GroupCommitStore) -> None:
-        plants = [Plant(plant_id, f"{plant_id:x<1000000}", f"{plant_id:y<1000000}") for plant_id in range(4)]
-        assert add_together(store, plants) == ["added"] * 4
-        assert [store.get(plant.id) for plant in plants] == plants
-
     @pytest.mark.parametrize("fields", [(1, 5), (1, b"oak"), (1, "oak", 5), (None, "oak"), (1.5, "oak")], ids=repr)
     def test_a_plant_of_the_wrong_type_fails_alone(self, store: GroupCommitStore, fields: Any) -> None:
         future = submit(store, Plant(2, "fern"))

@@ -89,22 +89,6 @@ def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore)
     assert time.monotonic() < began + 5
 
 
-def test_an_outage_logs_its_start_and_its_end(
-    store: GardenStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.0)
-    store.fault = "the disk\nis full"
-    assert reason(store)  # A probe does not count as a rejected request.
-    for plant_id in range(20):
-        assert outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable"
-    store.fault = ""
-    wait_until(lambda: "available again" in caplog.text)
-    assert caplog.messages == [
-        "the store is unavailable: the disk is full",
-        "the store is available again; requests rejected meanwhile: 20",
-    ]
-
-
 def test_a_store_that_is_idle_for_longer_than_its_timeout_is_available() -> None:
     with closing(GardenStore(timeout=0.1)) as store:
         wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) in {"added", "in use"})

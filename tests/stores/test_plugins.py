@@ -22,15 +22,8 @@ EXAMPLE = CHECKOUT / "examples" / "redis_store"
 PLUGINS = """
 import plants
 
-class Nameless(plants.MemoryStore):
-    def __init__(self, url):
-        super().__init__()
-
 def no_threads(url):
-    return type("NoThreads", (Nameless,), {"worker_threads": 0})(url)
-
-def reject(url):
-    raise ValueError("the host is missing")
+    return type("NoThreads", (plants.MemoryStore,), {"worker_threads": 0})()
 
 def crash(url):
     raise RuntimeError(url)
@@ -43,7 +36,6 @@ REJECTED = {
     "crash": r"^the store crash: \(plugins:crash\) failed with RuntimeError$",
     "forget": r"^the store forget: \(plugins:forget\) is no plants.PlantStore",
     "no_threads": r"^the store no_threads: .* worker_threads",
-    "reject": "^the host is missing$",
     "mysql": "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$",
 }
 
@@ -53,24 +45,16 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
     (folder / f"{module}.py").write_text(source)
     metadata = folder / f"{module}-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     lines = "\n".join(f"{scheme} = {value}" for scheme, value in schemes.items())
     (metadata / "entry_points.txt").write_text(f"[plants.stores]\n{lines}\n")
 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["Nameless", "no_threads", "reject", "crash", "forget"]
-    schemes = {name.lower(): f"plugins:{name}" for name in names}
+    schemes = {name: f"plugins:{name}" for name in ("no_threads", "crash", "forget")}
     install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "plugins", raising=False)
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_store_is_found_by_the_scheme_of_its_entry_point() -> None:
-    with closing(open_store("nameless://secret@host")) as store:
-        assert type(store).__name__ == "Nameless"
 
 
 @pytest.mark.usefixtures("plugins")

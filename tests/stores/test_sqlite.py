@@ -52,10 +52,8 @@ def moved_away(path: Path) -> Iterator[None]:
     elsewhere.rename(path)
 
 
-@contextmanager
-def directory_moved_away(path: Path) -> Iterator[None]:
-    with moved_away(path.parent):
-        yield
+def directory_moved_away(path: Path) -> AbstractContextManager[None]:
+    return moved_away(path.parent)
 
 
 @contextmanager
