@@ -65,10 +65,9 @@ def on_starting(server: Any) -> None:
 def when_ready(server: Any) -> None:
     """Log in one line what started."""
     addresses = [str(listener) for listener in server.LISTENERS] or server.cfg.bind
-    store = settings.shown_store + ", which is new" * settings.store.is_new
     facts = [
         f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}",
-        f"plants are stored in {store}",
+        f"plants are stored in {settings.shown_store}",
         *[f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1],
     ]
     server.log.info("%s", "; ".join(facts))

@@ -118,7 +118,6 @@ class PlantStore(abc.ABC):
 
     worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
-    is_new: bool = False  #: whether this object has created the file or the table
 
     @abc.abstractmethod
     def add(self, plant: Plant) -> None:

@@ -274,7 +274,6 @@ class PostgresStore(GroupCommitStore):
                 connection.execute(statement.encode())
             except errors.InsufficientPrivilege as error:
                 raise StoreUnavailable(f"{_reason(error)}; its owner must send: {statement}") from None
-            self.is_new = statement == _CREATE
             _log.warning("the table plants lacked something; the service sent: %s", statement)
 
 

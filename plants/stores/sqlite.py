@@ -168,7 +168,6 @@ class SQLiteStore(GroupCommitStore):
         for statement in statements:
             connection.execute(statement)
         connection.execute("COMMIT")
-        self.is_new = statements == [_CREATE]
         for statement in statements:
             _log.warning("%s: the table plants lacked something; the service sent: %s", self._printable_path, statement)
 

@@ -46,8 +46,9 @@ def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
         address = f"http://127.0.0.1:{service.port}"
         service.wait_for(
             rf"plants {plants.__version__} \({server.implementation()}\) listens on {address}; "
-            rf"plants are stored in {url}, which is new; try it at {address}/docs"
+            rf"plants are stored in {url}; try it at {address}/docs"
         )
+        service.wait_for("plants.db: the table plants lacked something; the service sent: CREATE TABLE plants")
 
 
 def test_a_killed_worker_logs_that_its_plants_in_memory_are_lost() -> None:
