@@ -63,12 +63,6 @@ def test_plants_check_reports_an_address_that_does_not_respond(monkeypatch: pyte
 # plants serve
 
 
-def test_serve_help_is_that_of_gunicorn() -> None:
-    result = call("serve", "--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("usage: plants serve [options]\n")
-
-
 @pytest.mark.parametrize("source", ["option", "environment"])
 def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source: str) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 8\n")  # It is not named, so it is not read.
@@ -78,3 +72,4 @@ def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source:
     found = dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert found["worker_class"] == "plants.hosting.worker.Worker"
+    assert not re.findall(r"%\((?:r|q|f|\{.*)\)s", found["access_log_format"])  # Other workers log no query, either.

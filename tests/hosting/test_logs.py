@@ -17,6 +17,7 @@ import pytest
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import (
+    END,
     PATIENCE_SECONDS,
     children,
     free_port,
@@ -50,22 +51,6 @@ def app(environ, start_response):
         raise KeyError(SECRETS[0])
     except KeyError:
         raise SystemExit(SECRETS[1])
-"""
-
-
-# A traceback without messages.
-STACK = r"""Traceback \(most recent call last\):
-  File ".*own\.py", line \d+, in app
-    raise KeyError\(.*
-KeyError
-
-which led to:
-
-Traceback \(most recent call last\):
-(  .*
-)+  File ".*own\.py", line \d+, in app
-    raise SystemExit\(.*
-SystemExit
 """
 
 
@@ -135,15 +120,6 @@ def test_the_log_level_depends_on_path_and_status(service: Service) -> None:
         assert service.line_of(response.headers["x-request-id"])["level"] == level
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_access_log_of_another_worker_class_has_no_query() -> None:
-    headers = [AUTH, JSON_TYPE, ("Referer", "http://a/?access_token=b")]
-    with serving("-kgthread", PLANTS_LOG_FORMAT="text") as service:
-        assert service.send(new_plant(), path="/plants?access_token=a", headers=headers).status == 200
-        wait_until(lambda: any(" POST /plants 200 " in line for line in service.access))
-        # When the service ends, its output is searched for this parameter.
-
-
 @pytest.mark.parametrize("name", ["service", "text_service"])
 def test_no_path_and_no_header_can_forge_a_line(name: str, request: pytest.FixtureRequest) -> None:
     service = request.getfixturevalue(name)
@@ -182,17 +158,6 @@ def lines_of(service: Service, request_id: str) -> list[str]:
     return lines
 
 
-def test_a_traceback_has_the_request_id_but_no_messages(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    with serving("-c=own.py", "--log-level=info", cwd=tmp_path) as service:
-        [worker] = children(service.process.pid)
-        lines = lines_of(service, "first")
-        service.send(method="GET", path="/livez", headers=[("X-Request-ID", "second")])
-        assert children(service.process.pid) == [worker]
-    assert re.fullmatch(STACK, json.loads(lines[-1])["stacktrace"])
-    assert "secret" not in "".join(service.lines)
-
-
 def test_the_messages_in_a_debug_traceback_forge_no_line(text_service: Service) -> None:
     [*_, line] = lines_of(text_service, "first")
     text_service.wait_for("  2026-11-21")
@@ -214,9 +179,12 @@ def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:
     assert {json.loads(line)["logger"] for line in lines.splitlines()} == {"gunicorn.error"}
 
 
-def test_the_access_log_goes_to_a_file_that_usr1_opens_again(tmp_path: Path) -> None:
-    file, renamed = tmp_path / "access.log", tmp_path / "access.log.1"
-    with serving(f"--access-logfile={file}") as service:
+def test_the_logs_go_to_files_and_usr1_opens_them_again(tmp_path: Path) -> None:
+    file, renamed, errors, port = tmp_path / "access", tmp_path / "access.1", tmp_path / "errors", free_port()
+    command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--access-logfile={file}", f"--error-logfile={errors}"]
+    with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
+        wait_until(lambda: is_ready(port))
+        service.port = port
 
         def send_until(request_id: str, path: Path) -> None:
             def is_logged() -> bool:
@@ -235,51 +203,56 @@ def test_the_access_log_goes_to_a_file_that_usr1_opens_again(tmp_path: Path) -> 
         file.unlink()
         file.mkdir()
         os.kill(children(service.process.pid)[0], signal.SIGTERM)
-        service.wait_for("the access log cannot be opened: .*Is a directory")  # It serves, but without this log.
+        reason = '"level":"error","logger":"plants.log".*"the access log cannot be opened: .*Is a directory'
+        wait_until(lambda: re.search(reason, text_of(errors)))
         wait_for_workers(service.process.pid, 1)
-        assert service.send(method="GET", path="/livez", headers=[]).status == 200
-    assert service.access[:-1] == []
+        assert service.send(method="GET", path="/livez", headers=[]).status == 200  # It serves, but without this log.
+    assert (service.access, service.lines) == ([END], [END])
 
 
-def test_a_killed_worker_has_written_the_lines_of_its_responses(tmp_path: Path) -> None:
-    with serving(PLANTS_STORE=f"sqlite:///{tmp_path}/plants.db") as service:
-        [worker] = children(service.process.pid)
-        for plant_id in range(50):
-            service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE, ("X-Request-ID", f"plant-{plant_id}")])
-        with service.client() as client:  # Its response arrives after the lines of the iterations before.
-            client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").response()
+def test_killed_workers_have_written_the_lines_of_their_responses(service: Service) -> None:
+    with service.client() as client:
+        for number in range(50):
+            client.send(f"GET /livez HTTP/1.1\r\nHost: a\r\nX-Request-ID: kill-{number}\r\n\r\n".encode()).response()
+        # The response to this request arrives after the lines of those before.
+        client.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").response()
+    workers = children(service.process.pid)
+    for worker in workers:
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: children(service.process.pid) != [worker])
-        assert service.stop() == 0
-    assert sum('"request_id":"plant-' in line for line in service.access) == 50
+    wait_until(lambda: set(workers).isdisjoint(children(service.process.pid)))
+    wait_for_workers(service.process.pid, 2)
+    wait_until(lambda: sum('"request_id":"kill-' in line for line in service.access) == 50)
 
 
-def test_the_level_warning_omits_successes_until_hup_sets_another(tmp_path: Path) -> None:
-    conf, port = tmp_path / "conf.py", free_port()
-    conf.write_text("loglevel = 'warning'")
+def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(tmp_path: Path) -> None:
+    conf, port = tmp_path / "own.py", free_port()
+    conf.write_text(f"{OWN}loglevel = 'warning'\n")
     # --log-level in GUNICORN_CMD_ARGS would override the file.
     env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS": TOKEN}
-    with Service([*SERVE, f"--bind=127.0.0.1:{port}", "-c", str(conf)], CHECKOUT, env) as service:
+    with Service([*SERVE, f"--bind=127.0.0.1:{port}", "-c=own.py"], tmp_path, env) as service:
         wait_until(lambda: is_ready(port))
-        assert send_to(port, new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
-        assert send_to(port, headers=[]).status == 401
+        service.port = port
+        [worker] = children(service.process.pid)
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
+        assert service.send(headers=[]).status == 401
         wait_until(lambda: service.access)
         assert [json.loads(line)["status"] for line in service.access] == [401]
         assert not [line for line in service.lines if "all plants will be lost" not in line]
-        conf.write_text("loglevel = 'info'")
+        stack = json.loads(lines_of(service, "first")[-1])["stacktrace"]
+        begin = "Traceback (most recent call last):"
+        assert re.findall(r"^\S.*", stack, re.MULTILINE) == [begin, "KeyError", "which led to:", begin, "SystemExit"]
+        assert len(re.findall(r'^  File ".*own\.py", line \d+, in app$', stack, re.MULTILINE)) == 2
+        assert "secret" not in "".join(service.lines)
+        conf.write_text(f"{OWN}loglevel = 'info'\n")
         service.signal(signal.SIGHUP)
         service.wait_for("Booting worker")
-        service.wait_for("all plants in memory were lost")  # The old worker, which has the old level, has ended.
-        wait_until(lambda: send_to(port, new_plant(), headers=[AUTH, JSON_TYPE]).status == 200)
+        lost = service.wait_for("all plants in memory were lost with worker (\\d+)")
+        assert int(lost[1]) == worker  # The old worker, which has the old level, has ended, and not before the signal.
+        wait_until(lambda: service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200)
         wait_until(lambda: '"status":200' in service.access[-1])
 
 
 # Output that is not read
-
-
-def test_a_closed_stdout_does_not_fail_requests() -> None:
-    with serving(command=["bash", "-c", 'exec "$@" >&-', "bash", *SERVE]) as service:
-        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
 def test_a_log_reader_that_stalls_or_ends_blocks_no_request() -> None:

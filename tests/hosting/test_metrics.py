@@ -6,7 +6,7 @@ import sqlite3
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,30 +16,11 @@ import plants
 from plants import server
 from plants.hosting.metrics import Metrics
 from plants.hosting.settings import Settings, SettingsError
-from plants.server.bounds import PLACES
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import Service, send_to, serving
-from tests.support.process import END, children, free_port, wait_for_workers, wait_until
+from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.support.hosted import Service, send_to
+from tests.support.process import children, free_port, wait_for_workers, wait_until
 
-OWN = """
-wsgi_app = "own:app"
-accesslog = None
-
-from plants.wsgi import app as service
-
-def app(environ, start_response):
-    status = environ["PATH_INFO"][1:]
-    if not status.isdigit():
-        return service(environ, start_response)
-    start_response(f"{status} Odd", [])
-    return []
-"""
 COUNT = "http_server_request_duration_seconds_count"
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -72,47 +53,40 @@ def create(service: Service, first: int, count: int) -> None:
         assert service.send(new_plant(id=plant_id), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_metrics_are_the_exact_sum_of_live_and_dead_workers(port: int, tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/plants.db"
-    with serving(workers=2, PLANTS_STORE=store, PLANTS_METRICS_BIND=f"127.0.0.1:{port}") as service:
-        before = request_counts(port)
-        create(service, 0, 20)
-        for _ in range(3):
-            assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
-        workers = children(service.process.pid)
-        os.kill(workers[0], signal.SIGKILL)
-        service.wait_for(rf"Worker \(pid:{workers[0]}\) was sent SIGKILL")
-        create(service, 20, 20)
-        line_count = len(service.lines)
-        service.process.send_signal(signal.SIGHUP)
-        service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=line_count)
-        create(service, 40, 20)
-        send_to(port, method="GET", path="/elsewhere", headers=[])  # Requests to the metrics' address are not counted.
-        service.send(headers=[])
-        service.send(method="GET", path="/elsewhere", headers=[AUTH])
-        service.send(method="HEAD", path="/livez", headers=[])
-        service.send(method="BREW", headers=[AUTH])
-        with service.client() as client:
-            client.send(b"not HTTP\r\n\r\n").response()
-        after = request_counts(port) - before
-        assert after == {
-            ("POST", "/plants", "200", ""): 60,
-            ("POST", "/plants", "400", "40003"): 3,
-            ("POST", "/plants", "401", "40100"): 1,
-            ("GET", "other", "404", "40400"): 1,
-            ("HEAD", "other", "200", ""): 1,
-            ("other", "/plants", "405", "40500"): 1,
-            ("other", "other", "400", "40000"): 1,
-        }
-        assert value(port, "plants_created_total") == 60
-        assert value(port, "plants_store_failures_total") == 0
-        (tmp_path / "plants.db").rename(tmp_path / "elsewhere")
-        assert service.send(new_plant(id=60), headers=[AUTH, JSON_TYPE]).error == 50300
-        wait_until(lambda: service.send(method="GET", path="/readyz", headers=[]).status == 503)
-        assert value(port, "plants_store_failures_total") == 1
-        assert scrape(port)["plants_build_info"] == [
-            ({"version": plants.__version__, "server": server.implementation()}, 1)
-        ]
+def test_metrics_are_the_exact_sum_of_live_and_dead_workers(service: Service, metrics_port: int) -> None:
+    before, created_before = request_counts(metrics_port), value(metrics_port, "plants_created_total")
+    create(service, 1000, 20)
+    for _ in range(3):
+        assert service.send(new_plant(id=1000), headers=[AUTH, JSON_TYPE]).error == 40003
+    workers = children(service.process.pid)
+    os.kill(workers[0], signal.SIGKILL)
+    service.wait_for(rf"Worker \(pid:{workers[0]}\) was sent SIGKILL")
+    create(service, 1020, 20)
+    line_count = len(service.lines)
+    service.signal(signal.SIGHUP)
+    service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=line_count)
+    create(service, 1040, 20)
+    # Requests to the metrics' address are not counted.
+    send_to(metrics_port, method="GET", path="/elsewhere", headers=[])
+    service.send(headers=[])
+    service.send(method="GET", path="/elsewhere", headers=[AUTH])
+    service.send(method="HEAD", path="/livez", headers=[])
+    service.send(method="BREW", headers=[AUTH])
+    with service.client() as client:
+        client.send(b"not HTTP\r\n\r\n").response()
+    assert request_counts(metrics_port) - before == {
+        ("POST", "/plants", "200", ""): 60,
+        ("POST", "/plants", "400", "40003"): 3,
+        ("POST", "/plants", "401", "40100"): 1,
+        ("GET", "other", "404", "40400"): 1,
+        ("HEAD", "other", "200", ""): 1,
+        ("other", "/plants", "405", "40500"): 1,
+        ("other", "other", "400", "40000"): 1,
+    }
+    assert value(metrics_port, "plants_created_total") - created_before == 60
+    build = {"version": plants.__version__, "server": server.implementation()}
+    assert scrape(metrics_port)["plants_build_info"] == [(build, 1)]
+    wait_for_workers(service.process.pid, 2)
 
 
 def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_port: int, database: Path) -> None:
@@ -162,20 +136,3 @@ def test_two_living_workers_never_share_a_row() -> None:
     metrics.remove_worker(1)
     assert [metrics.add_worker() for _ in range(2)] == [1, 3]
     metrics.listener.close()
-
-
-def test_an_unusual_status_and_a_503_of_a_full_worker_are_counted(port: int, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
-    settings = {"PLANTS_METRICS_BIND": f"127.0.0.1:{port}", "PLANTS_MAX_BODY_BYTES": "20000"}
-    with serving("-c=own.py", cwd=tmp_path, **settings) as service, ExitStack() as clients:  # type: ignore[arg-type]
-        for status in (299, 599, 402):
-            assert service.send(method="GET", path=f"/{status}", headers=[AUTH]).status == status
-        for _ in range(PLACES + 1):
-            client = clients.enter_context(service.client())
-            client.send(head.encode() + b" " * 17000)
-        wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
-        assert value(port, "plants_store_failures_total") == 0  # The store did not fail.
-        counts = {labels[2]: count for labels, count in request_counts(port).items() if labels[1] == "other"}
-        assert (counts["other"], counts["402"]) == (2, 1)
-    assert service.access == [END]

@@ -2,16 +2,14 @@
 
 import json
 import re
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer, make_server
 
 import pytest
+from cheroot.wsgi import PathInfoDispatcher, Server
 from webtest import TestApp as WebTestApp
 
 import plants
@@ -25,8 +23,8 @@ from plants.probes import Constant
 from plants.tokens import Tokens
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
-from tests.support.hosted import Service
-from tests.support.needs import needs, needs_chromium
+from tests.support.hosted import Service, output_of
+from tests.support.needs import needs
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 
@@ -105,7 +103,7 @@ def text_of(browser: Browser, part: str) -> str:
     return text
 
 
-@needs_chromium
+@needs("chromedriver")
 def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> None:
     body = '{"id": 10, "name": "Fern 🌿"}'
     fill(browser, TOKEN, body)
@@ -125,7 +123,7 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> No
     assert len(complaints) == 2
 
 
-@needs_chromium
+@needs("chromedriver")
 @pytest.mark.parametrize(
     ("plant_id", "next_id", "hint"),
     [
@@ -146,7 +144,7 @@ def test_after_a_200_the_form_has_the_next_id(browser: Browser, plant_id: int, n
     assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
 
 
-@needs_chromium
+@needs("chromedriver")
 def test_a_reload_has_a_free_id_and_forgets_the_token(browser: Browser) -> None:
     for _ in range(2):
         assert browser.run("const {type, value} = document.getElementById('token'); return [type, value]") == [
@@ -163,13 +161,6 @@ def test_a_reload_has_a_free_id_and_forgets_the_token(browser: Browser) -> None:
         browser.open(browser.run("return location.href"))
 
 
-def output_of(command: str, **environment: str) -> Any:
-    result = subprocess.run(
-        ["sh", "-c", f"{command} --silent"], env=environment, capture_output=True, text=True, check=True
-    )
-    return json.loads(result.stdout)
-
-
 def copied(browser: Browser) -> str:
     """Return the text that the Copy button copies."""
     browser.run("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
@@ -179,19 +170,18 @@ def copied(browser: Browser) -> str:
     return text
 
 
-@needs_chromium
-@needs("curl")
+@needs("chromedriver", "curl")
 def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
     fill(browser, TOKEN, '{"id": 31, "name": "Fern"}')
     command = copied(browser)
     assert text_of(browser, "copy") == "Copied"
     assert browser.run("return document.activeElement.id") == "copy"
-    assert output_of(command) == {"name": "Fern"}
+    assert json.loads(output_of("sh", "-c", f"{command} --silent")) == {"name": "Fern"}
     fill(browser, "", '{"id": 32, "name": "Fern"}')
-    assert output_of(copied(browser), TOKEN=TOKEN) == {"name": "Fern"}
+    assert json.loads(output_of("sh", "-c", f"{copied(browser)} --silent", TOKEN=TOKEN)) == {"name": "Fern"}
 
 
-@needs_chromium
+@needs("chromedriver")
 def test_the_page_shows_the_operation_headers_and_error_codes(browser: Browser) -> None:
     assert browser.console_errors() == []
     assert text_of(browser, "operation").startswith("POST /plants Create plant")
@@ -213,7 +203,7 @@ def test_the_page_shows_the_operation_headers_and_error_codes(browser: Browser) 
     assert all(browser.run(cells, "#errors td:nth-child(3)"))
 
 
-@needs_chromium
+@needs("chromedriver")
 def test_the_labelled_form_works_with_the_keyboard_alone(browser: Browser) -> None:
     assert browser.run(LABELS_OF_FIELDS) == ["Token", "Body"]
     links = browser.run("return document.querySelectorAll('#operations a').length")
@@ -225,27 +215,17 @@ def test_the_labelled_form_works_with_the_keyboard_alone(browser: Browser) -> No
         assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-class ThreadedServer(ThreadingMixIn, WSGIServer):
-    """A server that does not wait for the idle connections of a browser."""
-
-    daemon_threads = True
-
-
 @contextmanager
 def in_thread(resources: dict[str, object]) -> Iterator[str]:
     """Serve the page and these resources below a prefix in this process, and yield the address."""
     app = PlantApp(MemoryStore(), [Tokens([TOKEN])], PAGE | resources, MAX_BODY_BYTES)
-
-    def prefixed(environ: dict[str, Any], start_response: Any) -> Any:
-        assert environ["PATH_INFO"].startswith("/garden/v1/")
-        return app(environ | {"PATH_INFO": environ["PATH_INFO"].removeprefix("/garden/v1")}, start_response)
-
-    with make_server("127.0.0.1", 0, prefixed, server_class=ThreadedServer) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/garden/v1"
-        finally:
-            server.shutdown()
+    server = Server(("127.0.0.1", 0), PathInfoDispatcher({"/garden/v1": app}))
+    server.prepare()
+    threading.Thread(target=server.serve).start()
+    try:
+        yield f"http://127.0.0.1:{server.bind_addr[1]}/garden/v1"
+    finally:
+        server.stop()
 
 
 class PlantItem:
@@ -255,7 +235,7 @@ class PlantItem:
     on_put = on_get
 
 
-@needs_chromium
+@needs("chromedriver")
 @pytest.mark.parametrize("method", ["get", "put"])
 def test_the_page_works_for_another_operation_below_a_prefix(browser: Browser, method: str) -> None:
     described = json.loads(files("plants").joinpath("openapi.json").read_bytes())

@@ -12,6 +12,7 @@ import pytest
 
 import plants
 from plants import server
+from plants.hosting import cli
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, error_line, run, send_to, serving
 from tests.support.process import (
@@ -27,9 +28,6 @@ from tests.support.process import (
 from tests.support.servers import is_ready
 from tests.support.tls_client import make_certificate
 
-GUNICORN = [sys.executable, "-m", "gunicorn"]
-
-
 # This simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
 SANDBOX = """
 import os
@@ -40,15 +38,17 @@ main()
 """
 
 
-def test_a_start_says_in_one_line_what_started(tmp_path: Path) -> None:
+def test_a_start_without_privileges_and_stdout_says_in_one_line_what_started(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/plants.db"
-    with serving(command=[sys.executable, "-c", SANDBOX, "serve"], PLANTS_STORE=url) as service:
+    command = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-c", SANDBOX, "serve"]
+    with serving(command=command, PLANTS_STORE=url) as service:
         address = f"http://127.0.0.1:{service.port}"
         service.wait_for(
             rf"plants {plants.__version__} \({server.implementation()}\) listens on {address}; "
             rf"plants are stored in {url}; try it at {address}/docs"
         )
         service.wait_for("plants.db: the table plants lacked something; the service sent: CREATE TABLE plants")
+        assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
 def test_a_killed_worker_logs_that_its_plants_in_memory_are_lost() -> None:
@@ -79,40 +79,24 @@ LOG_CONFIG = """{
 }"""
 
 
-@pytest.mark.parametrize(
-    ("option", "pattern"),
-    [
-        ("--error-logfile=FOLDER/log", '"level":"error".*"the token file cannot'),
-        ("--log-config-json=FOLDER/conf", "^the"),
-    ],
-)
-def test_the_service_logs_where_gunicorns_settings_say(option: str, pattern: str, tmp_path: Path) -> None:
+def test_a_log_configuration_and_syslog_get_the_lines_of_the_service(tmp_path: Path) -> None:
     tokens, log, port = tmp_path / "tokens", tmp_path / "log", free_port()
     tokens.write_text("first\n")
     (tmp_path / "conf").write_text(LOG_CONFIG.replace("FOLDER", str(tmp_path)))
     with socket.socket(type=socket.SOCK_DGRAM) as syslog:
         syslog.bind(("127.0.0.1", 0))
         syslog.settimeout(PATIENCE_SECONDS)
-        options = [
-            option.replace("FOLDER", str(tmp_path)),
-            f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}",
-        ]
-        command = [*SERVE, f"--bind=127.0.0.1:{port}", "--log-syslog", *options]
+        to_syslog = ["--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"]
+        command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--log-config-json={tmp_path}/conf", *to_syslog]
         with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
             wait_until(lambda: is_ready(port))
             tokens.write_text("not a token\n")
             wait_until(
                 lambda: send_to(port, headers=[AUTH]).status == 401 and "the token file cannot be used" in text_of(log)
             )
-        assert re.search(rb"gunicorn\.(gunicorn\.error: |plants)", syslog.recv(65536))
-    assert re.search(pattern, log.read_text(), re.MULTILINE)
+        assert b"gunicorn.gunicorn.error: " in syslog.recv(65536)
+    assert re.search("^the token file", log.read_text(), re.MULTILINE)
     assert not any("the token file" in line for line in service.lines)
-    assert "conf" in option or service.lines == [END]
-
-
-def test_a_start_of_gunicorn_that_fails_prints_one_line() -> None:
-    result = run(*GUNICORN, "--preload", "-w3", "--log-level=error", PLANTS_TOKENS="a")
-    assert error_line(result).startswith("PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one ")
 
 
 def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
@@ -127,36 +111,36 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("-w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURRENCY or "),
-        ("--certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
-        ("--keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesystem path."),
+        ("--check-config -w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURR"),
+        ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
+        ("--check-config --keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesyst"),
+        ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
         ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; the settings are PLANTS_"),
         (
-            {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "-k gthread"},
+            {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "--check-config -k gthread"},
             "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
         ),
+        ({"PLANTS_METRICS_BIND": "192.0.2.1:80"}, "PLANTS_METRICS_BIND is not usable: "),
+        ({"PLANTS_METRICS_BIND": "127.0.0.1:65536"}, "PLANTS_METRICS_BIND is not usable: "),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[str, str], line: str) -> None:
     options, env = (given.split(), {}) if isinstance(given, str) else ([], given)
-    result = call("serve", "--check-config", *options, **{"PLANTS_TOKENS": TOKEN} | env)
+    result = call("serve", "--bind=127.0.0.1:0", "--log-level=error", *options, **{"PLANTS_TOKENS": TOKEN} | env)
     assert error_line(result).startswith(line)
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1:80", "127.0.0.1:65536"])
-def test_a_metrics_address_that_cannot_be_used_stops_the_start(address: str) -> None:
-    settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": address}
-    result = run(*SERVE, "--bind=[::1]:0", "--log-level=error", **settings)
-    assert error_line(result).startswith("PLANTS_METRICS_BIND is not usable: ")
 
 
 # Signals
 
 
-def test_hup_reloads_the_configuration_unless_it_does_not_load(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    good = "from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\n"
+def test_hup_reloads_the_configuration_unless_it_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "CHECK_SECONDS", PATIENCE_SECONDS)
+    file, pem = tmp_path / "mine.py", make_certificate(tmp_path)
+    good = f"from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\ncertfile = '{pem}'\n"
+    good += "accesslog = None\n"
     file.write_text(good)
     env = {
         "PLANTS_TOKENS": TOKEN,
@@ -165,40 +149,27 @@ def test_hup_reloads_the_configuration_unless_it_does_not_load(tmp_path: Path) -
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     with Process(SERVE, cwd=CHECKOUT, env=environment(**env)) as service:
-        port = int(service.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
+        url = "https://" + service.wait_for(r"Listening at: https://(\S+)")[1]
         wait_for_workers(service.process.pid, 1)
-        for content, problem in [
-            ("workers =", "Gunicorn has printed the reason"),
-            (good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
-            (good + "certfile = '/missing'\n", "cannot use certfile=/missing and keyfile=None: .* No such file or "),
+        for changed, content, problem in [
+            (file, "workers =", "Gunicorn has printed the reason"),
+            (file, good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
+            (pem, "", f"cannot use certfile={pem} and keyfile=None: "),
         ]:
-            before = len(service.lines)
-            file.write_text(content)
+            before, usable = len(service.lines), changed.read_text()
+            changed.write_text(content)
             service.signal(signal.SIGHUP)
             service.wait_for(f"the new configuration cannot be used, so the old one stays: {problem}", after=before)
             service.wait_for("Worker exiting", after=before)
-            assert send_to(port, method="GET", path="/livez", headers=[]).status == 200
+            wait_for_workers(service.process.pid, 1)
+            assert "certificate verify failed" in error_line(call("check", url))  # Nothing else is wrong with it.
+            changed.write_text(usable)
         file.write_text(good + "def post_worker_init(worker): worker.log.warning('the new configuration is here')\n")
         service.signal(signal.SIGHUP)
         service.wait_for("the new configuration is here")
         service.process.terminate()
         assert service.wait_for_exit() == 0
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_workers_start_after_the_certificate_becomes_unusable(tmp_path: Path) -> None:
-    pem = make_certificate(tmp_path)
-    with Service([*GUNICORN, "--bind=127.0.0.1:0", f"--certfile={pem}"], CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-        url = "https://" + service.wait_for(r"Listening at: https://(\S+)")[1]
-        wait_for_workers(service.process.pid, 1)
-        pem.write_text(pem.read_text()[:500])
-        service.signal(signal.SIGHUP)
-        service.wait_for(f"the new configuration .* the old one stays: cannot use certfile={pem} and keyfile=None: ")
-        worker = service.wait_for(r"Booting worker with pid: (\d+)", times=2)[1]
-        os.kill(int(worker), signal.SIGKILL)
-        service.wait_for("Booting worker", times=3)
-        assert "certificate verify failed" in error_line(call("check", url))  # Nothing else is wrong with it.
-        assert service.stop() == 0
+    assert service.output == [END]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -149,12 +149,6 @@ def test_an_expired_token_of_the_host_is_401() -> None:
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_example_of_a_client_test_passes(pytester: pytest.Pytester) -> None:
-    options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:xdist"]
-    pytester.runpytest_subprocess(*options, EXAMPLES / "test_client.py").assert_outcomes(passed=2)
-
-
 # For each example that can be served, the prefix of its paths and its token.
 SERVED_EXAMPLES = {mounted.example: ("/store", "secret") for mounted in Mounted.__subclasses__()} | {
     "two_apps.py": ("/north", "north-secret"),

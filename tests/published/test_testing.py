@@ -208,33 +208,28 @@ def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: p
 
 # The first test runs in a session that has not used a fixture yet.
 OTHER_PROJECT = """
-import json, sys, urllib.request
+import sys
 
 def test_a_session_without_the_fixtures_imports_nothing_heavy():
     heavy = ("falcon", "marshmallow", "gunicorn", "webtest", "waitress", "plants.app", "plants.testing")
     assert "plants.pytest_plugin" in sys.modules
     assert not [name for name in heavy if name in sys.modules]
 
-def test_x(plants_server):
-    body = json.dumps({"id": 1, "name": "Fern"}).encode()
-    request = urllib.request.Request(plants_server.url + "/plants", body, plants_server.headers)
-    with urllib.request.urlopen(request) as answer:
-        assert json.load(answer) == {"name": "Fern"}
-
 def test_y(plants_app):
     plants_app.post_json("/plants", {"id": 1, "name": "Fern"}, status=200)
 
-test_v, test_z = test_x, test_y  # The id is free again, because each test has a new store.
+test_z = test_y  # The id is free again, because each test has a new store.
 """
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_fixtures_and_the_documented_test_emit_no_warning(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_the_documented_test_and_the_example_emit_no_warning(pytester: pytest.Pytester) -> None:
     (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
-    files = pytester.makepyfile(test_1=OTHER_PROJECT), pytester.makepyfile(test_2=documented)
+    example = (CHECKOUT / "examples/test_client.py").read_text()
+    pytester.makepyfile(test_1=OTHER_PROJECT, test_2=documented, test_3=example)
     # Disable these plugins, because they take longer to load than the tests take to run.
     options = ("-W", "error", "-p", "no:hypothesispytest", "-p", "no:xdist")
-    pytester.runpytest_subprocess(*options, *files).assert_outcomes(passed=6)
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=6)
 
 
 def start_command(*options: str) -> "subprocess.Popen[str]":

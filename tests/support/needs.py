@@ -8,6 +8,3 @@ import pytest
 def needs(*programs: str) -> pytest.MarkDecorator:
     missing = [program for program in programs if not shutil.which(program)]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
-
-
-needs_chromium = needs("chromedriver")
