@@ -79,8 +79,8 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
-    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. In
-    a long text, an integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
+    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. An
+    integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """
@@ -89,9 +89,7 @@ def parse_json(body: bytes | bytearray) -> Any:
         # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
         if len(text) > _MAX_DEPTH < text.count("[") + text.count("{") and _depth(text) > _MAX_DEPTH:
             raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
-        # No literal of a short text is too long for int().
-        decoder = _decoder if len(text) <= _MAX_DIGITS else _decoder_of_long_texts
-        document, end = decoder.raw_decode(text)
+        document, end = _decoder.raw_decode(text)
     except ValueError as error:
         raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
     if end < len(text):
@@ -122,5 +120,4 @@ def _no_constant(literal: str) -> Never:
     raise ValueError(f"{literal} is not a JSON value")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-_decoder_of_long_texts = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)
