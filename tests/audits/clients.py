@@ -95,16 +95,13 @@ def create_head(*fields: bytes) -> bytes:
     return b"%bAuthorization: Bearer %b\r\n%b\r\n" % (HEAD, TOKEN.encode(), b"".join(fields))
 
 
-class Crowd:
+class Crowd(contextlib.AbstractContextManager["Crowd"]):
     """Many connections, none of which waits for another."""
 
     def __init__(self, service: Target, size: int, receive_buffer: int = 0) -> None:
         self.sockets = [service.connect(receive_buffer=receive_buffer) for _ in range(size)]
         for sock in self.sockets:
             sock.setblocking(False)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for sock in self.sockets:
@@ -144,6 +141,7 @@ class Bystander:
 
     def __init__(self, url: str, token: str = "") -> None:
         command = [*NO_SUBPROCESS_COVERAGE, sys.executable, "-m", "tests.audits.bystander", url, token]
+        self._requests = "creates" if token else "/livez"
         self._process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=CHECKOUT)
 
     def __enter__(self) -> Self:
@@ -158,5 +156,5 @@ class Bystander:
 
     def verdict(self, limit: float) -> Verdict:
         """Return whether each request got the right response within ``limit`` seconds."""
-        summary = f"slowest of {self.responses:,} responses {self.slowest * 1000:.0f} ms"
+        summary = f"{self._requests}: slowest of {self.responses:,} responses {self.slowest * 1000:.0f} ms"
         return Verdict(not self.faults and self.slowest < limit, ", ".join([summary, *self.faults[:3]]))

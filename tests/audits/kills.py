@@ -12,7 +12,6 @@ The exit status is 0 if all of this is true:
 - Every response is a 200, a 503 or an Error 40003.
 """
 
-import contextlib
 import os
 import random
 import signal
@@ -22,7 +21,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import cycle, islice
 
@@ -40,7 +39,7 @@ ID_IN_USE = 40003
 Attempts = list[tuple[Plant, Response]]
 
 
-@contextlib.contextmanager
+@contextmanager
 def adding_plants(*urls: str, clients: int, pause: float = 0.0) -> Iterator[Attempts]:
     """Let clients add plants meanwhile, and yield a journal of all attempts.
 
@@ -79,7 +78,7 @@ def read_plant(store: PlantStore, plant_id: int) -> Plant | None:
     """Return the plant with this id, or None; retry while the machine is too busy for the store's timeout."""
 
     def read() -> list[Plant | None]:
-        with contextlib.suppress(StoreUnavailable):
+        with suppress(StoreUnavailable):
             return [store.get(plant_id)]
         return []
 

@@ -13,7 +13,6 @@ To fill a disk, the audit mounts a small one, which needs root. An outage passes
   which shows the delay of the machine.
 """
 
-import contextlib
 import os
 import signal
 import sqlite3
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from tests.audits.bystander import Response
 from tests.audits.clients import Bystander
 from tests.audits.deployment import Deployment
 from tests.audits.kills import ID_IN_USE, adding_plants, audit_journal
-from tests.audits.report import Verdict, run_checks, verdict_on
+from tests.audits.report import Verdict, run_checks, together, verdict_on
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import wait_until
 
@@ -105,7 +104,7 @@ def disk_full(place: Place) -> Iterator[None]:
     filler = place.directory / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 1):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 while file.write(bytes(size)):
                     pass
     yield
@@ -150,7 +149,7 @@ def prepare(name: str, place: Place) -> str:
 
 
 def run(name: str) -> Verdict:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         directory = Path(folder)
         directory.chmod(0o755)
         if name.endswith("disk_full"):
@@ -173,8 +172,7 @@ def run(name: str) -> Verdict:
             time.sleep(RESPONSE_SECONDS)
         findings = audit_journal(url, journal)
     findings.update(faults_of([response for _, response in journal], ended))
-    verdict, of_probes = verdict_on(findings), probes.verdict(idle_probes.slowest + MAX_PROBE_DELAY_SECONDS)
-    return Verdict(verdict.holds and of_probes.holds, f"{verdict.summary}; /livez: {of_probes.summary}")
+    return together(verdict_on(findings), probes.verdict(idle_probes.slowest + MAX_PROBE_DELAY_SECONDS))
 
 
 def faults_of(responses: Sequence[Response], outage_ended: float) -> Iterator[str]:

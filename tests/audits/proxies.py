@@ -7,9 +7,7 @@ A relay between the proxy and the service delays all data by 10 ms, so the proxy
 closes the connection.
 """
 
-import contextlib
 import http.client
-import select
 import socket
 import sys
 import tempfile
@@ -17,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,6 +24,7 @@ from tests.audits.bystander import exchange, new_id, plant
 from tests.audits.report import Verdict, run_checks
 from tests.contract import TOKEN
 from tests.support.hosted import serving
+from tests.support.loop_driver import is_readable
 from tests.support.proxies import COMMANDS, running_proxy
 
 SECONDS = 90
@@ -40,7 +39,7 @@ def delayed(target: int) -> int:
     """Relay connections to the port ``target`` until this process ends, and return the relay's port."""
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while data := source.recv(65536):
                 time.sleep(DELAY_SECONDS)
                 sink.sendall(data)
@@ -60,17 +59,12 @@ def delayed(target: int) -> int:
     return port
 
 
-def is_closed(client: http.client.HTTPConnection) -> bool:
-    """Return whether the peer has closed the connection, as the pools of clients check before each use."""
-    return client.sock is not None and bool(select.select([client.sock], [], [], 0)[0])
-
-
 def create_with_pauses(port: int, path: str, until: float, pause: float) -> list[str]:
     """Create plants on a persistent connection, and return the status of each response."""
     results = []
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
         while time.monotonic() < until:
-            if is_closed(client):
+            if client.sock and is_readable(client.sock):  # It is closed. The pools of clients check this, too.
                 client.close()
             response = exchange(client, "POST", path, TOKEN, plant(new_id()))
             results.append("200" if response.status == 200 else f"{response.status} {response.reason} after {pause} s")

@@ -2,17 +2,17 @@
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 import plants
 from plants import server
-from plants.hosting import cli
 from plants.hosting.settings import SETTINGS, Settings
 from tests.contract import TOKEN
-from tests.support.hosted import Service, call, error_line
-from tests.support.process import PATIENCE_SECONDS, free_port
+from tests.support.hosted import Service, call, error_line, run
+from tests.support.process import free_port
 
 
 def test_help_names_the_commands_and_the_settings() -> None:
@@ -38,18 +38,19 @@ def test_plants_token_prints_the_token_beside_its_line(tmp_path: Path) -> None:
 # plants check
 
 
-def test_plants_check_reports_whether_a_service_is_ready(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "CHECK_SECONDS", PATIENCE_SECONDS)
+def test_plants_check_reports_whether_a_service_is_ready(service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
     for result in (call("check", PORT=str(service.port)), call("check", f"{url}/")):
         assert (result.stdout, result.stderr, result.returncode) == (f"{url}/readyz: ready\n", "", 0)
 
 
-def test_plants_check_reports_an_address_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "CHECK_SECONDS", 0.1)
+def test_plants_check_reports_an_address_that_does_not_respond() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        assert error_line(call("check", PORT=port)) == f"http://127.0.0.1:{port}/readyz: timed out."
+        assert (
+            error_line(run(sys.executable, "-m", "plants", "check", PORT=port))
+            == f"http://127.0.0.1:{port}/readyz: timed out."
+        )
     for url, reason in [
         (f"http://127.0.0.1:{free_port()}", "Connection refused."),
         ("127.0.0.1:8000", "unknown url type: 127.0.0.1."),

@@ -46,7 +46,7 @@ def app(environ, start_response):
     if environ["PATH_INFO"] != "/faulty":
         return service(environ, start_response)
     logging.getLogger("plants").warning("logged by plants")
-    environ["wsgi.errors"].write("written to wsgi.errors\\n")
+    print("written to wsgi.errors\\n", file=environ["wsgi.errors"])  # It writes a second line end by itself.
     try:
         raise KeyError(SECRETS[0])
     except KeyError:
@@ -238,7 +238,9 @@ def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(t
         wait_until(lambda: service.access)
         assert [json.loads(line)["status"] for line in service.access] == [401]
         assert not [line for line in service.lines if "all plants will be lost" not in line]
-        stack = json.loads(lines_of(service, "first")[-1])["stacktrace"]
+        _, written, failed = map(json.loads, lines_of(service, "first"))
+        assert written["msg"] == "written to wsgi.errors"
+        stack = failed["stacktrace"]
         begin = "Traceback (most recent call last):"
         assert re.findall(r"^\S.*", stack, re.MULTILINE) == [begin, "KeyError", "which led to:", begin, "SystemExit"]
         assert len(re.findall(r'^  File ".*own\.py", line \d+, in app$', stack, re.MULTILINE)) == 2

@@ -12,7 +12,6 @@ import pytest
 
 import plants
 from plants import server
-from plants.hosting import cli
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, error_line, run, send_to, serving
 from tests.support.process import (
@@ -134,10 +133,7 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
 # Signals
 
 
-def test_hup_reloads_the_configuration_unless_it_cannot_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli, "CHECK_SECONDS", PATIENCE_SECONDS)
+def test_hup_reloads_the_configuration_unless_it_cannot_be_used(tmp_path: Path) -> None:
     file, pem = tmp_path / "mine.py", make_certificate(tmp_path)
     good = f"from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\ncertfile = '{pem}'\n"
     good += "accesslog = None\n"
@@ -226,11 +222,10 @@ class Garden(PlantStore):
 """
 
 
-def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> None:
     (tmp_path / "garden.py").write_text(OWN_STORE)
     (tmp_path / "garden-1.dist-info").mkdir()
     (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
-    monkeypatch.syspath_prepend(tmp_path)
     env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
     path = f"unix:{tmp_path}/socket"
     with serving(f"--bind={path}", **env) as service:  # type: ignore[arg-type]

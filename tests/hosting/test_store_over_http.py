@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting import cli
 from tests.audits.outages import Outage, Place, file_held, server_suspended
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import Service, call, error_line, serving
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import PATIENCE_SECONDS, wait_until
+from tests.support.process import wait_until
 
 
 def create(service: Service, plant_id: int) -> Response:
@@ -44,10 +43,7 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
     assert not list(tmp_path.glob("*-wal"))  # The worker has closed the store, so a copy of the file is complete.
 
 
-def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli, "CHECK_SECONDS", PATIENCE_SECONDS)
+def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "missing" / "plants.db"
     with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
         line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])

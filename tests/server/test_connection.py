@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.loop_driver import GET, get, post
-from tests.support.process import resident_bytes, wait_until
-from tests.support.worker_server import Server, running_worker
+from tests.support.process import children, resident_bytes, wait_until
+from tests.support.worker_server import running_worker
 
 POST = post("/", 4)
-
-
-def _worker_pid(server: Server) -> int:
-    return int(server.wait_for(r"Booting worker with pid: (\d+)")[1])
+CLOSING_GET = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
 @pytest.mark.parametrize(("threads", "number"), [(1, signal.SIGTERM), (2, signal.SIGQUIT)])
@@ -22,14 +19,15 @@ def test_a_signal_finishes_requests_and_closes_idle_clients(
     tmp_path: Path, threads: int, number: signal.Signals
 ) -> None:
     with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
-        idle, unused, begun, pipelined = (server.client() for _ in range(4))
+        idle, unused, begun, pipelined, lingering = (server.client() for _ in range(5))
         assert idle.send(GET).response().status == 200
+        assert lingering.send(CLOSING_GET).response().status == 200  # The worker waits for this client to close.
         begun.send(POST[:-1])
         pipelined.send(GET + POST[:-1])
         assert pipelined.response().status == 200
         server.signal(number)
         assert idle.is_closed()
-        os.kill(_worker_pid(server), number)  # A second signal changes nothing.
+        os.kill(children(server.process.pid)[0], number)  # A second signal changes nothing.
         assert unused.is_closed()
         for client in (begun, pipelined):
             (response,) = client.send(POST[-1:]).responses()
@@ -71,7 +69,7 @@ def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None
 
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
     with running_worker(tmp_path) as server:
-        pid = _worker_pid(server)
+        [pid] = children(server.process.pid)
         assert server.client().send(GET).response().status == 200
         server.signal(signal.SIGKILL)
         server.wait_for_exit()

@@ -14,24 +14,14 @@ from typing import Any
 
 import pytest
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, connection_to_evict, network_of
-from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, STOPPING_SECONDS, WRITING
+from plants.server.bounds import SMALL_BODY_BYTES, connection_to_evict, network_of
+from plants.server.connection import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING
 from plants.server.poll import Poll
 from plants.server.request import HTTPError, Request
 from plants.server.response import Response
 from plants.server.service import Service
 from plants.server.threads import current
-from tests.support.loop_driver import (
-    CONFIG,
-    GET,
-    PIPE,
-    Driver,
-    GatedApp,
-    Make,
-    get,
-    is_readable,
-    post,
-)
+from tests.support.loop_driver import CONFIG, GET, PIPE, Driver, GatedApp, Make, get, is_readable, post
 
 # A failure ends one connection
 
@@ -64,11 +54,6 @@ def test_a_failure_closes_one_connection_only(
 LARGE_BODY = 2 * SMALL_BODY_BYTES
 
 
-def large_response(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-    start_response("200 OK", [])
-    return [b"x" * (20 * SMALL_RESPONSE_BYTES if environ["PATH_INFO"] == "/trusted/large" else 4)]
-
-
 STATES = {
     "connected": (b"", OPEN),
     "before the request": (b"\r\n", OPEN),
@@ -89,7 +74,7 @@ STATES = {
 @pytest.mark.parametrize(("sent", "state"), STATES.values(), ids=STATES)
 @pytest.mark.parametrize("end", ["close", "expire", "disconnect"])
 def test_nothing_is_held_however_a_connection_ends(make: Make, sent: bytes, state: str, end: str) -> None:
-    driver = make(app=large_response, body_bytes=10**6)
+    driver = make(body_bytes=10**6)
     client, connection = driver.connect(sent)
     driver.run_until_state(connection, state)
     driver.run_once()
@@ -144,7 +129,7 @@ def test_a_large_body_without_a_place_is_503_others_finish(make: Make) -> None:
 
 
 def test_a_client_that_does_not_read_is_closed_without_a_place(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    driver = make(app=large_response, places=1)
+    driver = make(places=1)
     connections = [driver.connect(get("/trusted/large"))[1] for _ in range(3)]
     driver.run_until(lambda: turned_away(caplog) == 2)
     assert sorted(connection.state for connection in connections) == [CLOSED, CLOSED, WRITING]
@@ -409,7 +394,7 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(full: FullDriver, cap
 
 def test_a_system_without_epoll_can_watch_for_both_directions(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plants.server.connection.SystemPoll", Poll)
-    driver = make(app=large_response)
+    driver = make()
     client, connection = driver.connect(get("/trusted/large"))
     driver.run_until_state(connection, WRITING)
     while connection.state == WRITING:
@@ -568,11 +553,6 @@ def test_input_during_a_slow_call_does_not_keep_the_loop_busy(make: Make) -> Non
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def complete(done: Any, error: BaseException | None) -> None:
-    if waker := done(error):
-        waker()
-
-
 class PendingApp:
     """An application that leaves work for each part of the path; ``done`` has what completes it, once it has begun."""
 
@@ -603,14 +583,14 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     driver = make(app=app, threads=threads)
     (first, _), (second, _), (both, _) = (driver.connect(get(path)) for path in ("/first", "/second", "/third+/fourth"))
     driver.run_until(lambda: app.done.keys() == {"/first", "/second", "/third"})
-    complete(app.done["/second"], None)
+    app.done["/second"](None)()
     assert driver.status(second) == 200
     assert not is_readable(first)
-    complete(app.done["/first"], RuntimeError("lost"))
+    app.done["/first"](RuntimeError("lost"))()
     driver.run_until_readable(first)
     assert first.recv(1000).endswith(b"\r\n\r\nlost")
-    complete(app.done["/third"], None)
-    complete(app.done["/fourth"], None)
+    app.done["/third"](None)()
+    app.done["/fourth"](None)()
     assert driver.status(both) == 200
 
 
@@ -625,7 +605,7 @@ def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, capl
         begun = path.partition("+")[0]
         if begun in failures:
             driver.run_until(lambda begun=begun: begun in app.done)
-            complete(app.done[begun], failures[begun])
+            app.done[begun](failures[begun])()
         assert driver.status(client) == status
     assert app.done.keys() == failures.keys()
     assert caplog.messages == ["the response to a failure failed"]
@@ -644,17 +624,6 @@ def test_each_completed_request_wakes_the_loop(make: Make) -> None:
 
 
 # The worker stops
-
-
-def test_a_stopping_worker_shortens_each_deadline(driver: Driver) -> None:
-    driver.loop.stop()
-    client, connection = driver.connect()
-    driver.step(connection, connection.stop)
-    assert connection.deadline == driver.loop.shared.now + STOPPING_SECONDS
-    client.sendall(GET)
-    driver.run_until_state(connection, CLOSING)
-    driver.step(connection, connection.stop)
-    assert connection.deadline <= driver.loop.shared.now + STOPPING_SECONDS
 
 
 def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:

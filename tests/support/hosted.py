@@ -2,22 +2,16 @@
 
 import http.client
 import json
-import multiprocessing
 import os
 import re
 import socket
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-from gunicorn.config import Chdir
-
-from plants.hosting import cli
 from tests.contract import LIMIT, TOKEN, Headers, Response
 from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_workers
 from tests.support.worker_server import Client
@@ -114,29 +108,9 @@ def output_of(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> s
 
 
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command ``plants`` in a fork of this process, which has already imported what it needs.
-
-    It cannot have PORT or WEB_CONCURRENCY, which Gunicorn reads once.
-    """
-
-    def main() -> None:
-        os.environ.clear()
-        os.environ.update(environment(**env))
-        os.chdir(cwd)
-        Chdir.default = str(cwd)  # Gunicorn reads the directory once.
-        sys.argv = ["plants", *arguments]
-        sys.stdout, sys.stderr = output, errors
-        cli.main()
-
-    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # This process has threads, which the command never uses.
-        process = multiprocessing.get_context("fork").Process(target=main, daemon=True)
-        process.start()
-        process.join(PATIENCE_SECONDS)
-        assert process.exitcode is not None, "the command has not ended"
-        for file in (output, errors):
-            file.seek(0)
-        return subprocess.CompletedProcess(arguments, process.exitcode, output.read(), errors.read())
+    """Run the command ``plants``; ``plants check`` waits long, because the machine may be busy."""
+    patient = f"from plants.hosting import cli; cli.CHECK_SECONDS = {PATIENCE_SECONDS}; cli.main()"
+    return run(sys.executable, "-c", patient, *arguments, cwd=cwd, **env)
 
 
 def error_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:

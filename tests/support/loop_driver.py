@@ -63,13 +63,7 @@ class Hooks(Service):
 class Driver:
     """An event loop that runs one iteration at a time."""
 
-    def __init__(
-        self,
-        *sockets: Any,
-        app: Callable[..., Any] = app,
-        service: Any = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *sockets: Any, app: Callable[..., Any] = app, service: Any = None, **options: Any) -> None:
         self.service = service or Hooks()
         self.clients: list[socket.socket] = []
         self.listener = Listener(sockets[0] if sockets else socket.socket(), app, non_blocking_paths={"/probe"})

@@ -14,13 +14,14 @@ from plants.server import worker
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 JSON = [("Content-Type", "application/json")]
+LARGE_BODY = bytes(range(250)) * 32_000
 
 
 class Worker(worker.Worker):
     """A worker with a small limit, and with timeouts that no busy machine exceeds."""
 
     max_body_bytes = 1000
-    request_timeout = 60.0
+    request_timeout = 600.0
     response_timeout = 60.0
 
 
@@ -51,7 +52,7 @@ def late(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 def large(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Respond with more than a socket buffer holds."""
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8000000")])
-    return [b"x" * 8_000_000]
+    return [LARGE_BODY]
 
 
 def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -78,10 +79,10 @@ def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[
     raise KeyError("a fault in the middle")
 
 
-RESPONSES = {f"/{name}": each for name, each in globals().items() if isfunction(each) and name != "echo"}
+RESPONSES = {name: each for name, each in globals().items() if isfunction(each) and name != "echo"}
 checked_echo = validator(echo)
 
 
 def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Dispatch on the path; by default, echo the request under the validator of PEP 3333."""
-    return RESPONSES.get(environ["PATH_INFO"], checked_echo)(environ, start_response)
+    """Dispatch on the last part of the path; by default, echo the request under the validator of PEP 3333."""
+    return RESPONSES.get(environ["PATH_INFO"].rpartition("/")[2], checked_echo)(environ, start_response)

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -16,16 +16,13 @@ from tests.support.process import PATIENCE_SECONDS, Process, wait_for_workers
 SUPPORT = Path(__file__).parent
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A client with one connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(PATIENCE_SECONDS)
         self.sock = sock
         self._file = sock.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
