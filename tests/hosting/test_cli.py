@@ -47,10 +47,8 @@ def test_plants_check_reports_whether_a_service_is_ready(service: Service) -> No
 def test_plants_check_reports_an_address_that_does_not_respond() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        assert (
-            error_line(run(sys.executable, "-m", "plants", "check", PORT=port))
-            == f"http://127.0.0.1:{port}/readyz: timed out."
-        )
+        checked = run(sys.executable, "-m", "plants", "check", PORT=port)
+        assert error_line(checked) == f"http://127.0.0.1:{port}/readyz: timed out."
     for url, reason in [
         (f"http://127.0.0.1:{free_port()}", "Connection refused."),
         ("127.0.0.1:8000", "unknown url type: 127.0.0.1."),

@@ -4,11 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plants.hosting.settings import SETTINGS, Settings, SettingsError
-from tests.support.examples import examples
 
 ONLY_A_TOKEN = {"PLANTS_TOKENS": "secret"}
 
@@ -67,32 +64,6 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
     assert problem.startswith(ascii(name)[1:-1])
     assert problem.isprintable()
     assert "secret" not in problem
-
-
-# An environment variable has no U+0000, and its bytes that are not UTF-8 become surrogates.
-texts = st.one_of(
-    st.binary(max_size=30).map(lambda value: value.replace(b"\0", b"").decode(errors="surrogateescape")),
-    st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12),
-    st.text("0123456789abcf:.[]-/?=%&@\n ", max_size=12).map("postgresql://s3cr3t@{}".format),
-)
-
-
-def test_any_text_in_a_setting_is_valid_or_rejected_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    @examples(200)
-    @given(st.sampled_from([*SETTINGS]), texts)
-    def check(name: str, text: str) -> None:
-        value = f"s3cr3t,{text}" if name == "PLANTS_TOKENS" else text
-        problem = problem_with({name: value})
-        assert not problem or problem.startswith(f"{name} is not usable: ")
-        assert not problem or problem.isprintable()
-        # These two name a place, which the message shows.
-        assert name in {"PLANTS_TOKENS_FILE", "PLANTS_TOKENS_CHECK"} or "s3cr3t" not in problem
-
-    check()
 
 
 @pytest.mark.parametrize(
