@@ -153,8 +153,7 @@ class GroupCommitStore(PlantStore):
 
     def raise_if_down(self, *, rejected: int = 1) -> None:
         """Raise StoreUnavailable if it is known that a plant cannot be added now."""
-        if self._owner.pid != os.getpid():
-            self._owner.check()
+        self._owner.check()
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         reason = self._outage.reason

@@ -40,10 +40,7 @@ _CREATE = f"CREATE TABLE plants ({', '.join(_DEFINITIONS.values())})"
 _INSERT = f"INSERT OR ABORT INTO plants ({_NAMES}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608  # constants
 _SELECT = f"SELECT {_NAMES} FROM plants WHERE id = ?"  # noqa: S608  # constants
 _OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants' AND type <> 'index'"
-_FOUND_COLUMNS = """
-    SELECT lower(name), upper(type), pk, hidden, "notnull", "notnull" > (dflt_value IS NOT NULL OR hidden)
-    FROM pragma_table_xinfo('plants')
-"""
+_FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden FROM pragma_table_xinfo('plants')"
 
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
 _GONE = f"the file is gone; it is not recreated, because ids already in use would become available; {_UNTIL_RETURNED}"
@@ -295,11 +292,9 @@ def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> list[str]
         properties = found.pop(column.name.lower(), None)
         if properties is None and column.nullable and may_complete:
             statements.append(f"ALTER TABLE plants ADD COLUMN {definition}")
-        elif not properties or properties[:3] != [_TYPES[column.type], column.name == "id", 0]:
+        elif properties != [_TYPES[column.type], column.name == "id", 0]:
             raise StoreUnavailable(f"the table plants has no column {definition}")
-        elif properties[3] and column.nullable:
-            raise StoreUnavailable(f"the column {column.name} of the table plants must accept NULL")
-    for name, (_, is_key, _, _, is_required) in found.items():
-        if is_key or is_required:
-            raise StoreUnavailable(f"the column {name} of the table plants is unknown, and has no default")
+    for name, (_, is_key, _) in found.items():
+        if is_key:
+            raise StoreUnavailable(f"the column {name} is in the key of the table plants, too")
     return statements

@@ -20,11 +20,6 @@ from tests.support.process import Process, free_port, wait_until
 
 EXAMPLE = CHECKOUT / "examples" / "redis_store"
 PLUGINS = """
-import plants
-
-def no_threads(url):
-    return type("NoThreads", (plants.MemoryStore,), {"worker_threads": 0})()
-
 def crash(url):
     raise RuntimeError(url)
 
@@ -34,8 +29,7 @@ def forget(url):
 REJECTED = {
     "broken": r"^the store broken: \(no_module:Store\) cannot be imported: No module named 'no_module'$",
     "crash": r"^the store crash: \(plugins:crash\) failed with RuntimeError$",
-    "forget": r"^the store forget: \(plugins:forget\) is no plants.PlantStore",
-    "no_threads": r"^the store no_threads: .* worker_threads",
+    "forget": r"^the store forget: \(plugins:forget\) is no plants.PlantStore$",
     "mysql": "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$",
 }
 
@@ -51,7 +45,7 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = {name: f"plugins:{name}" for name in ("no_threads", "crash", "forget")}
+    schemes = {name: f"plugins:{name}" for name in ("crash", "forget")}
     install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "plugins", raising=False)

@@ -334,14 +334,6 @@ WHOLE = "FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
 PARTITIONED = f"{PLANTS} PARTITION BY HASH (id); CREATE TABLE p0 PARTITION OF plants {WHOLE}"
 WRONG_TABLES = {
     "int4 id": (f"TABLE plants (id int PRIMARY KEY, {TEXTS})", "lacks id bigint"),
-    "a tag that must have a value": (
-        "TABLE plants (id bigint PRIMARY KEY, name text, tag text NOT NULL)",
-        "lacks tag text NULL",
-    ),
-    "a further column that must have a value": (
-        "TABLE plants (id bigint PRIMARY KEY, name text, since date NOT NULL)",
-        "has the column since, which has no default",
-    ),
     "no key": ("TABLE plants (id bigint, name text)", "no unique key"),
     "a wider key": (f"TABLE plants (id bigint, {TEXTS}, UNIQUE (id, name))", "no unique key"),
     "partial key": (f"TABLE plants (id bigint, {TEXTS}); CREATE UNIQUE INDEX ON plants (id) WHERE id > 0", "no unique"),
