@@ -14,7 +14,7 @@ from typing import IO, Any, Self, TypeVar
 
 # How long a test waits before it fails. It is long because a busy machine may need 10 s to start a service; no test
 # measures time with it.
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 # This line is appended to the lines of a stream when the process closes the stream.
 END = "(end)"
 # This prefix of a command turns off its coverage measurement, like the fixture of the same name.
