@@ -597,6 +597,11 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
     # at each query.
     with psycopg.connect(primary.url, autocommit=True) as connection:
         wait_until(lambda: rows(connection, "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
+    with closing(PostgresStore(f"{primary.url}?options=-csynchronous_commit%3Dremote_apply", timeout=1)) as store:
+        wait_until(lambda: is_available(store))
+        standby.execute("SELECT pg_wal_replay_pause()")
+        assert outcome(partial(store.add, Plant(200, "oak"))) == "unavailable"
+        standby.execute("SELECT pg_wal_replay_resume()")
     with closing(PostgresStore(f"postgresql://postgres@{hosts}/postgres", timeout=20)) as store:
         wait_until(lambda: is_available(store))
         for plant_id in range(100):
@@ -649,17 +654,18 @@ def is_flushed(admin: psycopg.Connection) -> bool:
     return rows(admin, "SELECT pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn() <= 40") == [(True,)]
 
 
-@pytest.mark.parametrize("mode", ["", "session", "transaction"], ids=["no pooler", "session", "transaction"])
+@pytest.mark.parametrize(("mode", "services"), [("", 2), ("session", 1), ("transaction", 2)])
 def test_commits_are_flushed_although_the_role_says_off(
-    server: PostgresServer, server_directory: Path, gardener: str, admin: psycopg.Connection, mode: str
+    server: PostgresServer, server_directory: Path, gardener: str, admin: psycopg.Connection, mode: str, services: int
 ) -> None:
     """The server's writer, which would flush them later, sleeps for 10 s."""
     admin.execute("ALTER ROLE gardener SET synchronous_commit = off")
     with ExitStack() as stack:
         url = stack.enter_context(pgbouncer(server, server_directory, mode)) if mode else gardener
-        store = stack.enter_context(closing(PostgresStore(url, timeout=20)))
+        stores = [stack.enter_context(closing(PostgresStore(url, timeout=20))) for _ in range(services)]
         other = stack.enter_context(psycopg.connect(gardener, autocommit=True))
-        for plant_id in range(8):  # psycopg prepares a statement at its sixth execution.
+        for plant_id in range(16):  # psycopg prepares a statement at its sixth execution.
+            store = stores[plant_id % services]
             other.execute("INSERT INTO plants VALUES (%s, 'fern')", [100 + plant_id])
             assert not is_flushed(admin)
             store.add(Plant(plant_id, "oak"))
