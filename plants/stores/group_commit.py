@@ -134,8 +134,6 @@ class GroupCommitStore(PlantStore):
         if not self._committer:
             self._start_committer()
         self._queue.put((plant, characters, time.monotonic() + self.timeout, done))
-        if self._closed:  # The committer may have ended.
-            self._fail(self._queued(), _CLOSED)
 
     def submit_check(self, done: Done) -> None:
         """Check the store.
