@@ -234,9 +234,8 @@ class GroupCommitStore(PlantStore):
         """Return the first entry of a batch, an empty batch if a check is due in an outage, or None to end."""
         entry = None
         while not entry:
-            timeout = None if self._outage.rejected_requests is None else RETRY_SECONDS
             try:
-                entry = self._queue.get(not self._closed, timeout)
+                entry = self._queue.get(not self._closed, RETRY_SECONDS if self._outage.is_logged else None)
             except queue.Empty:
                 return None if self._closed else []
         return [entry]

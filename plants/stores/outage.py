@@ -19,15 +19,17 @@ class Outage:
 
     def __init__(self) -> None:
         self.reason: str | None = None  #: why the store is down; None if it is not known to be down
+        self.is_logged = False  #: whether the start of an outage was logged, but not its end
         self._lock = threading.Lock()
         self._failed_at = 0.0
-        self.rejected_requests: int | None = None  #: since the start of an outage was logged; None after its end
+        self._rejected_requests = 0  # since the start of the outage
 
     def record_failure(self, reason: str, *, rejected: int = 1) -> None:
         """Count rejected requests; log the first failure as the start of an outage."""
         with self._lock:  # It may be older than gevent's patches, so write to the log, which may block, after this.
-            begins = self.rejected_requests is None
-            self.rejected_requests = (self.rejected_requests or 0) + rejected
+            begins = not self.is_logged
+            self.is_logged = True
+            self._rejected_requests += rejected
             self._failed_at = time.monotonic()
         if begins:
             _log.warning("the store is unavailable: %s", " ".join(reason.split()))
@@ -36,10 +38,10 @@ class Outage:
         """The store is not down; log the end of the outage if the last failure is long ago."""
         self.reason = None
         with self._lock:
-            rejected = self.rejected_requests
-            if rejected is None or time.monotonic() - self._failed_at <= QUIET_SECONDS:
+            if not self.is_logged or time.monotonic() - self._failed_at <= QUIET_SECONDS:
                 return
-            self.rejected_requests = None
+            self.is_logged = False
+            rejected, self._rejected_requests = self._rejected_requests, 0
         _log.warning("the store is available again; requests rejected meanwhile: %d", rejected)
 
 

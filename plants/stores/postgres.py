@@ -172,7 +172,7 @@ class PostgresStore(GroupCommitStore):
     def _try(self, connection: "_Connection") -> None:
         """Raise an error if every insert would fail, as far as that can be seen without one."""
         self._execute(connection, connection.statements.insert_nothing)
-        if self._outage.rejected_requests is not None:  # A standby may be gone, or the disk full.
+        if self._outage.is_logged:  # A standby may be gone, or the disk full.
             self._execute(connection, connection.statements.write)
 
     def _store(self, connection: "_Connection", plants: list[Plant]) -> dict[int, Exception | None]:

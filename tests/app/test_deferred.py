@@ -188,7 +188,7 @@ class Proxy:
         self.store = store
         self.add = partial(add, store)
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # A proxy claims the class of another object.
     def __class__(self) -> Any:
         return type(self.store)
 

@@ -41,7 +41,9 @@ def http_client(url: str) -> http.client.HTTPConnection:
     scheme, address, *_ = urlsplit(url)
     if scheme == "http":
         return http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
-    context = ssl._create_unverified_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection(address, timeout=PATIENCE_SECONDS, context=context)
 
 

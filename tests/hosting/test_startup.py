@@ -228,7 +228,7 @@ def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> No
     (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
     env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
     path = f"unix:{tmp_path}/socket"
-    with serving(f"--bind={path}", **env) as service:  # type: ignore[arg-type]
+    with serving(f"--bind={path}", **env) as service:  # type: ignore[arg-type]  # env has settings only.
         address = f"http://127.0.0.1:{service.port}"
         service.wait_for(rf"{address} {path}; plants are stored in garden://me:\*\*\*@home; try it at {address}/docs")
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200

@@ -117,6 +117,7 @@ def test_a_batch_whose_connection_is_lost_is_not_retried(
         pending = [submit(store, Plant(plant_id, "oak")) for plant_id in (1, 2, 1)]
         wait_for_sessions(admin)
         rows(admin, f"SELECT pg_terminate_backend(pid) {OURS}")
+        # A second attempt would wait for the lock, and fail with LockNotAvailable instead.
         for future in pending:
             with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
                 future.result()
