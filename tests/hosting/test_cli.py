@@ -71,4 +71,3 @@ def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source:
     found = dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert found["worker_class"] == "plants.hosting.worker.Worker"
-    assert not re.findall(r"%\((?:r|q|f|\{.*)\)s", found["access_log_format"])  # Other workers log no query, either.

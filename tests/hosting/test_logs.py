@@ -120,6 +120,15 @@ def test_the_log_level_depends_on_path_and_status(service: Service) -> None:
         assert service.line_of(response.headers["x-request-id"])["level"] == level
 
 
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_access_log_of_another_worker_class_has_no_query() -> None:
+    headers = [AUTH, JSON_TYPE, ("Referer", "http://a/?access_token=b")]
+    with serving("-kgthread", PLANTS_LOG_FORMAT="text") as service:
+        assert service.send(new_plant(), path="/plants?access_token=a", headers=headers).status == 200
+        wait_until(lambda: any(" POST /plants 200 " in line for line in service.access))
+        # When the service ends, its output is searched for this parameter.
+
+
 @pytest.mark.parametrize("name", ["service", "text_service"])
 def test_no_path_and_no_header_can_forge_a_line(name: str, request: pytest.FixtureRequest) -> None:
     service = request.getfixturevalue(name)

@@ -135,8 +135,7 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
 
 def test_hup_reloads_the_configuration_unless_it_cannot_be_used(tmp_path: Path) -> None:
     file, pem = tmp_path / "mine.py", make_certificate(tmp_path)
-    good = f"from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\ncertfile = '{pem}'\n"
-    good += "accesslog = None\n"
+    good = f"from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\naccesslog = None\ncertfile = '{pem}'\n"
     file.write_text(good)
     env = {
         "PLANTS_TOKENS": TOKEN,
