@@ -97,7 +97,9 @@ class OwnerProcess:
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self.pid not in {0, pid}:
+        if self.pid == pid:
+            return
+        if self.pid:
             _log_fork(pid)
             raise StoreUnavailable(_FORKED)
         self.pid = pid
