@@ -1,6 +1,5 @@
 """The worker of the hosted service, for Gunicorn: the server's, with settings, hooks, log and metrics."""
 
-import gc
 import signal
 from types import FrameType
 from typing import Any
@@ -42,13 +41,6 @@ class Worker(ServerWorker):
         self._access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
         super().init_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def load_wsgi(self) -> None:
-        """Load the application and create the event loop."""
-        super().load_wsgi()
-        # The objects that exist now live as long as the worker. If the garbage collector scanned them again and again,
-        # parsing large JSON would take three times as long.
-        gc.freeze()
 
     def may_block(self) -> bool:
         """Return whether the store blocks its callers, or somebody else's application wraps the service's."""
