@@ -55,9 +55,11 @@ def end(process: "subprocess.Popen[Any]") -> None:
 def wait_until(condition: Callable[[], T]) -> T:
     """Wait until a condition holds, and return its value."""
     deadline = time.monotonic() + PATIENCE_SECONDS
+    pause = 0.001
     while not (found := condition()):
         assert time.monotonic() < deadline, f"still {found!r} after {PATIENCE_SECONDS} s"
-        time.sleep(0.002)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
     return found
 
 
