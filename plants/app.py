@@ -1,8 +1,7 @@
 """The application: one operation, ``POST /plants``, behind a bearer token."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Final
+from typing import Any, Final
 from wsgiref.types import WSGIApplication
 
 import falcon
@@ -14,8 +13,7 @@ from plants.falcon_defaults import App
 from plants.fast_path import dumper, loader
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import PlantStore
-from plants.stores.group_commit import GroupCommitStore, group_commit_of
+from plants.stores import Plant, PlantStore
 from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, Tokens
 
@@ -63,7 +61,6 @@ class PlantCollection:
 
     def __init__(self, store: PlantStore, max_body_bytes: int) -> None:
         self._store = store
-        self._may_group = isinstance(store, GroupCommitStore)  # A proxy object may only look like one.
         self._max_body_bytes = max_body_bytes
         self._load = loader(NewPlantSchema())
         self._dump = dumper(PlantSchema())
@@ -72,15 +69,19 @@ class PlantCollection:
         """Add the plant in the body, and respond with it."""
         plant = self._load(read_json(req, self._max_body_bytes))
         resp.data = self._dump(plant)
-        pending = req.env.get("server.pending")
-        store = group_commit_of(self._store) if self._may_group else None
-        if store and pending is not None:
-            store.raise_if_down()
-            pending.append((partial(store.submit, plant), error_response))
-            return
-        added: object = self._store.add(plant)
-        if added is not None:  # An asynchronous store returns a coroutine, and has not stored the plant.
-            raise TypeError(f"add() of the store returned {type(added).__name__}, not None")
+        begin(self._store, plant, req.env)
+
+
+def begin(store: PlantStore, plant: Plant | None, environ: dict[str, Any]) -> None:
+    """Add a plant, or check the store (None); leave it to the server to wait for the outcome, if it can."""
+    pending: list[Any] | None = environ.get("server.pending")
+    if pending is None:
+        PlantStore.begin(store, plant)
+        return
+    # Look it up on the type, because a proxy object would pass it on to its store, past an ``add`` of its own.
+    wait = getattr(type(store), "begin", PlantStore.begin)(store, plant)
+    if wait:
+        pending.append((wait, error_response))
 
 
 #: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.

@@ -4,9 +4,9 @@ from importlib.resources import files
 
 import falcon
 
-from plants.errors import ErrorCode, error_response, http_error
+from plants.app import begin
+from plants.errors import ErrorCode, http_error
 from plants.stores import PlantStore
-from plants.stores.group_commit import GroupCommitStore
 
 
 class Readiness:
@@ -22,11 +22,7 @@ class Readiness:
         if req.env.get("server.stopping"):
             raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
         resp.text = '{"status": "ready"}'
-        pending = req.env.get("server.pending")
-        if pending is not None and isinstance(self._store, GroupCommitStore):
-            pending.append((self._store.submit_check, error_response))
-        else:
-            self._store.check()
+        begin(self._store, None, req.env)
 
     on_head = on_get
     on_options = on_get  # HAProxy checks with OPTIONS by default, which Falcon would answer with 200 in any case.

@@ -46,7 +46,7 @@ class StoreSuite:
 
     def test_threads_and_processes_are_declared(self, store: PlantStore) -> None:
         assert isinstance(store.worker_threads, int)
-        assert store.worker_threads >= 1
+        assert store.worker_threads >= 0
         assert isinstance(store.multiprocess, bool)
 
     @pytest.mark.parametrize("text", _TEXTS.values(), ids=_TEXTS)

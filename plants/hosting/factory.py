@@ -10,9 +10,7 @@ from plants.errors import ErrorCode, http_error, respond
 from plants.hosting.page import PAGE
 from plants.hosting.settings import Settings
 from plants.probes import public_resources
-from plants.stores.group_commit import GroupCommitStore
-from plants.stores.memory import MemoryStore
-from plants.stores.outage import LoggedStore
+from plants.stores.health import LoggedStore
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +25,7 @@ class HostedService(NamedTuple):
 
 def create_service(settings: Settings) -> HostedService:
     """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
-    store = settings.store
-    if not isinstance(store, MemoryStore | GroupCommitStore):  # The first has no outages, the second logs its own.
-        store = LoggedStore(store)
+    store = LoggedStore(settings.store) if settings.store.worker_threads else settings.store
     api = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, settings.max_body_bytes)
     return HostedService(settings, api, api if settings.store.multiprocess else _for_one_process(api))
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, NamedTuple, NoReturn, Self, get_origin
 
 from plants import MAX_BODY_BYTES
 from plants.stores import PlantStore, open_store
-from plants.stores.memory import MemoryStore
 from plants.tokens import TokenCheck, TokenFile, Tokens
 
 
@@ -86,7 +85,7 @@ class Settings(NamedTuple):
     @property
     def in_memory(self) -> bool:
         """Whether all plants are lost when the process ends."""
-        return isinstance(self.store, MemoryStore)
+        return self.store_url == "memory:"
 
     @property
     def shown_store(self) -> str:

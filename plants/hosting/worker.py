@@ -10,8 +10,6 @@ from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import METRICS_PATH, Metrics
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
-from plants.stores.group_commit import GroupCommitStore
-from plants.stores.memory import MemoryStore
 
 _METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
 
@@ -44,7 +42,7 @@ class Worker(ServerWorker):
 
     def may_block(self) -> bool:
         """Return whether the store blocks its callers, or somebody else's application wraps the service's."""
-        return self._is_wrapped() or not isinstance(self.hosted.settings.store, MemoryStore | GroupCommitStore)
+        return self._is_wrapped() or self.hosted.settings.store.worker_threads > 0
 
     def _is_wrapped(self) -> bool:
         return self.wsgi is not self.hosted.app

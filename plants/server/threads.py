@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from io import BytesIO
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from plants.server.response import Headers, Response, make_response
 Job = tuple[Connection, Request]
 Done = Callable[[BaseException | None], Callable[[], None] | None]
 # Begins work of one request, and returns the status, the headers and the body of the response to a failure of it.
-Pending = tuple[Callable[[Done], None], Callable[[BaseException], tuple[str, Headers, bytes]]]
+Pending = tuple[Any, Callable[[BaseException], tuple[str, Headers, bytes]]]
 
 current: Final = threading.local()  # ``request`` is the one that this thread responds to, or None.
 
@@ -100,11 +99,16 @@ class Caller:
     def _begin(self, job: Job, response: Response, pending: list[Pending]) -> None:
         """Begin the first work of a request; the rest follows, if it succeeds."""
         (begin, fail), *rest = pending
-        done = partial(self._done, job, response, fail, rest)
+        key = (job, response, fail, rest)
         try:
-            begin(done)
+            begin(self._done_batch, key)
         except BaseException as error:
-            done(error)
+            self._done_batch([(key, error)])
+
+    def _done_batch(self, outcomes: Any) -> None:
+        for key, error in outcomes:
+            self._done(key[0], key[1], key[2], key[3], error)
+        self.wake()
 
     def _done(self, job: Job, response: Response, fail: Any, rest: list[Pending], error: Any) -> Callable[[], None]:
         if rest and not error:

@@ -3,6 +3,7 @@
 import abc
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
@@ -54,6 +55,11 @@ _FORKED: Final = (
     "this process was forked after the first use of the store; open a store in each process, "
     "or fork before the first use"
 )
+
+#: Takes the outcomes of work that ended together, each with the key of its work: None, or the exception.
+Done = Callable[[list[tuple[Any, Exception | None]]], None]
+#: Begins work, and returns at once; the store passes the outcome with the key to ``done``, from any thread.
+Wait = Callable[[Done, Any], None]
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +124,9 @@ class PlantStore(abc.ABC):
     because a wrong one would go unnoticed.
     """
 
-    worker_threads: ClassVar[int]  #: how many threads of one server process should call the store
+    #: how many threads of one server process should call the store; 0 if ``begin`` never blocks, so that an event loop
+    #: may call it, and the store logs its own outages
+    worker_threads: ClassVar[int]
     multiprocess: ClassVar[bool]  #: whether several processes can share the store
 
     @abc.abstractmethod
@@ -147,6 +155,18 @@ class PlantStore(abc.ABC):
 
         The result may be that of a commit or a check some seconds ago.
         """
+
+    def begin(self, plant: Plant | None) -> Wait | None:
+        """Add a plant, or check the store (None), for a server that waits for the outcome itself.
+
+        Return None if the work is done, or a function that begins it and does not wait.
+
+        :raises Exception: as ``add`` and ``check`` do, if the outcome is known.
+        """
+        outcome: object = self.check() if plant is None else self.add(plant)
+        if outcome is not None:  # An asynchronous store returns a coroutine, and has done nothing.
+            raise TypeError(f"the store returned {type(outcome).__name__}, not None")
+        return None
 
     def prepare(self) -> None:  # noqa: B027  # A store may have nothing to prepare.
         """Create the file or the table of a new store, check it, and leave nothing open that a fork would inherit.

@@ -9,7 +9,7 @@ from plants.stores import OwnerProcess, Plant, PlantIdInUse, PlantStore
 class MemoryStore(PlantStore):
     """Plants in a dictionary. They are lost when the process ends."""
 
-    worker_threads = 1  # The store never blocks.
+    worker_threads = 0
     multiprocess = False
 
     def __init__(self) -> None:

@@ -22,7 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo, timeout_from_conni
 from psycopg.pq import TransactionStatus
 
 from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
-from plants.stores.group_commit import GroupCommitStore, Outcomes
+from plants.stores.group_commit import GroupCommitStore
+from plants.stores.health import Outcomes
 
 _DEFAULTS = (
     "application_name=plants connect_timeout=2 target_session_attrs=read-write "
@@ -92,8 +93,6 @@ class PostgresStore(GroupCommitStore):
     If the connection is lost or silent after a statement was sent, the outcome is unknown, and ``add`` raises
     StoreUnavailable. Reading the rows back would not settle it, because a failover may undo them.
     """
-
-    worker_threads = 4
 
     def __init__(self, conninfo: str, timeout: float = 2.0) -> None:
         super().__init__(timeout)
@@ -172,7 +171,7 @@ class PostgresStore(GroupCommitStore):
     def _try(self, connection: "_Connection") -> None:
         """Raise an error if every insert would fail, as far as that can be seen without one."""
         self._execute(connection, connection.statements.insert_nothing)
-        if self._outage.is_logged:  # A standby may be gone, or the disk full.
+        if self._health.down_reason:  # A standby may be gone, or the disk full.
             self._execute(connection, connection.statements.write)
 
     def _store(self, connection: "_Connection", plants: list[Plant]) -> dict[int, Exception | None]:
@@ -254,7 +253,7 @@ class PostgresStore(GroupCommitStore):
             self._complete(connection, completion)
             self._check_table(connection)
             return
-        self._may_create = False
+        self._found_table()
         self._table = name
         self._checked_at = monotonic()
         connection.statements = _Statements(name, is_citus=connection.is_citus)

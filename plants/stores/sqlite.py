@@ -21,7 +21,8 @@ from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
-from plants.stores.group_commit import GroupCommitStore, Outcomes
+from plants.stores.group_commit import GroupCommitStore
+from plants.stores.health import Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -69,8 +70,6 @@ class SQLiteStore(GroupCommitStore):
     The directory must exist. Fork before the first use, because SQLite does not support a connection across a fork.
     """
 
-    worker_threads = 2  # for an application around the service's, which may block
-
     def __init__(self, path: str, timeout: float = 2.5) -> None:
         super().__init__(timeout)
         self._path = str(Path(path).absolute())
@@ -87,12 +86,6 @@ class SQLiteStore(GroupCommitStore):
         if path in {url, "", ":memory:"} or re.search("[?#\0]|%00|/$", path):
             raise ValueError("the URL of an SQLite store is sqlite:///relative/file or sqlite:////absolute/file")
         return cls(os.fsdecode(unquote_to_bytes(os.fsencode(path))))
-
-    def prepare(self) -> None:
-        try:
-            super().prepare()
-        finally:
-            self._may_create = False  # Even if this failed, no worker creates the file.
 
     def _connect(self) -> "_Connection":
         return self._poll(self._open)
@@ -155,7 +148,7 @@ class SQLiteStore(GroupCommitStore):
             file.check(self._path)
             on_failure.pop_all()
         self._file = file
-        self._may_create = False
+        self._found_table()
         return connection
 
     def _complete(self, connection: "_Connection") -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import plants
 from plants import MemoryStore, Plant, PlantStore
-from plants.stores.outage import LoggedStore
+from plants.stores.health import LoggedStore
 from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import call
@@ -67,7 +67,7 @@ class AsyncStore(MemoryStore):
 def test_an_asynchronous_store_is_never_a_200(kind: Callable[[], PlantStore], caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(kind(), tokens=[TOKEN])
     assert call(app, io.BytesIO(new_plant()), wsgi_input_terminated=True).error == 50000
-    assert "add() of the store returned coroutine, not None" in caplog.text
+    assert "the store returned coroutine, not None" in caplog.text
 
 
 OBSERVED = """

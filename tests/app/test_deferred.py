@@ -1,6 +1,7 @@
 """Creates whose commit the server waits for, whatever wraps the application, Falcon or the store."""
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -12,7 +13,8 @@ import falcon
 import pytest
 
 import plants
-from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
+from plants import MemoryStore, Plant, PlantIdInUse, PlantStore, StoreUnavailable
+from plants.stores import Wait
 from plants.stores.group_commit import GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
@@ -68,11 +70,21 @@ ERRORS = {
 }
 
 
+class FailingStore(MemoryStore):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def add(self, _plant: Plant) -> None:
+        raise self.error
+
+    def begin(self, _plant: Plant | None) -> Wait:
+        return lambda done, key: done([(key, self.error)])
+
+
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_a_pending_error_is_like_any_other(
-    error: Exception, app: App, store: PlantStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(store, "submit", lambda _plant, done: done(error))
+def test_a_pending_error_is_like_any_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    app = plants.create_app(FailingStore(error), tokens=[TOKEN])
     found = []
     for each in (app, partial(waiting, app)):
         with served(each) as create:
@@ -196,7 +208,18 @@ class Proxy:
         return getattr(self.store, name)
 
 
+class SubclassStore(SQLiteStore):
+    def add(self, plant: Plant) -> None:
+        self.replacement(self, plant)  # type: ignore[attr-defined]
+
+
+def subclass(store: Any, add: Callable[..., None], _patch: object) -> None:
+    store.__class__ = SubclassStore
+    store.replacement = add
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "by a subclass": subclass,
     "by a proxy object": lambda store, add, _: Proxy(store, add),
     "on the class": lambda _store, add, patch: patch.setattr(SQLiteStore, "add", add, raising=False),
     "on the base class": lambda _store, add, patch: patch.setattr(GroupCommitStore, "add", add),
@@ -210,12 +233,16 @@ def test_an_add_that_was_replaced_is_called(
 ) -> None:
     original = GroupCommitStore.add
     seen = []
+    threads = set()
 
     def add(own: GroupCommitStore, plant: Plant) -> None:
         seen.append(plant.id)
+        threads.add(threading.current_thread())
         original(own, plant)
 
     if other := replace(store, add, monkeypatch):
         app = plants.create_app(other, tokens=[TOKEN])
     assert results(app, *PLANTS) == [SUCCESS, IN_USE, SUCCESS]
     assert seen == [1, 1, 2]
+    # It may block the event loop, unless a server is told that this store does.
+    assert (threading.current_thread() in threads) == bool(other)

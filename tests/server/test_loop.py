@@ -565,10 +565,10 @@ class PendingApp:
         start_response("200 OK" if part != "/rejected" else "400 Bad Request", [])
         return [b"late"]
 
-    def begin(self, part: str, done: Any) -> None:
+    def begin(self, part: str, done: Any, key: Any) -> None:
         if part == "/down":
             raise RuntimeError("down")
-        self.done[part] = done
+        self.done[part] = lambda error: done([(key, error)])
 
     @staticmethod
     def fail(part: str, error: BaseException) -> tuple[str, list[tuple[str, str]], bytes]:
@@ -583,14 +583,14 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     driver = make(app=app, threads=threads)
     (first, _), (second, _), (both, _) = (driver.connect(get(path)) for path in ("/first", "/second", "/third+/fourth"))
     driver.run_until(lambda: app.done.keys() == {"/first", "/second", "/third"})
-    app.done["/second"](None)()
+    app.done["/second"](None)
     assert driver.status(second) == 200
     assert not is_readable(first)
-    app.done["/first"](RuntimeError("lost"))()
+    app.done["/first"](RuntimeError("lost"))
     driver.run_until_readable(first)
     assert first.recv(1000).endswith(b"\r\n\r\nlost")
-    app.done["/third"](None)()
-    app.done["/fourth"](None)()
+    app.done["/third"](None)
+    app.done["/fourth"](None)
     assert driver.status(both) == 200
 
 
@@ -605,7 +605,7 @@ def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, capl
         begun = path.partition("+")[0]
         if begun in failures:
             driver.run_until(lambda begun=begun: begun in app.done)
-            app.done[begun](failures[begun])()
+            app.done[begun](failures[begun])
         assert driver.status(client) == status
     assert app.done.keys() == failures.keys()
     assert caplog.messages == ["the response to a failure failed"]

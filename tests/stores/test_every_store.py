@@ -15,7 +15,7 @@ import pytest
 
 from plants.store_suite import StoreSuite
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
-from plants.stores.group_commit import Done, GroupCommitStore
+from plants.stores.group_commit import GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.support.calls import no_reference_cycle
 from tests.support.postgres_server import PostgresServer
@@ -57,6 +57,16 @@ store.prepare()
 for number in (1, 2):
     in_a_child(lambda: store.add(Plant(number, "child")), store.close)
 assert store.get(2) == Plant(2, "child")
+"""
+CREATED_BY_A_CHILD = """
+in_a_child(lambda: store.add(Plant(1, "child")), store.close)
+os.unlink(sys.argv[1].removeprefix("sqlite:///"))
+try:
+    store.add(Plant(1, "parent"))
+except StoreUnavailable as error:
+    assert "gone; it is not recreated" in str(error), error
+else:
+    os._exit(1)
 """
 COMPETITOR = """
 import os, sys
@@ -145,18 +155,21 @@ def outcome(result: Callable[[], None]) -> str:
     return "added"
 
 
-def submit(store: GroupCommitStore, plant: Plant) -> Future[None]:
-    """Submit a plant, and return a future with its outcome."""
-    return future_of(partial(store.submit, plant))
-
-
-def future_of(begin: Callable[[Done], None]) -> Future[None]:
+def submit(store: GroupCommitStore, plant: Plant | None) -> Future[None]:
+    """Begin to add a plant or, without one, a check; return a future with its outcome."""
     future: Future[None] = Future()
 
-    def done(error: Exception | None) -> None:
+    def done(outcomes: list[tuple[str, Exception | None]]) -> None:
+        [(key, error)] = outcomes
+        assert key == "key"
         future.set_exception(error) if error else future.set_result(None)
 
-    begin(done)
+    try:
+        wait = store.begin(plant)
+    except StoreUnavailable as error:
+        future.set_exception(error)
+    else:
+        wait(done, "key") if wait else future.set_result(None)
     return future
 
 
@@ -283,6 +296,9 @@ class TestSQLiteStore(PersistentContract):
     def store(self, tmp_path: Path) -> Iterator[GroupCommitStore]:
         with contextlib.closing(SQLiteStore(f"{tmp_path}/plants.db", PATIENCE_SECONDS)) as store:
             yield store
+
+    def test_a_file_that_another_process_of_the_service_has_had_is_not_recreated(self, store_url: str) -> None:
+        run_forking(CREATED_BY_A_CHILD, store_url)
 
     def test_errors_leave_no_reference_cycles(self, store: GroupCommitStore, store_url: str) -> None:
         store.add(Plant(1, "oak"))

@@ -1,11 +1,12 @@
 """The committer, on a database that a test can break."""
 
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,8 +15,10 @@ from random import Random
 import pytest
 
 from plants.stores import Plant, PlantIdInUse, StoreUnavailable
-from plants.stores.group_commit import GroupCommitStore, Outcomes
-from tests.stores.test_every_store import future_of, outcome, reason, submit
+from plants.stores.committer import ClientWait
+from plants.stores.group_commit import GroupCommitStore
+from plants.stores.health import Outcomes
+from tests.stores.test_every_store import outcome, reason, submit
 from tests.support.hosted import run
 from tests.support.process import wait_until
 
@@ -26,15 +29,15 @@ class Connection:
 
     def close(self) -> None:
         self.store.open.remove(self)
+        if self.store.fault == "no memory":
+            raise MemoryError
 
 
 class GardenStore(GroupCommitStore):
-    """A dictionary. Inserts fail if it has a fault.
+    """A dictionary. Inserts fail if it has a fault, and those of negative ids always.
 
-    A read waits until the store is released.
+    A read, and the insert of an id above 999, wait until the store is released.
     """
-
-    worker_threads = 1
 
     def __init__(self, timeout: float = 20.0) -> None:
         super().__init__(timeout)
@@ -42,7 +45,7 @@ class GardenStore(GroupCommitStore):
         self.open: list[Connection] = []
         self.fault = ""
         self.room = 9  # for connections
-        self.inserts = 0
+        self.batches: list[list[int]] = []
         self.reads = 0
         self.released = threading.Event()
         self.released.set()
@@ -55,10 +58,17 @@ class GardenStore(GroupCommitStore):
 
     def _insert(self, _connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
         plants = collect()
-        self.inserts += 1
+        self.batches.append([plant.id for plant in plants])
+        if any(plant.id > 999 for plant in plants):
+            self.released.wait()
         if self.fault:
             raise StoreUnavailable(self.fault)
-        return [None if self.plants.setdefault(each.id, each) is each else PlantIdInUse(each.id) for each in plants]
+        return [self._insert_one(plant) for plant in plants]
+
+    def _insert_one(self, plant: Plant) -> Exception | None:
+        if plant.id < 0:
+            return StoreUnavailable("a malformed page")
+        return None if self.plants.setdefault(plant.id, plant) is plant else PlantIdInUse(plant.id)
 
     def _find(self, _connection: Connection, plant_id: int) -> Plant | None:
         self.reads += 1
@@ -77,12 +87,12 @@ def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore)
     store.add(Plant(0, "oak"))
     store.fault = "the disk is full"
     assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
-    inserts = store.inserts
+    batches = len(store.batches)
     for plant_id in range(1000):
         with pytest.raises(StoreUnavailable, match="the disk is full"):
             store.add(Plant(plant_id, "oak"))
     assert reason(store) == "the disk is full"
-    assert store.inserts <= inserts + 4
+    assert len(store.batches) <= batches + 4
     store.fault = ""
     began = time.monotonic()
     wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) == "added")
@@ -93,7 +103,7 @@ def test_a_store_that_is_idle_for_longer_than_its_timeout_is_available() -> None
     with closing(GardenStore(timeout=0.1)) as store:
         wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) in {"added", "in use"})
         time.sleep(0.2)
-        store.raise_if_down()
+        store.add(Plant(2, "oak"))
 
 
 def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
@@ -117,22 +127,129 @@ def test_a_process_without_another_thread_is_unavailable(store: GardenStore, mon
     store.add(Plant(1, "oak"))
 
 
-def test_checks_share_a_commit_and_the_last_plants(store: GardenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
+    checks = [submit(store, None) for _ in range(100)]
+    assert {outcome(check.result) for check in checks} == {"added"}
+    assert len(store.batches) < 100
     store.add(Plant(1, "oak"))
-    inserts = store.inserts
+    batches = len(store.batches)
     for _ in range(100):
         store.check()
-    assert store.inserts == inserts
-    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", 0.0)
+    assert len(store.batches) == batches
+
+
+@contextmanager
+def hanging(store: GardenStore) -> Iterator[None]:
+    """Block the commit of a plant."""
+    store.released.clear()
+    pending = submit(store, Plant(1000, "oak"))
+    try:
+        wait_until(lambda: [1000] in store.batches)
+        yield
+    finally:
+        store.released.set()
+    outcome(pending.result)
+
+
+def test_late_plants_take_no_room_in_a_batch_and_cost_no_commit() -> None:
+    with closing(GardenStore(timeout=0.5)) as store:
+        with hanging(store):
+            late = [submit(store, Plant(plant_id, "oak")) for plant_id in range(500)]
+            time.sleep(1.1)  # They wait for at most 1 s.
+            # The store is not down, but a call does not wait behind a commit that is stuck.
+            assert outcome(partial(store.add, Plant(500, "oak"))) == "unavailable"
+        wait_until(lambda: outcome(partial(store.add, Plant(500, "oak"))) == "added")
+        assert {outcome(future.result) for future in late} == {"unavailable"}
+        assert [batch for batch in store.batches if batch] == [[1000], [500]]
+
+
+def test_if_no_plant_of_a_batch_can_be_stored_checks_fail_and_it_connects_anew(store: GardenStore) -> None:
+    with hanging(store):
+        [connection] = store.open
+        futures = [submit(store, Plant(plant_id, "oak")) for plant_id in (-1, 1000, -2)]
+        check = submit(store, None)
+    assert [outcome(future.result) for future in futures] == ["unavailable", "in use", "unavailable"]
+    assert outcome(check.result) == "unavailable"
+    assert reason(store) == "a malformed page"
     store.add(Plant(2, "oak"))
-    checks = [future_of(store.submit_check) for _ in range(100)]
-    assert {outcome(check.result) for check in checks} == {"added"}
-    assert store.inserts < inserts + 100
+    assert not reason(store)
+    assert store.open != [connection]
+
+
+class SlowStore(GardenStore):
+    """Each commit takes 50 ms."""
+
+    def _insert(self, connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
+        outcomes = super()._insert(connection, collect)
+        threading.Event().wait(0.05)
+        return outcomes
+
+
+def test_clients_that_send_again_after_a_commit_share_the_next_one() -> None:
+    """Otherwise two groups of clients would take turns, and each would wait for two commits."""
+    ids = iter(range(1000))
+    shared = threading.Event()
+    with closing(SlowStore()) as store, ThreadPoolExecutor(6) as clients:
+
+        def add_until_four_commits_are_shared(_client: int) -> None:
+            while not shared.is_set():
+                store.add(Plant(next(ids), "oak"))
+                if [len(batch) for batch in store.batches[-4:]] == [6] * 4:
+                    shared.set()
+
+        list(clients.map(add_until_four_commits_are_shared, range(6)))
+
+
+def test_a_wait_for_clients_that_do_not_return_is_repeated_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = time.sleep
+    commits: list[int] = []
+    waited_before = set()
+
+    def note_and_sleep(seconds: float) -> None:
+        waited_before.add(len(commits))
+        sleep(seconds)
+
+    monkeypatch.setattr("time.sleep", note_and_sleep)
+    client_wait = ClientWait(queue.SimpleQueue())
+    while len(commits) < 90:
+        client_wait.wait(1)
+        client_wait.note_begin()
+        threading.Event().wait(0.003)
+        client_wait.note_commit(2)
+        commits.append(2)
+    assert sorted(waited_before) == [1, 5, 21, 85]
+
+
+@pytest.mark.parametrize("fails", ["closing a connection", "passing on an outcome"])
+def test_no_exception_ends_the_committer(store: GardenStore, fails: str) -> None:
+    def done(outcomes: object) -> None:
+        raise MemoryError(outcomes)
+
+    with hanging(store):
+        if fails == "closing a connection":
+            store.fault = "no memory"
+        elif wait := store.begin(Plant(1, "oak")):
+            wait(done, None)
+        other = submit(store, Plant(2, "fern"))
+    assert outcome(other.result) == ("unavailable" if store.fault else "added")
+    store.fault = ""
+    wait_until(lambda: outcome(partial(store.add, Plant(3, "fern"))) == "added")
+
+
+def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> None:
+    outcomes: list[list[tuple[int, Exception | None]]] = []
+    with hanging(store):
+        for key in (1, 2, 3):
+            wait = store.begin(Plant(key, "oak"))
+            assert wait
+            wait(outcomes.append, key)
+    wait_until(lambda: outcomes)
+    assert outcomes == [[(1, None), (2, None), (3, None)]]
 
 
 def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.01)
+    monkeypatch.setattr("plants.stores.committer.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("plants.stores.health.QUIET_SECONDS", 0.01)
     random = Random(1)
 
     def submit_many(store: GardenStore, first_id: int, closed: threading.Event) -> list[Future[None]]:
@@ -170,7 +287,7 @@ from plants.stores import Plant, open_store
 store = open_store(sys.argv[1])
 store.add(Plant(1, "oak"))
 assert store.get(1)
-threading.Thread(target=lambda: [store.submit(Plant(n, "oak"), [].append) for n in range(9999)], daemon=True).start()
+threading.Thread(target=lambda: [store.begin(Plant(n, "oak"))([].append, 0) for n in range(9999)], daemon=True).start()
 """
 
 

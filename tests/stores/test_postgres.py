@@ -242,7 +242,7 @@ FAILURES = {
     "a column": (
         "ALTER TABLE plants ADD since date NOT NULL DEFAULT now(); ALTER TABLE plants ALTER since DROP DEFAULT",
         "NotNullViolation, SQLSTATE 23502: column since",
-        "ALTER TABLE plants DROP since",
+        "",
     ),
     "a named check": (
         "ALTER TABLE plants ADD CONSTRAINT short CHECK (length(name) < 9)",
@@ -257,7 +257,7 @@ FAILURES = {
     "a policy": (
         "ALTER TABLE plants ENABLE ROW LEVEL SECURITY",
         'InsufficientPrivilege, SQLSTATE 42501: new row violates row-level security policy for table "plants"',
-        "ALTER TABLE plants DISABLE ROW LEVEL SECURITY",
+        "",
     ),
     "only INSERT granted": (
         "REVOKE SELECT ON plants FROM gardener",
@@ -282,7 +282,7 @@ def test_a_failed_insert_has_a_reason_without_the_plant(
             with pytest.raises(StoreUnavailable, match="SQLSTATE"):
                 store.check()
             server.execute(remedy)
-        wait_until(lambda: outcome(partial(store.add, Plant(3, "oak"))) in {"added", "in use"})
+            wait_until(lambda: outcome(partial(store.add, Plant(3, "oak"))) in {"added", "in use"})
         assert store.get(2) is None
 
 
@@ -516,6 +516,7 @@ def test_many_locked_ids_do_not_make_the_store_unavailable(
     with psycopg.connect(server.url) as other:
         other.execute("INSERT INTO plants SELECT generate_series(0, 63), 'fern'")
         assert add_together(impatient_store, [Plant(plant_id, "oak") for plant_id in range(64)]) == ["unavailable"] * 64
+        impatient_store.add(Plant(64, "oak"))
         assert is_available(impatient_store)
     assert "another transaction holds the id" in caplog.text
 
@@ -525,7 +526,7 @@ def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: Pos
     with table_locked(server):
         assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
         with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
-            store.raise_if_down()
+            store.add(Plant(2, "oak"))
     wait_until(lambda: is_available(store))
 
 

@@ -140,14 +140,6 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_store_that_could_not_be_prepared_is_not_created_later(path: Path) -> None:
-    with closing(SQLiteStore(f"{path.parent}/later/plants.db")) as store:
-        with pytest.raises(StoreUnavailable, match=f"{path.parent}/later/plants.db: .*No such file"):
-            store.prepare()
-        path.with_name("later").mkdir()
-        assert "gone; it is not recreated" in reason(store)
-
-
 def test_a_lost_file_whose_wal_remains_is_not_recreated(store: SQLiteStore, path: Path) -> None:
     """After a crash, the WAL may contain all plants. SQLite deletes the WAL when it creates a new file."""
     store.add(Plant(1, "oak"))
@@ -192,8 +184,8 @@ def disk_hanging(store: SQLiteStore) -> Iterator[None]:
 def test_while_the_disk_hangs_calls_time_out_and_then_fail_fast(
     impatient_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", -1.0)
-    monkeypatch.setattr("plants.stores.outage.QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("plants.stores.health.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.health.QUIET_SECONDS", 0.2)
     impatient_store.add(Plant(2, "oak"))  # From now on, a check does not rely on an earlier one.
     caplog.clear()
     with disk_hanging(impatient_store), ThreadPoolExecutor(2) as threads:
@@ -287,7 +279,7 @@ def test_a_full_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> No
 def test_an_id_in_use_does_not_hide_a_full_disk_from_probes(
     store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", 0.1)
+    monkeypatch.setattr("plants.stores.health.FRESH_SECONDS", 0.1)
     store.add(Plant(1, "oak"))
     with disk_full(path):
         wait_until(lambda: add_together(store, [Plant(1, "oak")]) == ["in use"] and not is_available(store))
@@ -340,8 +332,8 @@ def test_a_copy_with_the_same_inode_number_is_another_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, connected: bool
 ) -> None:
     """ext4 gives the number of a removed file to the next one, unless a descriptor refers to the file."""
-    monkeypatch.setattr("plants.stores.group_commit.FRESH_SECONDS", -1.0)
-    monkeypatch.setattr("plants.stores.group_commit.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("plants.stores.health.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("plants.stores.committer.RETRY_SECONDS", 0.0)
     with closing(SQLiteStore(str(path))) as store:
         (store.check if connected else store.prepare)()
         copy = path.read_bytes()
@@ -532,24 +524,6 @@ def test_a_check_with_a_function_of_another_program_refuses_every_plant(store: S
     with locked(path):
         futures = [submit(store, Plant(plant_id, "oak")) for plant_id in range(3)]
     assert {type(future.exception()) for future in futures} == {PlantRefused}
-
-
-def test_a_check_fails_for_some_seconds_after_every_plant_was_refused(
-    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A load balancer sends no plants to a service that is not ready, so without an end it would never be ready."""
-    execute(path, PLANTS.replace("tag TEXT", "tag TEXT CONSTRAINT no CHECK (id < 2)"))
-    for plant_id in (0, 1):
-        for _ in range(2):
-            with pytest.raises(PlantRefused):
-                store.add(Plant(2, "oak"))
-            assert reason(store) == "no plant is stored: CHECK constraint failed: no"
-        store.add(Plant(plant_id, "oak"))
-        store.check()
-    monkeypatch.setattr("plants.stores.group_commit.REFUSED_SECONDS", 0.0)
-    with pytest.raises(PlantRefused):
-        store.add(Plant(2, "oak"))
-    store.check()
 
 
 @pytest.mark.parametrize(
