@@ -10,9 +10,9 @@ from setuptools import Extension, setup
 
 here = Path(__file__).parent
 # A compiled class should have neither an interpreted subclass nor a base class from another library. So two modules of
-# the server are not compiled: service.py, because a service is a subclass of Service, and worker.py, because the
-# base class of Worker is Gunicorn's.
-SERVER = ("bounds", "connection", "loop", "poll", "request", "response", "threads", "tls")
+# the server are not compiled: hooks.py, because a service has a subclass of Hooks, and worker.py, because the base
+# class of Worker is Gunicorn's.
+SERVER = ("calls", "config", "connection", "exchange", "loop", "poll", "request", "response", "state", "tls")
 OTHER = ("hosting/hooks", "json_body", "fast_path")
 COMPILED = [f"plants/{name}.py" for name in (*OTHER, *(f"server/{name}" for name in SERVER))]
 

@@ -57,7 +57,7 @@ def with_route(app: Any, steps: int) -> Any:
 
 
 def bearer() -> BearerAuth:
-    return BearerAuth(Tokens([TOKEN]), public_paths=())
+    return BearerAuth(Tokens([TOKEN]), routes={})
 
 
 STEPS: dict[str, Callable[[], Any]] = {

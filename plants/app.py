@@ -38,8 +38,8 @@ def create_app(
 class PlantApp(App):
     """An application like that of ``create_app`` that also serves other resources, keyed by URI template.
 
-    A resource declares what a server must know before it calls the application: ``public = True`` if it needs no token
-    and reads no body, and ``blocks = False`` if it never waits. The path of such a resource has no parameters.
+    A resource declares what a server must know before it calls the application, see ``Route``: ``public`` and
+    ``blocks``.
 
     :param checks: a token is valid if any of these accepts it.
     """
@@ -48,10 +48,9 @@ class PlantApp(App):
         self, store: PlantStore, checks: Iterable[TokenCheck], resources: Mapping[str, object], max_body_bytes: int
     ) -> None:
         routes = {template: make(store, max_body_bytes) for template, make in OPERATIONS.items()} | dict(resources)
-        public_paths = frozenset(path for path, resource in routes.items() if getattr(resource, "public", False))
-        self.non_blocking_paths = frozenset(path for path, each in routes.items() if not getattr(each, "blocks", True))
-        self.auth = BearerAuth(*checks, public_paths=public_paths)
-        super().__init__(self.auth)
+        super().__init__()
+        self.auth = BearerAuth(*checks, routes=self.router.routes)
+        self.add_middleware(self.auth)
         for template, resource in routes.items():
             self.add_route(template, resource)
 

@@ -1,11 +1,12 @@
 """The check of the bearer token (RFC 6750), for the application and for a server that checks it earlier."""
 
 import re
-from collections.abc import Container
+from collections.abc import Mapping
 
 import falcon
 
 from plants.errors import ErrorCode, http_error
+from plants.falcon_defaults import NO_ROUTE, Route
 from plants.tokens import B64TOKEN, TokenCheck
 
 _BEARER = re.compile(f"[Bb][Ee][Aa][Rr][Ee][Rr] ++({B64TOKEN})")
@@ -16,12 +17,12 @@ class BearerAuth:
     """Falcon middleware that checks the token before Falcon looks at the path, the method or the body.
 
     :param checks: a token is valid if any of these accepts it.
-    :param public_paths: requests for these paths need no token.
+    :param routes: the routes by path; requests for the public ones need no token.
     """
 
-    def __init__(self, *checks: TokenCheck, public_paths: Container[str]) -> None:
+    def __init__(self, *checks: TokenCheck, routes: Mapping[str, Route]) -> None:
         self._checks = checks
-        self.public_paths = public_paths
+        self._routes = routes
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """Raise an error unless the request has a valid token or its path is public.
@@ -30,21 +31,17 @@ class BearerAuth:
 
         :raises falcon.HTTPError: 401.
         """
-        if req.env.get("plants.auth") is self:
+        if req.env.get("plants.auth") is self or self._routes.get(req.path, NO_ROUTE).public:
             return
-        refusal = self.refusal(req.path, str(req.env.get("HTTP_AUTHORIZATION") or ""))
-        if refusal:
-            raise refusal
+        if rejection := self.rejection(str(req.env.get("HTTP_AUTHORIZATION") or "")):
+            raise rejection
 
-    def refusal(self, path: str, authorization: str) -> falcon.HTTPError | None:
-        """Return None for a valid token or a public path, else a 401 with the challenge of RFC 6750, section 3.
+    def rejection(self, authorization: str) -> falcon.HTTPError | None:
+        """Return None for a valid token, else a 401 with the challenge of RFC 6750, section 3.
 
-        :param path: the decoded path.
         :param authorization: the header ``Authorization``, or an empty string.
         :raises TypeError: a check returned something other than True or False.
         """
-        if path in self.public_paths:
-            return None
         bearer = _BEARER.fullmatch(authorization)
         if bearer and self._accepts(bearer[1]):
             return None

@@ -61,30 +61,33 @@ def error_message(code: int, message: str | None = None) -> str:
     return message[:_MAX_MESSAGE]
 
 
-def error_response(error: BaseException) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Return the status, the headers and the body of the response to an exception."""
+def error_response(error: BaseException) -> tuple[int, list[tuple[str, str]], bytes, tuple[int, str]]:
+    """Return the status, headers and body of the response to an exception, and the code and message in the body."""
     http = _as_http_error(error)
     # An HTTPError that Falcon itself raises (no such path, no such method) has no code.
     code = http.code or http.status_code * 100
     headers = HEADERS | (RETRY_AFTER if code == ErrorCode.UNAVAILABLE else {}) | dict(http.headers or {})
-    body = json.dumps({"error": code, "message": error_message(code, http.description)}).encode()
-    return falcon.code_to_http_status(http.status), [*headers.items()], body
+    message = error_message(code, http.description)
+    body = json.dumps({"error": code, "message": message}).encode()
+    return http.status_code, [*headers.items()], body, (code, message)
 
 
 def respond(error: Exception, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
     """Respond to a request with an exception, as a WSGI application (PEP 3333) does."""
-    status, headers, body = error_response(error)
-    start_response(status, [*headers, ("Content-Length", str(len(body)))])
+    status, headers, body, code_and_message = error_response(error)
+    environ.get("server.errors", []).append(code_and_message)
+    start_response(falcon.code_to_http_status(status), [*headers, ("Content-Length", str(len(body)))])
     return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
 
 
-def handle_error(_req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
-    """Respond to an exception with an Error body.
+def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:
+    """Respond to an exception with an Error body, and append its code and message to the list that the server logs.
 
     If this raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
     """
-    resp.status, headers, resp.data = error_response(error)
+    resp.status, headers, resp.data, code_and_message = error_response(error)
     resp.set_headers(headers)
+    req.env.get("server.errors", []).append(code_and_message)
 
 
 def _as_http_error(error: BaseException) -> falcon.HTTPError:

@@ -1,7 +1,7 @@
 """A Falcon application that responds as ``openapi.json`` says, also where Falcon's defaults differ."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
 import falcon
@@ -10,6 +10,17 @@ from falcon.routing import CompiledRouter
 from plants.errors import HEADERS, handle_error
 
 _LOWER_HEADERS = {name.lower(): value for name, value in HEADERS.items()}
+
+
+class Route(NamedTuple):
+    """The facts of a path that a server needs before it calls the application; a resource declares the last two."""
+
+    template: str
+    public: bool = False  #: whether a request needs no token, and reads no body; then the path has no parameters
+    blocks: bool = True  #: whether a call may wait
+
+
+NO_ROUTE = Route("other")  # of a path that has none
 
 
 class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
@@ -49,28 +60,31 @@ class Router(CompiledRouter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._fixed_routes: dict[str, Any] = {}  # by path
+        self.routes: dict[str, Route] = {}  #: the routes without parameters, by path
+        self._found: dict[str, Any] = {}  # what Falcon needs of them
 
     def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
         """Add the route of a resource."""
         super().add_route(uri_template, resource, **options)
         if "{" not in uri_template:
-            self._fixed_routes[uri_template] = super().find(uri_template)
+            blocks = getattr(resource, "blocks", True)
+            self.routes[uri_template] = Route(uri_template, getattr(resource, "public", False), blocks)
+            self._found[uri_template] = super().find(uri_template)
 
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what Falcon needs of the route for a path, or None."""
-        fixed = self._fixed_routes.get(uri)  # Falcon prefers these, but splits the path first.
+        fixed = self._found.get(uri)  # Falcon prefers these, but splits the path first.
         if fixed:
             resource, responders, _, template = fixed
             return resource, responders, {}, template
         return None if uri.startswith("//") else super().find(uri, req)
 
-    def template_of(self, path: str) -> str | None:
-        """Return the URI template of the route for a path, or None."""
-        if path in self._fixed_routes:
-            return path
-        route = self.find(path)
-        return route[3] if route else None
+    def route_of(self, path: str) -> Route:
+        """Return the route of a path, or a route with the template ``other``."""
+        if path in self.routes:
+            return self.routes[path]
+        found = self.find(path)
+        return Route(found[3], blocks=getattr(found[0], "blocks", True)) if found else NO_ROUTE
 
     def map_http_methods(self, resource: object, **options: Any) -> Any:
         """Return the responders of a resource by method."""

@@ -178,7 +178,7 @@ class Server:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
         requests = self.requests  # reset() replaces the list.
-        is_operation = self._app.router.template_of(environ["PATH_INFO"]) in OPERATIONS
+        is_operation = self._app.router.route_of(environ["PATH_INFO"]).template in OPERATIONS
         failure = next(self._failures, None) if is_operation else None
         body = environ["wsgi.input"].read()  # Neither waitress nor WebTest waits for more after the end of the body.
         environ["wsgi.input"] = io.BytesIO(body)

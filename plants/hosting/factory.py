@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostedService(NamedTuple):
-    """A service. Its server checks tokens and finds routes as ``api`` does, and calls ``app``, which calls ``api``."""
+    """A service. ``app`` is what a server calls; ``api`` is the PlantApp in it, for the token check and the routes."""
 
     settings: Settings
     api: PlantApp

@@ -26,13 +26,12 @@ from typing import Any
 from gunicorn import glogging
 
 from plants.app import OPERATIONS
-from plants.server.request import Request
+from plants.server.exchange import Exchange, current
 from plants.server.response import Response
-from plants.server.threads import current
 
 # Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
 _PATH_BYTES = 200
-_LEVELS = {"5": (logging.ERROR, "error"), "4": (logging.WARNING, "warning")}
+_LEVELS = {5: (logging.ERROR, "error"), 4: (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
 MAX_WAITING_BYTES = 1_048_576  # of lines for a stalled reader
 STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
@@ -151,9 +150,9 @@ class AccessLog:
         except OSError as error:
             _log.error("the access log cannot be opened: %s", error)
 
-    def write(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
+    def write(self, request: Exchange, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the line of a request, unless its level is too low."""
-        level, name = _LEVELS.get(response.status[0]) or _LEVELS_OF_SUCCESS[request.route in OPERATIONS]
+        level, name = _LEVELS.get(response.status // 100) or _LEVELS_OF_SUCCESS[request.route in OPERATIONS]
         if level < self._level:
             return
         code, message = error
@@ -164,11 +163,11 @@ class AccessLog:
             self._quoted(request.method),
             self._quoted(request.path[:_PATH_BYTES]),
             self._quoted(request.route),
-            response.status[:3],
+            response.status,
             self._failure % (code, self._quote(message)) if code else "",
             len(response.body),
             seconds,
-            self._quoted(request.environ["REMOTE_ADDR"]),
+            self._quoted(request.client),
         )
         self.output.write(line)
 

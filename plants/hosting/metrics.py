@@ -20,13 +20,13 @@ from plants import server
 from plants.app import OPERATIONS, PLANTS_PATH
 from plants.errors import ErrorCode
 from plants.falcon_defaults import App
-from plants.server.request import Request, WSGIApplication
+from plants.server.exchange import Exchange
+from plants.server.request import WSGIApplication
 from plants.server.response import Response
 
 METRICS_PATH: Final = "/metrics"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*map(str, _BUCKETS), "+Inf")
-_STORE_FAILURE = (int(ErrorCode.UNAVAILABLE), ErrorCode.UNAVAILABLE.message)  # The server's own 503 has other messages.
 
 # The labels, a fixed set: anything else is "other". The server's own errors have the status times 100 as their code.
 _OTHER = "other"
@@ -76,7 +76,7 @@ class Metrics:
         self._workers[number] -= 1
         self._rows[number][_CONNECTIONS] = self._rows[number][_WAITING] = 0
 
-    def count_response(self, request: Request, response: Response, error: tuple[int, str], seconds: float) -> None:
+    def count_response(self, request: Exchange, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Count a response and its duration, unless the request was one for the metrics.
 
         :param error: the code and the message of the Error body, or zero and an empty string.
@@ -85,11 +85,12 @@ class Metrics:
             return
         method = request.method if request.method in _METHODS else _OTHER
         route = request.route if request.route in _ROUTES else _OTHER
-        outcome = (response.status[:3], str(error[0] or ""))
+        outcome = (str(response.status), str(error[0] or ""))
         cell = _CELLS.get((method, route, *outcome)) or _CELLS[method, route, _OTHER, ""]
         self._row[cell] += seconds
         self._row[cell + 1 + bisect_left(_BUCKETS, seconds)] += 1
-        if error == _STORE_FAILURE and (method, route) == ("POST", PLANTS_PATH):
+        # A 503 of the server's own has the same number as its code, but no ErrorCode.
+        if error[0] is ErrorCode.UNAVAILABLE and (method, route) == ("POST", PLANTS_PATH):
             self._row[_STORE_FAILURES] += 1
 
     def set_gauges(self, connections: int, waiting: int) -> None:

@@ -5,9 +5,9 @@ from types import FrameType
 from typing import Any
 
 from plants.hosting.factory import HostedService
-from plants.hosting.hooks import PlantService
+from plants.hosting.hooks import PlantHooks
 from plants.hosting.logs import AccessLog
-from plants.hosting.metrics import METRICS_PATH, Metrics
+from plants.hosting.metrics import Metrics
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
@@ -41,22 +41,18 @@ class Worker(ServerWorker):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def may_block(self) -> bool:
-        """Return whether the store blocks its callers, or somebody else's application wraps the service's."""
-        return self._is_wrapped() or self.hosted.settings.store.worker_threads > 0
+        """Return whether the store blocks its callers, or the application is wrapped."""
+        return self.wsgi is not self.hosted.app or self.hosted.settings.store.worker_threads > 0
 
-    def _is_wrapped(self) -> bool:
-        return self.wsgi is not self.hosted.app
-
-    def make_service(self) -> PlantService:
+    def make_hooks(self) -> PlantHooks:
         """Return the object whose methods the event loop calls."""
-        return PlantService(self.hosted, self._access_log, self.metrics)
+        return PlantHooks(self.hosted, self._access_log, self.metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
-        paths = () if self._is_wrapped() else self.hosted.api.non_blocking_paths
-        found = [Listener(listener.sock, self.wsgi, non_blocking_paths=paths) for listener in self.sockets]
+        found = [Listener(listener.sock, self.wsgi) for listener in self.sockets]
         if self.metrics:
-            found.append(Listener(self.metrics.listener, self.metrics.app(), _METRICS_CONNECTIONS, {METRICS_PATH}))
+            found.append(Listener(self.metrics.listener, self.metrics.app(), _METRICS_CONNECTIONS))
         return found
 
     def handle_usr1(self, sig: int, frame: FrameType | None) -> None:

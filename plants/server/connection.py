@@ -1,96 +1,41 @@
 """One client's connection: its state, and the deadline of that state.
 
-In: bytes from the socket. They become a ``Request``, which goes to ``Shared.ready_requests`` when it is complete.
-Out: the ``Response`` that the loop passes to ``respond``, or that of the service to an ``HTTPError``.
+In: bytes from the socket. They become an ``Exchange``, which goes to ``LoopState.ready_exchanges`` when its request is
+complete. Out: the ``Response`` that the loop passes to ``respond``, or that of the hooks to an ``HTTPError``.
 The loop calls ``ready`` for each event of the socket, ``continue_reading`` for each of ``unfinished_connections``,
 ``expire`` after ``deadline``, and ``respond``, ``reject``, ``stop`` and ``close``: all in the loop's thread, each
-inside ``Loop.step``. One step reads, parses or sends a bounded amount. The service's hook ``after_head`` decides
-whether the body is kept. What a connection holds is bounded in each state; see ``bounds``.
+inside ``Loop.step``. One step reads, parses or sends a bounded amount. The hook ``after_head`` decides whether the
+body is kept. ``state`` has the table of states; what a connection holds is bounded in each of them, see ``config``.
 """
 
 import contextlib
 import socket
-import time
 from ssl import SSLError
 from typing import Any, Final
 
-from plants.server.bounds import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES, Config, network_of
-from plants.server.poll import READABLE, WRITABLE, SystemPoll
-from plants.server.request import NO_BODY, Environ, HTTPError, Listener, Request, check_growing_head
+from plants.server.config import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES
+from plants.server.exchange import Exchange
+from plants.server.poll import READABLE, WRITABLE
+from plants.server.request import Environ, HTTPError, Listener, check_growing_head
 from plants.server.response import Response, to_bytes
-from plants.server.service import Service
+from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, LoopState, State
 from plants.server.tls import READ_BYTES, TLS
 
 FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
 
-# The states: what a connection waits for; the states that may follow, besides CLOSED; what it does at its deadline.
-OPEN: Final = "open"  # the first request; RECEIVING; closes
-RECEIVING: Final = "receiving"  # the rest of the request; RESPONDING, WRITING; responds with 408
-RESPONDING: Final = "responding"  # the application; WRITING; responds with 503
-WRITING: Final = "writing"  # the client to read the response; IDLE, CLOSING; closes
-IDLE: Final = "idle"  # the next request; RECEIVING; closes
-CLOSING: Final = "closing"  # the client to close its side; closes
-CLOSED: Final = "closed"
-
-
-class Shared:
-    """State that all connections of an event loop share.
-
-    ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
-    the current iteration (``time.monotonic()``). ``evictable`` are the connections that may be closed to make room,
-    longest inactive first: those that wait for a client without a checked token, with the client's network, and the
-    idle ones of the other clients, with None. ``trusted`` are all connections whose client has shown a token.
-    ``place_holders`` have a large body or a large response. ``turned_away`` counts clients that the worker had no room
-    for. ``unfinished_connections`` have received bytes that are not parsed yet, because one step parses little.
-    ``ready_requests`` have arrived completely.
-    """
-
-    def __init__(self, service: Service, config: Config) -> None:
-        self.poll: Any = SystemPoll()
-        self.handlers: dict[int, Any] = {}
-        self.service = service
-        self.config = config
-        self.evictable: dict[Connection, Any] = {}
-        self.trusted: set[Connection] = set()
-        self.place_holders: set[Connection] = set()
-        self.turned_away: int = 0
-        self.now: float = time.monotonic()
-        self.stopping: bool = False
-        self.connections: set[Connection] = set()
-        self.unfinished_connections: set[Connection] = set()
-        self.ready_requests: list[tuple[Connection, Request]] = []
-
-    def take_place(self, connection: "Connection") -> bool:
-        """Return whether the connection has a place now, for a large body and for the response to it."""
-        if connection not in self.place_holders and len(self.place_holders) >= self.config.places:
-            self.turned_away += 1
-            return False
-        self.place_holders.add(connection)
-        return True
-
-    def watch(self, descriptor: int, events: int, handler: Any) -> None:
-        """Watch a file descriptor for these events (0: none)."""
-        if not events:
-            if self.handlers.pop(descriptor, None):
-                self.poll.unregister(descriptor)
-        elif descriptor in self.handlers:
-            self.poll.modify(descriptor, events)
-        else:
-            self.poll.register(descriptor, events)
-            self.handlers[descriptor] = handler
-
 
 class Connection:
-    """One connection of an event loop; ``deadline`` is a time like ``Shared.now``."""
+    """One connection of an event loop; ``deadline`` is a time like ``LoopState.now``."""
 
-    def __init__(self, shared: Shared, listener: Listener, sock: socket.socket, base: Environ) -> None:
+    def __init__(self, shared: LoopState, listener: Listener, sock: socket.socket, base: Environ, network: Any) -> None:
         """Wait for the first request; ``base`` has the environ keys that all requests of the connection share."""
         self.sock = sock
-        self.state: str = OPEN
-        self.deadline: float = shared.now + shared.config.request_seconds
-        self.request: Request | None = None
+        self.state: State = OPEN
+        self.deadline: float = shared.now + shared.seconds[OPEN]
+        self.exchange: Exchange | None = None
+        self.trusted: bool = False
         self._shared = shared
         self._listener = listener
         self._base = base
@@ -99,9 +44,9 @@ class Connection:
         self._output: bytes = b""  # not accepted by the socket yet
         self._close_after_response: bool = False
         self._watched_events: int = 0
-        self._network: Any = network_of(base["REMOTE_ADDR"])  # None once the client has shown a token
+        self._network = network
         self.watch()
-        self._note_activity()
+        shared.strangers[self] = network
         shared.connections.add(self)
 
     def watch(self, events: int = READABLE) -> None:
@@ -114,7 +59,7 @@ class Connection:
         """Continue, because the socket is readable or writable."""
         if self._output:
             self._flush()
-        elif self.state == RESPONDING:
+        elif self.state is RESPONDING:
             # Unwatch the socket only now. Few clients send before the response, so most requests save two system calls.
             self.watch(0)
         elif self not in self._shared.unfinished_connections:
@@ -133,10 +78,11 @@ class Connection:
     def _is_reading(self) -> bool:
         return self.state in (OPEN, RECEIVING, IDLE) and not self._output
 
-    def respond(self, request: Request, response: Response | None) -> None:
-        """Send the response (None: of a failure), unless the request was rejected meanwhile or the client has gone."""
-        if self.request is not request:
+    def respond(self, exchange: Exchange) -> None:
+        """Send the response, or that to a failure, unless the exchange is over."""
+        if exchange.over:
             return
+        response = exchange.response
         if response is None:
             self.reject(HTTPError(500))
             return
@@ -146,29 +92,27 @@ class Connection:
         # 2. connections are not kept alive, or
         # 3. the worker stops, and no other request has been received.
         is_stopping = shared.stopping and not self._input
-        close = not request.keep_alive or not shared.config.keepalive_seconds or is_stopping
-        self._finish_request(request, response, close=close)
+        close = not exchange.keep_alive or not shared.config.keepalive_seconds or is_stopping
+        self._finish(exchange, response, close=close)
 
     def reject(self, error: HTTPError) -> None:
         """Send an error response and close the connection."""
         if self._tls and not self._tls.established:
             self.close()  # Before the TLS handshake is complete, no response can be sent.
             return
-        request = self.request or self._begin_request()
-        if not request.head_parsed:
-            self._shared.service.after_head(request)  # Only for what it sets; the response is the error's.
-        self._finish_request(request, self._shared.service.error_response(error, request), close=True)
+        exchange = self.exchange or self._begin_exchange()
+        if not exchange.head_parsed:
+            self._shared.hooks.after_head(exchange)  # Only for what it sets; the response is the error's.
+        self._finish(exchange, self._shared.hooks.error_response(error, exchange), close=True)
 
     def expire(self) -> None:
-        """Handle a missed deadline: 503, 408, or close."""
-        if self.state == RESPONDING:
-            self.reject(HTTPError(503, "The request could not be answered in time."))
-        elif self.state == RECEIVING:
-            self.reject(HTTPError(408))
-        else:
-            if self.state in (OPEN, IDLE):
-                self._send_close_notify()
-            self.close()
+        """Handle a missed deadline: respond with the error of the state, or close."""
+        if self.state.late:
+            self.reject(HTTPError(*self.state.late))
+            return
+        if not self._output:
+            self._send_close_notify()
+        self.close()
 
     def stop(self) -> None:
         """Wait at most STOPPING_SECONDS for a new request, or for the client to close."""
@@ -177,10 +121,10 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection and release everything that it holds."""
-        if self.state == CLOSED:
+        if self.state is CLOSED:
             return
-        self._enter(CLOSED, 0.0)
-        self._drop_request()
+        self._enter(CLOSED)
+        self._drop_exchange()
         self._input = b""
         self._output = b""
         self._tls = None
@@ -189,25 +133,21 @@ class Connection:
         self.watch(0)
         self.sock.close()
 
-    def _enter(self, state: str, seconds: float) -> None:
-        """Change the state, for at most this long."""
+    def _enter(self, state: State) -> None:
+        """Change the state, its deadline, and whether a full worker may close this connection."""
+        if state is not CLOSED and state.name not in self.state.successors:
+            raise RuntimeError(f"a connection that is {self.state.name} cannot become {state.name}")
         shared = self._shared
         self.state = state
-        self.deadline = shared.now + seconds
-        if state in (IDLE, CLOSING, CLOSED):
-            shared.place_holders.discard(self)
-        if self._network is not None:
-            self._note_activity()
-        elif state == IDLE:
-            shared.evictable[self] = None
-        else:
-            shared.evictable.pop(self, None)
-
-    def _note_activity(self) -> None:
-        """If the worker is full, close this connection after those that have been inactive for longer."""
-        evictable = self._shared.evictable
+        self.deadline = shared.now + shared.seconds[state]
+        if not state.keeps_slot:
+            shared.slot_holders.discard(self)
+        evictable = shared.idle_trusted if self.trusted else shared.strangers
         evictable.pop(self, None)
-        if self._network is not None and self.state not in (RESPONDING, CLOSED):
+        evicts = state.evicts
+        if evicts == "public" and self.exchange and self.exchange.public:
+            evicts = "strangers"
+        if evicts == "anybody" or (evicts == "strangers" and not self.trusted):
             evictable[self] = self._network
 
     def _receive(self) -> None:
@@ -215,7 +155,7 @@ class Connection:
             data = self.sock.recv(READ_BYTES)
         except BlockingIOError:
             return
-        if self.state == CLOSING and data:
+        if self.state is CLOSING and data:
             return
         if self._tls and data:
             self._decrypt(self._tls, data)
@@ -245,40 +185,39 @@ class Connection:
         if data:
             self._input = self._input + data if self._input else data
             self._parse()
-        elif self.state == RECEIVING:
+        elif self.state is RECEIVING:
             self.reject(HTTPError(400))
         else:
             self.close()
 
     def _parse(self) -> None:
-        if self.request is None and b"\r\n".startswith(self._input):
+        if self.exchange is None and b"\r\n".startswith(self._input):
             return  # Some clients send an empty line after a request (RFC 9112, section 2.2). It begins no request.
-        request = self.request or self._begin_request()
+        exchange = self.exchange or self._begin_exchange()
         try:
-            if request.head_parsed or self._parse_head(request):
-                self._parse_body(request)
+            if exchange.head_parsed or self._parse_head(exchange):
+                self._parse_body(exchange)
         except HTTPError as error:
             self.reject(error)
 
-    def _begin_request(self) -> Request:
-        shared = self._shared
-        self._enter(RECEIVING, shared.config.request_seconds)
-        self.request = request = Request(self._listener, self._base, shared.now)
-        return request
+    def _begin_exchange(self) -> Exchange:
+        self._enter(RECEIVING)
+        self.exchange = exchange = Exchange(self, self._listener, self._base, self._shared.now)
+        return exchange
 
-    def _parse_head(self, request: Request) -> bool:
+    def _parse_head(self, exchange: Exchange) -> bool:
         config = self._shared.config
         end = self._input.find(b"\r\n\r\n")
         if end < 0:
             check_growing_head(self._input, config)
             return False
-        request.parse_head(self._input[: end + 4].decode("latin-1"), config)
-        self._input = self._input[end + 4 - request.body.overlap :]
-        response = self._shared.service.after_head(request)
-        if request.trusted and self._network is not None:
+        exchange.parse_head(self._input[: end + 4].decode("latin-1"), config)
+        self._input = self._input[end + 4 - exchange.body.overlap :]
+        response = self._shared.hooks.after_head(exchange)
+        if exchange.trusted and not self.trusted:
             self._trust()
         if response:
-            self._finish_request(request, response, close=True)
+            self._finish(exchange, response, close=True)
         return response is None
 
     def _trust(self) -> None:
@@ -289,52 +228,55 @@ class Connection:
         shared = self._shared
         if len(shared.trusted) >= shared.config.connections:
             shared.turned_away += 1
-            idle = next((other for other, network in shared.evictable.items() if network is None), None)
+            idle = next(iter(shared.idle_trusted), None)
             if idle is None:
                 raise HTTPError(*FULL)
             idle.close()
         shared.trusted.add(self)
-        self._network = None
+        shared.strangers.pop(self, None)
+        self.trusted = True
 
-    def _parse_body(self, request: Request) -> None:
+    def _parse_body(self, exchange: Exchange) -> None:
         shared = self._shared
-        body = request.body
+        body = exchange.body
         limit = shared.config.body_bytes
         unread_bytes = len(self._input)
         if not body.complete and body.size <= limit:
             self._input = body.feed(self._input)
         if body.size > limit:
             raise HTTPError(413, f"The body is larger than {limit} bytes.")
-        if len(body.content) > SMALL_BODY_BYTES and not shared.take_place(self):
+        if len(body.content) > SMALL_BODY_BYTES and not shared.acquire_slot(self):
             raise HTTPError(503, "The service is receiving as much as it can hold.")
         if not body.complete:
-            if request.awaits_continue:
-                request.awaits_continue = False
+            if exchange.awaits_continue:
+                exchange.awaits_continue = False
                 self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
             if 0 < len(self._input) < unread_bytes:
-                self._shared.unfinished_connections.add(self)
-            self._note_activity()
+                shared.unfinished_connections.add(self)
             return
         if body.size:
-            request.environ["CONTENT_LENGTH"] = str(body.size)
-        request.environ["server.stopping"] = shared.stopping
-        self._enter(RESPONDING, shared.config.response_seconds)
-        shared.ready_requests.append((self, request))
+            exchange.environ["CONTENT_LENGTH"] = str(body.size)
+        exchange.environ["server.stopping"] = shared.stopping
+        self._enter(RESPONDING)
+        shared.ready_exchanges.append(exchange)
 
-    def _finish_request(self, request: Request, response: Response, *, close: bool) -> None:
-        data = to_bytes(response, request, close=close)
+    def _finish(self, exchange: Exchange, response: Response, *, close: bool) -> None:
+        data = to_bytes(response, exchange, close=close)
         self._close_after_response = close
-        self._drop_request()
+        self._drop_exchange()
         if close:
             self._input = b""
-        self._shared.service.before_response(request, response)
-        self._enter(WRITING, self._shared.config.request_seconds)
+        try:
+            self._shared.hooks.before_response(exchange, response)
+        except Exception:  # A log that fails must not cost the response.
+            self._shared.log.exception("a response was not logged")
+        self._enter(WRITING)
         self._send(data)
 
-    def _drop_request(self) -> None:
-        request, self.request = self.request, None  # A call of the application that has not begun never does.
-        if request:
-            request.body = NO_BODY  # A thread may still hold the request.
+    def _drop_exchange(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange:
+            exchange.end()
 
     def _send(self, data: bytes) -> None:
         """Send data. With TLS, this also sends what TLS itself has to send."""
@@ -354,31 +296,29 @@ class Connection:
             self._hold_output(memoryview(self._output)[sent:])
             return
         self._output = b""
-        if self.state == WRITING:
+        if self.state is WRITING:
             if self._close_after_response:
                 self._linger()
                 return
-            self._enter(IDLE, self._shared.config.keepalive_seconds)
+            self._enter(IDLE)
         if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
             self._shared.unfinished_connections.add(self)
         self.watch()
 
     def _hold_output(self, rest: memoryview) -> None:
-        """Wait until the socket accepts more; without a place, hold no more than a small response.
+        """Wait until the socket accepts more; without a slot, hold no more than a small response.
 
         The server receives nothing more until then, so what TLS itself has to send stays small.
         """
-        if len(rest) > SMALL_RESPONSE_BYTES and not self._shared.take_place(self):
+        if len(rest) > SMALL_RESPONSE_BYTES and not self._shared.acquire_slot(self):
             self.close()
             return
         self._output = bytes(rest)  # A view would hold everything that has been sent, too.
-        if self.state == WRITING:
-            self._note_activity()
         self.watch(WRITABLE)
 
     def _linger(self) -> None:
         """Continue to read, because a reset could destroy the last response (RFC 9112, section 9.6)."""
-        self._enter(CLOSING, self._shared.config.request_seconds)
+        self._enter(CLOSING)
         self._send_close_notify()
         self.sock.shutdown(socket.SHUT_WR)
         self.watch()

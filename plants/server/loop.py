@@ -1,4 +1,4 @@
-"""The event loop: it serves all connections of a worker process. None of them can block another or make it fail.
+"""The event loop: it serves all connections of a worker process. A slow or broken one does not delay the others.
 
 ``run`` repeats one iteration, in one thread: wait for events; accept, and read from every connection that is ready;
 call the application, or pass requests to threads; send the responses; every 0.1 s, check the deadlines. Each kind of
@@ -11,34 +11,23 @@ one connection it does in ``step``, and a failure there closes only this connect
 import os
 import resource
 import socket
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from plants.server.bounds import Config, connection_to_evict, network_of
-from plants.server.connection import FULL, RESPONDING, STOPPING_SECONDS, Connection, Shared
+from plants.server.calls import Calls
+from plants.server.config import Config
+from plants.server.connection import FULL, STOPPING_SECONDS, Connection
+from plants.server.hooks import Hooks
 from plants.server.poll import READABLE
 from plants.server.request import Environ, HTTPError, Listener
-from plants.server.service import Service
-from plants.server.threads import Caller, Job, Threads
+from plants.server.state import RESPONDING, LoopState, network_of
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
-_MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
-# The application is called for a larger body in a thread of its own. The loop's calls delay all clients, and so the
-# bodies of those calls must be smaller: parsing one of 26 KB may take 10 ms.
-_LARGE_BODY_BYTES: Final = 32_768
-_LARGE_BODY_BYTES_IN_LOOP: Final = 4096
-# While the event loop waits for the interpreter, a thread may hold it for this long. Beside threads that parse larger
-# bodies, the longer interval would make small requests ten times as slow. The shorter one costs 5 % more CPU.
-_SWITCH_SECONDS: Final = 0.005
-_SHORT_SWITCH_SECONDS: Final = 0.0005
-_PARSING_SECONDS: Final = 1.0  # how long a thread may parse larger bodies
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
@@ -48,7 +37,7 @@ class Loop:
     """An event loop for the connections of HTTP/1.1 clients."""
 
     def __init__(
-        self, config: Config, listeners: Sequence[Listener], service: Service, log: Any, wake_fds: Sequence[int]
+        self, config: Config, listeners: Sequence[Listener], hooks: Hooks, log: Any, wake_fds: Sequence[int]
     ) -> None:
         """Start the threads.
 
@@ -62,18 +51,9 @@ class Loop:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", connections)
             config = replace(config, connections=connections)
         self._requests_left = config.max_requests
-        self.shared = Shared(service, config)
-        self._caller = Caller(log, wake_fds[1])
-        self._probe_jobs: deque[Job] = deque()  # requests for the non-blocking paths
-        self._loop_jobs: deque[Job] = deque()  # the other requests, if no threads call the application
-        self._threads = Threads(self._caller, config.threads)
-        self._queue_job = self._threads.put if config.threads else self._loop_jobs.append
-        self._large_body_bytes = _LARGE_BODY_BYTES if config.threads else _LARGE_BODY_BYTES_IN_LOOP
-        # One more thread for large bodies, one at a time: small requests never wait behind them.
-        self._large_body_thread = Threads(self._caller, 1)
-        self._large_body_jobs: deque[Job] = deque()
+        self.shared = LoopState(hooks, config, log)
+        self._calls = Calls(config.threads, log, wake_fds[1])
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
-        self._short_switches_until = 0.0
         self._sweep_at = 0.0
         self._report_at = 0.0
         self._base_environ: Environ = {
@@ -93,7 +73,7 @@ class Loop:
 
     def pending_request_count(self) -> int:
         """Return the number of requests without a response, queued or in the application."""
-        return sum([connection.state == RESPONDING for connection in self.shared.connections])
+        return sum([connection.state is RESPONDING for connection in self.shared.connections])
 
     def stop(self) -> None:
         """Stop after the requests that have begun to arrive. A signal handler may call this."""
@@ -128,18 +108,17 @@ class Loop:
         for connection in unfinished:
             self.step(connection, connection.continue_reading)
         self._dispatch()
-        self._call_in_loop()
-        for (connection, request), response in self._caller.completed():
-            self.step(connection, connection.respond, request, response)
-        self._pass_large_body()
+        self._calls.call_in_loop()
+        for exchange in self._calls.completed():
+            self.step(exchange.connection, exchange.connection.respond, exchange)
         if shared.now >= self._sweep_at:
             self._sweep()
-        shared.service.after_iteration()
+        shared.hooks.after_iteration()
 
     def _events(self) -> list[tuple[int, int]]:
         """Wait until there is something to do; return the descriptors that are ready, and their events."""
         shared = self.shared
-        has_work = shared.unfinished_connections or self._probe_jobs or self._loop_jobs
+        has_work = shared.unfinished_connections or self._calls.wait_for_loop()
         timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
         events: list[tuple[int, int]] = shared.poll.poll(timeout, shared.config.connections + _OTHER_DESCRIPTORS)
@@ -157,50 +136,19 @@ class Loop:
             connection.close()
 
     def _dispatch(self) -> None:
-        """Pass the complete requests to the loop's queues or to threads."""
-        ready = self.shared.ready_requests
-        for job in ready:
-            size = len(job[1].body.content)
-            if size > _LARGE_BODY_BYTES_IN_LOOP:
-                self._short_switches_until = self.shared.now + _PARSING_SECONDS
-                sys.setswitchinterval(_SHORT_SWITCH_SECONDS)
-            if job[1].path in job[1].listener.non_blocking_paths:
-                self._probe_jobs.append(job)
-            elif size > self._large_body_bytes:
-                self._large_body_jobs.append(job)
-            else:
-                self._queue_job(job)
+        """Queue the complete requests."""
+        for exchange in self.shared.ready_exchanges:
+            self._calls.put(exchange)
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
                 self.stop()
-        ready.clear()
-
-    def _call_in_loop(self) -> None:
-        # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
-        # which may preempt this process. Sending all in a row makes this rarer.
-        if not (self._probe_jobs or self._loop_jobs):
-            return
-        until = time.monotonic() + _MAX_CALL_SECONDS
-        queues = [self._probe_jobs, self._loop_jobs]  # They take turns, so that no flood of one delays the other.
-        while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
-            self._caller.call(waiting.popleft())
-            queues.reverse()
-        self._caller.begin_work()
-
-    def _pass_large_body(self) -> None:
-        # Pass one at a time, and drop the rejected ones. A thread that always had another one to parse would slow down
-        # all other clients, because it competes with this one for the interpreter.
-        jobs = self._large_body_jobs
-        while jobs and (jobs[0][0].request is not jobs[0][1] or not self._large_body_thread.queued_jobs):
-            self._large_body_thread.put(jobs.popleft())
+        self.shared.ready_exchanges.clear()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.
         shared = self.shared
         self.on_sweep()
-        if shared.now >= self._short_switches_until:
-            sys.setswitchinterval(_SWITCH_SECONDS)
         if not shared.stopping:
             for listener in self.listeners:  # again, if accepting has failed
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
@@ -250,7 +198,7 @@ class Loop:
         extra = config.public_connections + listener.reserved_connections
         if len(self.shared.connections) < config.connections + extra:
             return True
-        connection: Connection | None = connection_to_evict(self.shared.evictable, network_of(host))
+        connection: Connection | None = self.shared.connection_to_evict(network_of(host))
         if connection is None:
             return False
         self.shared.turned_away += 1
@@ -265,7 +213,7 @@ class Loop:
             environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
         if isinstance(server, tuple):
             environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
-        return Connection(self.shared, listener, sock, environ)
+        return Connection(self.shared, listener, sock, environ, network_of(environ["REMOTE_ADDR"]))
 
 
 def _allow_descriptors(connections: int) -> int:

@@ -2,13 +2,13 @@
 
 import re
 import socket
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
-from plants.server.bounds import Config
+from plants.server.config import Config
 
 Environ = dict[str, Any]
 WSGIApplication = Callable[[Environ, Any], Iterable[bytes]]
@@ -56,14 +56,12 @@ _TOO_LARGE_FIELDS: Final = (431, "There are too many header fields, or they are 
 class Listener:
     """A listening socket, and the WSGI application that responds to the requests that arrive there.
 
-    Clients of this socket may use ``reserved_connections`` connections more than the worker's maximum. The application
-    responds to requests for ``non_blocking_paths`` without blocking, so they need no thread.
+    Clients of this socket may use ``reserved_connections`` connections more than the worker's maximum.
     """
 
     sock: socket.socket
     application: WSGIApplication
     reserved_connections: int = 0
-    non_blocking_paths: Container[str] = ()
 
 
 class HTTPError(Exception):
@@ -166,17 +164,15 @@ NO_BODY: Final = SizedBody(0)
 
 
 class Request:
-    """A request, from its first byte to its response.
+    """A request as it arrives.
 
     ``environ`` is the environ (PEP 3333) without ``wsgi.input``. The application may change it, so the request also has
     ``method`` and ``path`` (decoded, without the query), which are empty until the head is parsed. ``started`` is the
-    time of the first byte (``time.monotonic()``). ``extra_headers`` are header lines for the response. The service sets
-    ``trusted`` if the client has shown valid credentials, and may set ``id`` and ``route`` for its log and metrics.
+    time of the first byte (``time.monotonic()``). If a hook sets ``id``, the response has it as ``X-Request-ID``.
     """
 
-    def __init__(self, listener: Listener, base: Environ, started: float) -> None:
+    def __init__(self, base: Environ, started: float) -> None:
         """Start from ``base``, the environ keys that all requests of a connection share."""
-        self.listener = listener
         self.environ: Environ = base.copy()
         self.started = started
         self.method: str = ""
@@ -187,9 +183,6 @@ class Request:
         self.keep_alive: bool = False
         self.awaits_continue: bool = False
         self.id: str = ""
-        self.route: str = ""
-        self.extra_headers: bytes = b""
-        self.trusted: bool = False
 
     def drop_body(self) -> None:
         """Continue as if the request had no body, and end the connection with the response."""

@@ -2,14 +2,18 @@
 
 import re
 import time
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
+from http.client import responses
 from typing import Final
 from wsgiref.util import is_hop_by_hop
 
 from plants.server.request import NAME, VALUE, Request
 
-Headers = list[tuple[str, str]]
+Headers = Sequence[tuple[str, str]]
+Error = tuple[int, str]
 
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME: Final = re.compile(NAME)
@@ -19,32 +23,40 @@ _VALUE: Final = re.compile(VALUE)
 class Response:
     """A complete response.
 
-    ``status`` includes the phrase. ``head`` is the status line and the application's headers in bytes, without Date,
-    Content-Length and hop-by-hop headers. ``length`` is the value of Content-Length, or None. The response to a HEAD
-    request, and a 304, have no body, and no length unless the application set it.
+    ``head`` is the status line and the application's headers in bytes, without Date, Content-Length and hop-by-hop
+    headers. ``length`` is the value of Content-Length, or None. The response to a HEAD request, and a 304, have no
+    body, and no length unless the application set it. ``error`` is the code and the message in an error's body, if the
+    application told them.
     """
 
-    def __init__(self, status: str, head: bytes, length: int | None, body: bytes) -> None:
+    def __init__(self, status: int, head: bytes, length: int | None, body: bytes, error: Error | None) -> None:
         self.status = status
         self.head = head
         self.length = length
         self.body = body
+        self.error = error
 
 
-def make_response(status: str, headers: Headers, body: bytes, *, is_head: bool) -> Response:
+def make_response(
+    request: Request, line: str | int, headers: Headers, body: bytes, error: Error | None = None
+) -> Response:
     """Return a response that can be sent.
 
+    :param line: the status, with or without its phrase.
+    :param error: the code and the message of an error; if they belong to another status, they are ignored.
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
-    head, length = _render_head(status, tuple(headers))
-    if status.startswith("204"):  # RFC 9110, section 8.6: it has no length.
-        return Response(status, head, None, b"")
+    status, head, length = _render_head(line, tuple(headers), bool(request.id))
+    if error and error[0] // 100 != status:
+        error = None
+    if status == HTTPStatus.NO_CONTENT:  # RFC 9110, section 8.6: it has no length.
+        return Response(status, head, None, b"", error)
     # RFC 9110, sections 9.3.2 and 15.4.5: there is no body, and the length is that of another response.
-    if is_head or status.startswith("304"):
-        return Response(status, head, length, b"")
+    if request.method == "HEAD" or status == HTTPStatus.NOT_MODIFIED:
+        return Response(status, head, length, b"", error)
     if length not in (None, len(body)):
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
-    return Response(status, head, len(body), body)
+    return Response(status, head, len(body), body, error)
 
 
 def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
@@ -52,27 +64,32 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
     date = _date(int(time.time()))
     length = b"" if response.length is None else b"Content-Length: %d\r\n" % response.length
     connection = b"Connection: close\r\n" if close else b"" if request.is_1_1 else b"Connection: keep-alive\r\n"
-    return b"".join((response.head, date, request.extra_headers, length, connection, b"\r\n", response.body))
+    own_id = f"X-Request-ID: {request.id}\r\n".encode() if request.id else b""
+    return b"".join((response.head, date, own_id, length, connection, b"\r\n", response.body))
 
 
 # Most responses have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _render_head(status: str, headers: tuple[tuple[str, str], ...]) -> tuple[bytes, int | None]:
-    """Return the head in bytes, and the value of Content-Length, if the application set it."""
-    if not _FINAL_STATUS.fullmatch(status):
+def _render_head(
+    status: str | int, headers: tuple[tuple[str, str], ...], has_id: bool
+) -> tuple[int, bytes, int | None]:
+    """Return the status, the head in bytes, and the value of Content-Length, if the application set it."""
+    line = status if isinstance(status, str) else f"{status} {responses.get(status, 'Unknown')}"
+    if not _FINAL_STATUS.fullmatch(line):
         raise ValueError("a final status is a number from 200 to 599, a space and a phrase")
-    lines = [f"HTTP/1.1 {status}\r\n"]
+    lines = [f"HTTP/1.1 {line}\r\n"]
+    replaced = {"date", "x-request-id"} if has_id else {"date"}  # by the server's own
     length = None
     for name, value in headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError(f"the application returned a header that cannot be sent: {name!r}")
         if name.lower() == "content-length":
             length = int(value)
-        elif name.lower() != "date" and not is_hop_by_hop(name):  # Each response gets the server's Date.
+        elif name.lower() not in replaced and not is_hop_by_hop(name):
             # Some applications write names in lower case, unlike this server.
             spelling = name.title().replace("Www", "WWW") if name.islower() else name
             lines.append(f"{spelling}: {value}\r\n")
-    return "".join(lines).encode("latin-1"), length
+    return int(line[:3]), "".join(lines).encode("latin-1"), length
 
 
 @lru_cache(maxsize=1)

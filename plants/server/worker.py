@@ -13,10 +13,10 @@ from gunicorn.http.message import MAX_HEADERS
 from gunicorn.sock import ssl_context
 from gunicorn.workers import base
 
-from plants.server.bounds import Config
+from plants.server.config import Config
+from plants.server.hooks import Hooks
 from plants.server.loop import Loop
 from plants.server.request import HEAD_BYTES, Listener
-from plants.server.service import Service
 from plants.server.tls import restricted
 
 
@@ -47,7 +47,7 @@ class Worker(base.Worker):
     """A worker for WSGI applications with small responses. Each response is sent whole, so do not use it for streaming.
 
     A subclass may set ``max_body_bytes``, and ``request_timeout`` and ``response_timeout`` (seconds for a request to
-    arrive completely, and for its response), and override ``may_block``, ``make_service`` and ``make_listeners``.
+    arrive completely, and for its response), and override ``may_block``, ``make_hooks`` and ``make_listeners``.
     """
 
     max_body_bytes: int = 1_048_576
@@ -60,9 +60,9 @@ class Worker(base.Worker):
         """Return whether threads must call the application, because it may block."""
         return bool(self.cfg.threads > 1)
 
-    def make_service(self) -> Service:
+    def make_hooks(self) -> Hooks:
         """Return the object whose methods the event loop calls."""
-        return Service()
+        return Hooks()
 
     def make_listeners(self) -> Sequence[Listener]:
         """Return the listening sockets and their applications."""
@@ -90,7 +90,7 @@ class Worker(base.Worker):
                 "wsgi.multiprocess": cfg.workers > 1,
             },
         )
-        self.loop = Loop(config, self.make_listeners(), self.make_service(), self.log, self.PIPE)
+        self.loop = Loop(config, self.make_listeners(), self.make_hooks(), self.log, self.PIPE)
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         """Stop as after ``TERM`` (``INT``, ``QUIT``). Gunicorn's own handler ends the process without responses."""

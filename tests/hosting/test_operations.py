@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from plants.server.bounds import PLACES
+from plants.server.config import SLOTS
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.hosting.test_metrics import request_counts, value
 from tests.support.hosted import serving
@@ -67,7 +67,7 @@ def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path
         assert (line["path"], line["route"]) == ("/pots/7", ROUTE)
         with ExitStack() as clients:
             head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
-            for _ in range(PLACES + 1):
+            for _ in range(SLOTS + 1):
                 clients.enter_context(service.client()).send(head.encode() + b" " * 17000)
             wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
         assert value(port, "plants_store_failures_total") == 0  # The store did not fail, the worker was full.

@@ -55,6 +55,14 @@ def test_requests_the_server_rejects_are_logged_with_an_id(service: Service, req
     )
 
 
+def test_an_error_without_a_body_is_logged_with_its_code(service: Service) -> None:
+    for token, path, error in (("wrong", "/plants", 40101), (TOKEN, "/plants", 40500), (TOKEN, "/no", 40400)):
+        headers = [("Authorization", f"Bearer {token}")]
+        response = service.send(method="HEAD", path=path, headers=headers)
+        assert (response.status, response.body) == (error // 100, b"")
+        assert service.line_of(response.headers["x-request-id"])["error_code"] == error
+
+
 def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
     head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
     head += b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"

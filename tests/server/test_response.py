@@ -8,8 +8,7 @@ from wsgiref.util import FileWrapper
 import pytest
 
 from plants.server.response import make_response, to_bytes
-from plants.server.threads import Call
-from tests.support.loop_driver import new_request
+from tests.support.loop_driver import new_exchange
 
 
 @pytest.mark.parametrize("read", [dict.pop, dict.__getitem__])
@@ -21,18 +20,18 @@ def test_a_call_closes_its_response_and_drops_its_body(read: Callable[..., Any])
         opened.append(read(environ, "wsgi.input"))
         return FileWrapper(opened[0], blksize=3)
 
-    request = new_request(app)
-    assert Call(request, b"one body").response().body == b"one body"
-    assert "wsgi.input" not in request.environ
+    exchange = new_exchange(app)
+    assert exchange.call(b"one body").body == b"one body"
+    assert "wsgi.input" not in exchange.environ
     assert opened[0].closed
 
 
 def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = new_request()
-    response = make_response("200 OK", [], b"", is_head=False)
+    exchange = new_exchange()
+    response = make_response(exchange, 200, [], b"")
     for second, date in ((0.0, b"00:00:00"), (1.9, b"00:00:01"), (3.0, b"00:00:03")):
         monkeypatch.setattr("time.time", lambda second=second: second)
-        assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, request, close=False)
+        assert b"\r\nDate: Thu, 01 Jan 1970 %b GMT\r\n" % date in to_bytes(response, exchange, close=False)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +49,18 @@ def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.Monkey
     ],
 )
 def test_the_headers_of_the_application_are_sent(status: str, headers: list[tuple[str, str]], sent: str) -> None:
-    response = make_response(status, headers, b"body", is_head="HEAD" in status)
-    data = to_bytes(response, new_request(), close=False)
+    exchange = new_exchange()
+    exchange.method = "HEAD" if "HEAD" in status else "GET"
+    data = to_bytes(make_response(exchange, status, headers, b"body"), exchange, close=False)
     assert re.sub("Date: .*\r\n", "", data.decode(), count=1) == f"HTTP/1.1 {status}\r\n{sent}"
+
+
+def test_the_servers_request_id_replaces_that_of_the_application() -> None:
+    exchange = new_exchange()
+    for own_id, sent in (("", b"theirs"), ("ours", b"ours")):
+        exchange.id = own_id
+        response = make_response(exchange, "200 OK", [("x-request-id", "theirs")], b"")
+        assert re.findall(rb"X-Request-ID: (.*)\r", to_bytes(response, exchange, close=False), re.IGNORECASE) == [sent]
 
 
 @pytest.mark.parametrize(
@@ -71,4 +79,4 @@ def test_the_headers_of_the_application_are_sent(status: str, headers: list[tupl
 )
 def test_an_invalid_response_is_an_error(status: str, headers: list[tuple[str, str]]) -> None:
     with pytest.raises(ValueError, match=r"application|final status|literal"):
-        make_response(status, headers, b"body", is_head=False)
+        make_response(new_exchange(), status, headers, b"body")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from plants.server.connection import CLOSED, CLOSING, OPEN, RECEIVING, WRITING, Connection
+from plants.server.connection import Connection
 from plants.server.request import HTTPError
+from plants.server.state import CLOSED, CLOSING, OPEN, RECEIVING, WRITING
 from plants.server.tls import HANDSHAKE_BYTES, restricted
 from tests.support.loop_driver import GET, Driver, Make, get, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
@@ -175,9 +176,9 @@ def test_plain_http_gets_one_400_in_plain_http(driver: Driver, size: int) -> Non
     assert client.recv(1000) == b""
     client.sendall(GET)  # It discards what the client still sends, and holds nothing.
     driver.run_once()
-    assert (connection.state, connection.request) == (CLOSING, None)
-    assert connection in driver.loop.shared.evictable
-    assert driver.service.statuses == [" 400"]
+    assert (connection.state, connection.exchange) == (CLOSING, None)
+    assert connection in driver.loop.shared.strangers
+    assert driver.hooks.statuses == [" 400"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_a_client_in_its_handshake_gets_no_response(driver: Driver, end: Callabl
     driver.run_once()
     assert connection.state == OPEN
     driver.step(connection, end, connection)
-    assert (connection.state, driver.service.statuses) == (CLOSED, [])  # Nothing is logged as sent.
+    assert (connection.state, driver.hooks.statuses) == (CLOSED, [])  # Nothing is logged as sent.
     assert client.recv(1000) == b""
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from plants.server.bounds import Config
+from plants.server.config import Config
 from plants.server.connection import Connection
+from plants.server.exchange import Exchange
+from plants.server.hooks import Hooks
 from plants.server.loop import Loop
-from plants.server.request import Listener, Request
+from plants.server.request import Listener
 from plants.server.response import Response, make_response
-from plants.server.service import Service
+from plants.server.state import State
 from tests.support.process import wait_until
 from tests.support.worker_app import app
 
@@ -33,43 +35,44 @@ CONFIG = Config(
     threads=0,
     tls=None,
     environ={},
-    places=4,
+    slots=4,
 )
 GET = b"GET /late HTTP/1.1\r\nHost: a\r\n\r\n"
 # All drivers share this pipe, because a thread may still write to it after its last batch, when its driver has ended.
 PIPE = os.pipe()
 
 
-class Hooks(Service):
-    """A service that adds a header to each response, and records its path and status.
+class RecordingHooks(Hooks):
+    """Hooks that set the request id, and record the path and the status of each response.
 
-    Its clients have shown a token if the path of their request begins with /trusted. It refuses paths that end with
-    /refused.
+    A client has shown a token if the path of its request begins with /trusted. A request for /public needs none, and
+    one for /probe does not block either. A path that ends with /refused gets a 401.
     """
 
     def __init__(self) -> None:
         self.statuses: list[str] = []
 
-    def after_head(self, request: Request) -> Response | None:
-        request.extra_headers += b"X-Request-ID: 1\r\n"
-        request.trusted = request.path.startswith("/trusted")
-        is_refused = request.path.endswith("/refused")
-        return make_response("401 Unauthorized", [], b"no token", is_head=False) if is_refused else None
+    def after_head(self, exchange: Exchange) -> Response | None:
+        exchange.id += "1"
+        exchange.trusted = exchange.path.startswith("/trusted")
+        exchange.public = exchange.path in ("/public", "/probe")
+        exchange.blocks = exchange.path != "/probe"
+        return make_response(exchange, 401, [], b"no token") if exchange.path.endswith("/refused") else None
 
-    def before_response(self, request: Request, response: Response) -> None:
-        self.statuses.append(f"{request.path} {response.status[:3]}")
+    def before_response(self, exchange: Exchange, response: Response) -> None:
+        self.statuses.append(f"{exchange.path} {response.status}")
 
 
 class Driver:
     """An event loop that runs one iteration at a time."""
 
-    def __init__(self, *sockets: Any, app: Callable[..., Any] = app, service: Any = None, **options: Any) -> None:
-        self.service = service or Hooks()
+    def __init__(self, *sockets: Any, app: Callable[..., Any] = app, hooks: Any = None, **options: Any) -> None:
+        self.hooks = hooks or RecordingHooks()
         self.clients: list[socket.socket] = []
-        self.listener = Listener(sockets[0] if sockets else socket.socket(), app, non_blocking_paths={"/probe"})
+        self.listener = Listener(sockets[0] if sockets else socket.socket(), app)
         environ = {"wsgi.errors": sys.stderr, "wsgi.multiprocess": False}
         config = replace(CONFIG, environ=environ, **options)
-        self.loop = Loop(config, [self.listener] if sockets else [], self.service, LOG, PIPE)
+        self.loop = Loop(config, [self.listener] if sockets else [], self.hooks, LOG, PIPE)
 
     def connect(self, sent: bytes = b"") -> tuple[socket.socket, Connection]:
         """Return a client that has sent these bytes, and its connection."""
@@ -99,8 +102,8 @@ class Driver:
         self.run_until_readable(client)
         return int(client.recv(10_000)[9:12])
 
-    def run_until_state(self, connection: Connection, state: str) -> None:
-        self.run_until(lambda: connection.state == state)
+    def run_until_state(self, connection: Connection, state: State) -> None:
+        self.run_until(lambda: connection.state is state)
 
     def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
         self.loop.step(connection, step, *args)
@@ -116,11 +119,12 @@ class Driver:
         listeners = {listener.sock.fileno() for listener in self.loop.listeners}
         assert shared.handlers.keys() - listeners == {PIPE[0]}
         assert not shared.connections
-        assert not shared.ready_requests
+        assert not shared.ready_exchanges
         assert not shared.unfinished_connections
-        assert not shared.evictable
+        assert not shared.strangers
+        assert not shared.idle_trusted
         assert not shared.trusted
-        assert not shared.place_holders
+        assert not shared.slot_holders
 
     def end(self) -> None:
         self.close_all()
@@ -133,10 +137,10 @@ class Driver:
 Make = Callable[..., Any]  # the fixture ``make``
 
 
-def new_request(app: Callable[..., Any] = app, **environ: str) -> Request:
-    """Return a request that did not arrive at any socket."""
+def new_exchange(app: Callable[..., Any] = app) -> Exchange:
+    """Return an exchange whose request did not arrive at any socket."""
     no_socket: Any = None
-    return Request(Listener(no_socket, app), environ, 0.0)
+    return Exchange(None, Listener(no_socket, app), {"REMOTE_ADDR": ""}, 0.0)
 
 
 def get(path: str) -> bytes:
@@ -156,7 +160,7 @@ def is_readable(client: socket.socket) -> bool:
 class GatedApp:
     """An application that records the path of each call, and does not respond before ``gate`` is set.
 
-    A path that begins with ``/free`` gets its response at once.
+    A path that contains ``/free`` gets its response at once.
     """
 
     def __init__(self) -> None:
@@ -165,7 +169,7 @@ class GatedApp:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         self.paths.append(environ["PATH_INFO"])
-        if not environ["PATH_INFO"].startswith("/free"):
+        if "/free" not in environ["PATH_INFO"]:
             self.gate.wait(60)
         start_response("200 OK", [])
         return [b"late"]

@@ -1,0 +1,73 @@
+"""A request with its call of the application (PEP 3333), from its first byte until its response is sent."""
+
+import threading
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any, Final
+
+from plants.server.request import NO_BODY, Environ, Listener, Request
+from plants.server.response import Headers, Response, make_response
+
+# Any thread calls ``done`` later, with the outcomes of all work that is over now: each key, and an exception or None.
+Done = Callable[[list[tuple[Any, BaseException | None]]], None]
+# ``begin(done, key)`` starts the work. ``fail(error)`` returns the status, the headers and the body of the error
+# response and, if the body has them, the code and the message of the error.
+Pending = tuple[Callable[[Done, Any], object], Callable[[BaseException], Any]]
+
+current: Final = threading.local()  # ``request`` is the exchange that this thread works for, or None.
+
+
+class Exchange(Request):
+    """A request, its call and the pending work that the call has left.
+
+    ``client`` is the client's address. ``trusted``, ``public``, ``blocks`` and ``route`` are for the hooks to set:
+    whether the client has shown valid credentials; whether the request needs none, and reads no body; whether the call
+    may block; and a name for the log and the metrics. ``response`` is what the call has returned, or None if it failed;
+    it may wait for ``pending`` work. ``over`` is set once a response is sent, which may be another one if the call is
+    late, or the client has gone: then no call and no pending work begins.
+    """
+
+    def __init__(self, connection: Any, listener: Listener, base: Environ, started: float) -> None:
+        super().__init__(base, started)
+        self.connection = connection
+        self.listener = listener
+        self.client: str = base["REMOTE_ADDR"]
+        self.trusted: bool = False
+        self.public: bool = False
+        self.blocks: bool = True
+        self.route: str = ""
+        self.over: bool = False
+        self.pending: list[Pending] = []
+        self.response: Response | None = None
+        self._status: str = ""
+        self._headers: Headers = []
+        self._blocks: list[bytes] = []
+
+    def end(self) -> None:
+        """Drop the body, and begin neither a call nor pending work from now on."""
+        self.over = True
+        self.body = NO_BODY  # A thread may still hold the exchange.
+
+    def call(self, body: bytes | bytearray) -> Response:
+        """Call the application, and read its response."""
+        environ = self.environ
+        errors: list[tuple[int, str]] = []
+        environ["wsgi.input"] = BytesIO(body)
+        environ["server.pending"] = self.pending
+        environ["server.errors"] = errors
+        iterable: Any = self.listener.application(environ, self._start_response)
+        try:
+            self._blocks.extend(iterable)
+        finally:
+            if hasattr(iterable, "close"):
+                iterable.close()
+            environ.pop("wsgi.input", None)  # Drop the body.
+        return make_response(self, self._status, self._headers, b"".join(self._blocks), errors[-1] if errors else None)
+
+    def _start_response(
+        self, status: str, headers: Sequence[tuple[str, str]], _exc_info: Any = None
+    ) -> Callable[[bytes], None]:
+        # No byte has been sent yet, so another call, such as that of an error handler, may replace the response.
+        self._status = status
+        self._headers = list(headers)
+        return self._blocks.append
