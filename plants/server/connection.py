@@ -10,7 +10,6 @@ body is kept. ``state`` has the table of states; what a connection holds is boun
 
 import contextlib
 import socket
-from ssl import SSLError
 from typing import Any, Final
 
 from plants.server.config import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES
@@ -19,7 +18,7 @@ from plants.server.poll import READABLE, WRITABLE
 from plants.server.request import Environ, HTTPError, Listener, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, LoopState, State
-from plants.server.tls import READ_BYTES, TLS
+from plants.server.tls import HANDSHAKE, READ_BYTES, TLS
 
 FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
@@ -163,17 +162,16 @@ class Connection:
             self._receive_plaintext(data)
 
     def _decrypt(self, tls: TLS, ciphertext: bytes) -> None:
+        if not tls.begun and not ciphertext.startswith(HANDSHAKE):
+            self._tls = None
+            self.reject(HTTPError(400, "This port speaks TLS, and the request is plain HTTP."))
+            return
         try:
             data = tls.receive(ciphertext)
             if tls.has_more or tls.closed:
                 self._shared.unfinished_connections.add(self)
             if data:
                 self._receive_plaintext(data)
-        except SSLError as error:
-            if getattr(error, "reason", "") != "HTTP_REQUEST":  # Only errors of OpenSSL have a reason.
-                raise
-            self._tls = None
-            self.reject(HTTPError(400, "This port speaks TLS, and the request is plain HTTP."))
         finally:
             # Send the next flight of the handshake, an alert or the answer to a KeyUpdate. If the application is called
             # now, they are sent with its response.

@@ -14,6 +14,7 @@ _MAX_RECORDS_PER_STEP: Final = 64
 _HEADER_BYTES: Final = 5
 _MAX_RECORD_BYTES: Final = 16384  # of plaintext (RFC 8446, section 5.1)
 _LARGEST_RECORD_BYTES: Final = _MAX_RECORD_BYTES + 2048  # of ciphertext, without its header (RFC 5246, section 6.2.3)
+HANDSHAKE: Final = b"\x16"  # the type of a client's first record
 _RECORD_TYPES: Final = b"\x14\x15\x16\x17"
 # What a client may send before the handshake is complete. Chains of certificates are larger.
 HANDSHAKE_BYTES: Final = 16_384
@@ -40,6 +41,7 @@ class TLS:
     """
 
     def __init__(self, context: SSLContext) -> None:
+        self.begun: bool = False  # The client has sent something.
         self.established: bool = False  # The handshake is complete.
         self.closed: bool = False  # The client has sent close_notify: no more data will follow.
         self.has_more: bool = False  # Complete records are left for the next step.
@@ -58,6 +60,7 @@ class TLS:
 
         :raises SSLError: the handshake failed or is too large, or a record is invalid.
         """
+        self.begun = True
         self._pass_records(self._ciphertext + ciphertext if self._ciphertext else ciphertext)
         records: list[bytes] = []
         with contextlib.suppress(SSLWantReadError):

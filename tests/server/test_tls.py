@@ -163,10 +163,11 @@ def test_a_failed_handshake_sends_its_alert(driver: Driver, sent: bytes) -> None
     assert client.recv(1000) == b""
 
 
+@pytest.mark.parametrize("method", [b"POST", b"OPTIONS", b"PRI"])
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_plain_http_gets_one_400_in_plain_http(driver: Driver, size: int) -> None:
+def test_plain_http_gets_one_400_in_plain_http(driver: Driver, size: int, method: bytes) -> None:
     client, connection = driver.connect()
-    data = post("/", 100)
+    data = post("/", 100).replace(b"POST", method)
     for start in range(0, len(data), size):
         client.sendall(data[start : start + size])
         driver.run_once()
