@@ -4,7 +4,7 @@ import http.client
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -35,12 +35,14 @@ COMMANDS = {
 
 
 @contextmanager
-def running_server(command: str, env: dict[str, str]) -> Iterator[tuple[int, int]]:
+def running_server(command: str, env: dict[str, str], *, prefix: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
     """Run a server on a free port, wait until the server is ready, and yield the port and the process id."""
     port = free_port()
     program, *options = shlex.split(command.replace("PORT", str(port)))
-    words = [*NO_SUBPROCESS_COVERAGE, str(BIN / program), *options]
-    process = start(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = [*NO_SUBPROCESS_COVERAGE, *prefix, str(BIN / program), *options]
+    # Several servers put the working directory first in the module path, so that another installation of the package
+    # would import this checkout.
+    process = start(words, env=env, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: is_ready(port) or process.poll() is not None)
         assert process.poll() is None, f"{command} has ended"
