@@ -2,12 +2,15 @@
 
     python -m benchmarks.durable build DIR    (once: apt install golang golang-github-jackc-pgx-v4-dev npm
                                                golang-github-mattn-go-sqlite3-dev libsqlite3-dev)
-    python -m benchmarks.durable run DIR [--rounds 3] [--seconds 3] [--connections 16 64] [--pool 16]
+    python -m benchmarks.durable run DIR [--delays 0 4] [--rounds 3] [--seconds 3] [--connections 4 16 64] [--pool 16]
 
 Each round starts every server afresh, one at a time, as one process with a new database. All tables are made by the
 package. PostgreSQL runs with fsync and synchronous_commit on, SQLite with WAL and synchronous=FULL in a file on a real
-disk. Each server is checked: it creates, and refuses a missing or wrong token, a plant without a name, and an id in
-use. When it has stopped, its table must have a row for each 200. ``--also`` adds a server of the package itself.
+disk. For each of ``--delays``, all is measured with every flush delayed by this many milliseconds, also that of a peer
+(delayed_flush.c). Each server is checked: it creates, and refuses a missing or wrong token, a plant without a name, and
+an id in use. When it has stopped, its table must have a row for each 200. ``--also`` adds a server of another
+installation of the package, such as "old=/other/.venv/bin/gunicorn --config python:plants.hosting.gunicorn_conf --bind
+127.0.0.1:PORT".
 
 The peers, in benchmarks/durable_peers, prepare their statement once per connection. With PostgreSQL they have a pool
 of ``--pool`` connections, and gthread has as many threads; the package has 4. With SQLite they have one connection,
@@ -31,7 +34,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +104,7 @@ def build(directory: Path) -> None:
     shutil.copy(SOURCES / "fastify.mjs", directory)  # Node resolves an import from the directory of this file.
     environ = os.environ | {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}  # the directory of Debian's packages
     for store in ("postgres", "sqlite"):
-        command = ["go", "build", "-o", str(directory.resolve() / store), "plants.go", f"{store}.go"]
+        command = ["go", "build", "-o", str(directory / store), "plants.go", f"{store}.go"]
         subprocess.run(command, check=True, cwd=SOURCES, env=environ)
 
 
@@ -141,6 +147,17 @@ def measure(command: str, database: Database, args: argparse.Namespace) -> dict[
     return found
 
 
+@contextmanager
+def delayed_flushes(delay_ms: float, directory: Path) -> Iterator[None]:
+    """Delay each flush of the processes that are started meanwhile."""
+    library = directory / "delayed_flush.so"
+    source = Path(__file__).with_name("delayed_flush.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    os.environ |= {"LD_PRELOAD": str(library), "FLUSH_DELAY_MS": str(delay_ms)}
+    yield
+    del os.environ["LD_PRELOAD"], os.environ["FLUSH_DELAY_MS"]
+
+
 def flush_ms(directory: Path) -> float:
     """Return the median time of a flush of 4 KiB to the disk."""
     waits = []
@@ -154,27 +171,33 @@ def flush_ms(directory: Path) -> float:
 
 
 def run(args: argparse.Namespace) -> None:
-    found: dict[tuple[str, str, int], list[Figures]] = defaultdict(list)
     own = {PACKAGE: COMMANDS["Gunicorn, as packaged"]} | dict(also.split("=", 1) for also in args.also)
     servers = {store: own | peers for store, peers in PEERS.items()}
-    with tempfile.TemporaryDirectory(dir=args.data) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        filesystem = subprocess.check_output(["stat", "-f", "-c", "%T", name], text=True).strip()
-        assert filesystem not in {"tmpfs", "ramfs"}, f"{name} is in memory, so set --data to a directory on a disk"
-        flush = flush_ms(directory)
-        with running_postgres(directory, fsync="on", synchronous_commit="on") as postgres:
-            for number, store in itertools.product(range(args.rounds), servers):
-                for position, (server, command) in enumerate(servers[store].items()):
-                    database = new_database(store, f"round{number}_{position}", directory, postgres)
-                    for count, figures in measure(command, database, args).items():
-                        found[store, server, count].append(figures)
-    print(f"{measured_with()}; {filesystem}, a flush takes {flush:.2f} ms; medians of {args.rounds} rounds\n")
-    print("| connections | store | server | creates/s | ratio | CPU us | with database | p50 ms | p99 ms | failures |")
-    print("|---" * 10 + "|")
+    print(f"{measured_with()}; medians of {args.rounds} rounds\n")
+    columns = "flush ms | connections | store | server | creates/s | ratio | CPU us | with database | p50 ms | p99 ms"
+    print(f"| {columns} | failures |\n" + "|---" * 11 + "|")
+    for delay_ms in args.delays:
+        with tempfile.TemporaryDirectory(dir=args.data) as name, delayed_flushes(delay_ms, Path(name)):
+            run_all(servers, Path(name), args)
+
+
+def run_all(servers: dict[str, dict[str, str]], directory: Path, args: argparse.Namespace) -> None:
+    found: dict[tuple[str, str, int], list[Figures]] = defaultdict(list)
+    directory.chmod(0o755)
+    filesystem = subprocess.check_output(["stat", "-f", "-c", "%T", directory], text=True).strip()
+    assert filesystem not in {"tmpfs", "ramfs"}, f"{directory} is in memory, so set --data to a directory on a disk"
+    with ProcessPoolExecutor(1, get_context("spawn")) as new_process:  # This one does not delay its flushes.
+        flush = new_process.submit(flush_ms, directory).result()
+    with running_postgres(directory, fsync="on", synchronous_commit="on") as postgres:
+        for number, store in itertools.product(range(args.rounds), servers):
+            for position, (server, command) in enumerate(servers[store].items()):
+                database = new_database(store, f"round{number}_{position}", directory, postgres)
+                for count, figures in measure(command, database, args).items():
+                    found[store, server, count].append(figures)
     for count, store in itertools.product(args.connections, servers):
         for server in servers[store]:
-            report(count, store, server, found[store, server, count], found[store, PACKAGE, count])
+            row = f"{flush:.2f} | {count} | {store} | {server}"
+            print(f"| {row} | {summary(found[store, server, count], found[store, PACKAGE, count])} |", flush=True)
 
 
 def new_database(store: str, name: str, directory: Path, postgres: PostgresServer) -> Database:
@@ -184,12 +207,12 @@ def new_database(store: str, name: str, directory: Path, postgres: PostgresServe
     return Database(f"{postgres.url.rpartition('/')[0]}/{name}", postgres.processes()[:1])
 
 
-def report(count: int, store: str, server: str, figures: list[Figures], package: list[Figures]) -> None:
+def summary(figures: list[Figures], package: list[Figures]) -> str:
     loads, cpu, with_database = zip(*figures, strict=True)
     rate, p99, failures, p50, _ = median(loads)
     ratio = median_ratio(loads, to=[own.load for own in package])
     cpus = f"{statistics.median(cpu):.0f} | {statistics.median(with_database):.0f}"
-    print(f"| {count} | {store} | {server} | {rate:.0f} | {ratio:.2f} | {cpus} | {p50:.1f} | {p99:.1f} | {failures} |")
+    return f"{rate:.0f} | {ratio:.2f} | {cpus} | {p50:.1f} | {p99:.1f} | {failures}"
 
 
 def main() -> None:
@@ -198,11 +221,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="where the peers are built")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3)
-    parser.add_argument("--connections", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--connections", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 4], help="of a flush, in milliseconds")
     parser.add_argument("--pool", type=int, default=16, help="connections of a peer (default: %(default)s)")
     parser.add_argument("--data", type=Path, help="a directory on a disk, for the databases (default: as tempfile)")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME=COMMAND", help="measure another program, too")
     args = parser.parse_args()
+    args.directory = args.directory.resolve()  # Servers do not start in this directory.
     if args.what == "build":
         build(args.directory)
     else:
