@@ -1,0 +1,93 @@
+"""The private or undocumented names of libraries that the package relies on, and what would break without each.
+
+CI also runs these tests with the newest releases, pre-releases too, to see a change before users do.
+"""
+
+import inspect
+import io
+import urllib.request
+from contextlib import closing
+from typing import Any
+
+import gunicorn.http.message
+import gunicorn.sock
+import psycopg
+import psycopg.conninfo
+import pytest
+from gunicorn import glogging
+from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.config import Config
+from gunicorn.workers import base
+
+import plants.testing
+from tests.contract import TOKEN
+from tests.support.calls import call
+from tests.support.postgres_server import PostgresServer
+
+# A class or a module must have the names. A function must use them, as an attribute or a call.
+NAMES: list[tuple[Any, str, str]] = [
+    (base.Worker.__init__, "sockets cfg log max_requests", "the worker serves no socket, or restarts never"),
+    (base.Worker.__init__, "alive ppid", "the worker does not stop at TERM, or when the master has ended"),
+    (base.Worker.init_process, "PIPE load_wsgi run", "no thread wakes the event loop, or there is no loop"),
+    (base.Worker.init_signals, "PIPE set_wakeup_fd", "a signal does not wake the event loop"),
+    (base.Worker.init_signals, "handle_quit handle_usr1", "INT cuts responses off, USR1 opens no access log again"),
+    (base.Worker.load_wsgi, "wsgi", "there is no application, or a wrapped one is taken for the service's"),
+    (base.Worker, "notify", "the master kills workers, and no line of the error log is written"),
+    (Arbiter.reload, "app reload", "HUP with an unusable configuration or certificate ends the service"),
+    (Arbiter.start, "LISTENERS on_starting when_ready", "the log does not name the addresses"),
+    (Arbiter.num_workers.fset, "nworkers_changed", "TTIN starts a second process beside a dictionary"),
+    (Arbiter.reap_workers, "child_exit", "the gauges of an ended worker stay in the metrics"),
+    (glogging.Logger.setup, "loglevel error_log", "the log has the wrong level or format"),
+    (glogging.Logger._set_handler, "_gunicorn", "the error log has Gunicorn's format, or a user's handler has ours"),
+    (gunicorn.sock, "ssl_context", "no TLS"),
+    (gunicorn.http.message, "MAX_HEADERS", "limit_request_fields = 0 allows no field"),
+    (WSGIApplication, "chdir init load_config_from_file", "plants serve ignores the packaged configuration"),
+    (Config, "get_cmd_args_from_env is_ssl", "plants serve ignores -c in GUNICORN_CMD_ARGS, or a certificate"),
+    (psycopg.conninfo, "timeout_from_conninfo", "a connect_timeout that is no number is found at the first create"),
+]
+
+
+@pytest.mark.parametrize(("place", "names", "broken"), NAMES, ids=[names for _, names, _ in NAMES])
+def test_a_library_still_has_the_names(place: Any, names: str, broken: str) -> None:
+    found = set(place.__code__.co_names) if inspect.isfunction(place) else set(dir(place))
+    assert set(names.split()) <= found, f"otherwise: {broken}"
+
+
+# By the name: what an environ has that depends on it, and the error. All responses depend on falcon.Response._headers.
+REQUESTS: dict[str, tuple[dict[str, str], int]] = {
+    "falcon.App._META_METHODS": ({"REQUEST_METHOD": "WEBSOCKET", "HTTP_AUTHORIZATION": ""}, 40100),
+    "falcon.routing.CompiledRouter.map_http_methods": ({"REQUEST_METHOD": "UNKNOWN"}, 40500),
+    "falcon.routing.CompiledRouter.find": ({"PATH_INFO": "//plants"}, 40400),
+    "marshmallow.fields.Field.validators": ({"body": '{"id": 1, "name": "\\u0000"}'}, 40002),
+    "marshmallow.ValidationError.messages_dict": ({"body": "[]"}, 40002),
+}
+
+
+@pytest.mark.parametrize(("environ", "error"), REQUESTS.values(), ids=REQUESTS)
+def test_a_response_that_depends_on_a_private_name(environ: dict[str, str], error: int) -> None:
+    app = plants.create_app(tokens=[TOKEN])
+    body = environ.pop("body", "{}").encode()
+    response = call(app, io.BytesIO(body), CONTENT_LENGTH=str(len(body)), **environ)
+    assert response.error == error
+    assert response.headers["cache-control"] == "no-store"
+
+
+def test_the_testing_server_works_with_waitress_wasyncore() -> None:
+    with plants.testing.serve() as server, urllib.request.urlopen(f"{server.url}/livez") as response:
+        assert response.status == 200
+
+
+def test_statements_wait_in_psycopg_connection_wait(server: PostgresServer) -> None:
+    """Otherwise, a statement would wait for ever for a server whose machine is gone."""
+    waits = []
+
+    class Connection(psycopg.Connection[Any]):
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            waits.append(gen)
+            return super().wait(gen, interval, timeout)
+
+    with closing(Connection.connect(server.url, autocommit=True)) as connection:
+        waits.clear()
+        connection.execute("SELECT 1")
+    assert waits
