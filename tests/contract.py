@@ -232,6 +232,7 @@ NOT_JSON = [
     ("deep arrays", b"[" * 2000),
     ("deep in a member that is ignored", nested(2000)),
     ("101 deep", b"[" * 101 + b"]" * 101),
+    ("101 deep in objects", b'{"":' * 101 + b"1" + b"}" * 101),
     ("101 deep in arrays and objects", b'{"\\"]": [' * 50 + b"[]" + b"]}" * 50),
     ("101 deep, after a backslash at the end of a string", b'["\\\\", ' + b"[" * 100 + b"]" * 101),
     ("101 deep, after many shallow arrays", b"[" + b'[], "]]]\\"]", ' * 100 + b"[" * 100 + b"]" * 101),

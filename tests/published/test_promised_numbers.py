@@ -16,7 +16,7 @@ import pytest
 
 from plants import Plant, StoreUnavailable, open_store
 from plants.server.poll import Poll
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
+from tests.contract import TOKEN
 from tests.support.hosted import SERVE, Service
 from tests.support.process import free_port, wait_until
 
@@ -101,20 +101,6 @@ def test_a_request_id_of_the_client_has_at_most_128_characters(service: Service)
     for size, is_kept in ((128, True), (129, False)):
         response = service.send(method="GET", path="/livez", headers=[("X-Request-ID", "x" * size)])
         assert (response.headers["x-request-id"] == "x" * size) == is_kept
-
-
-@pytest.mark.parametrize("flat", ["", "[],{}," * 60], ids=["few brackets", "many brackets"])
-@pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"x":', "}")], ids=["arrays", "objects"])
-def test_at_most_100_arrays_and_objects_are_nested(service: Service, flat: str, start: str, end: str) -> None:
-    for depth, error in ((98, 40002), (99, 40001)):  # inside two others
-        body = f'{{"x": [{flat}{start * depth}{"0" if start != "[" else ""}{end * depth}]}}'
-        assert service.send(body.encode(), headers=[AUTH, JSON_TYPE]).error == error
-
-
-def test_a_body_has_at_most_1_mib(service: Service) -> None:
-    headers = [AUTH, JSON_TYPE]
-    assert service.send(new_plant().ljust(1_048_577), headers=headers).error == 41300
-    assert service.send(new_plant().ljust(1_048_576), headers=headers).plant == {"name": "Fern"}
 
 
 def test_poll_waits_for_seconds_where_there_is_no_epoll() -> None:
