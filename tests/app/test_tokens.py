@@ -4,11 +4,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from plants import tokens as tokens_module
 from plants.tokens import TokenFile
 
 
@@ -53,8 +53,8 @@ def test_an_invalid_token_file_is_rejected_without_quoting_it(path: Path, conten
 
 
 @pytest.fixture
-def check_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_module, "CHECK_SECONDS", 0.0)
+def two_seconds_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", count(step=2.0).__next__)
 
 
 def accepted(tokens: TokenFile) -> list[str]:
@@ -89,7 +89,7 @@ BAD_CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.usefixtures("check_always")
+@pytest.mark.usefixtures("two_seconds_between_calls")
 @pytest.mark.parametrize(("change", "reason"), BAD_CHANGES.values(), ids=BAD_CHANGES)
 def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], reason: str
@@ -111,7 +111,7 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert caplog.messages[1:] == ["the token file has changed; valid tokens: 1"]
 
 
-@pytest.mark.usefixtures("check_always")
+@pytest.mark.usefixtures("two_seconds_between_calls")
 def test_the_first_use_reads_the_file_again(path: Path) -> None:
     """Workers are forked from a process that has only checked the file, maybe long before."""
     for content, valid in {"second\n": ["second"], "not a token\n": []}.items():
