@@ -1,5 +1,6 @@
 """Read the body of a request in bounded memory, and parse it as strict JSON (RFC 8259)."""
 
+import codecs
 import json
 import math
 import re
@@ -19,7 +20,10 @@ _MAX_DIGITS = 640  # Python may be set to convert no more to an integer.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _MAX_INT64_LENGTH = len(str(-(2**63)))
 _MAX_DEPTH = 100
+_MAX_VALUES = 1_000  # with the names; a mebibyte of them takes a hundred times as long to parse as one string
 _MAX_READ_BYTES = 1 << 20
+_TOO_MANY = f"it has more than {_MAX_VALUES:,} names and values"
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Opening brackets become the byte 1 and closing ones -1; all other bytes are deleted.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _OTHER_BYTES = bytes(set(range(256)) - set(b"[{]}"))
@@ -79,29 +83,40 @@ def _too_large(max_bytes: int) -> falcon.HTTPError:
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse RFC 8259 text in UTF-8 without a byte order mark, in which no object has a name twice (RFC 7493).
 
-    The limit of 100 nested arrays and objects is ours, because that of Python's own parser differs by version. An
-    integer literal that is longer than any int64 becomes an infinity, which no integer field accepts.
+    The limits of 100 nested arrays and objects, and of 1,000 names and values, are ours. An integer literal that is
+    longer than any int64 becomes an infinity, which no integer field accepts.
 
     :raises falcon.HTTPError: the body is not such JSON.
     """
     try:
         text = body.decode().strip(_SPACE)
-        # Few bodies have more than 100 brackets, and only for those the exact depth is computed.
-        if len(text) > _MAX_DEPTH < text.count("[") + text.count("{") and _depth(text) > _MAX_DEPTH:
-            raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
+        if len(text) > _MAX_DEPTH:
+            _check_bounds(text)
         document, end = _decoder.raw_decode(text)
     except ValueError as error:
-        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {error}.") from None
+        problem = "it begins with a byte order mark" if body.startswith(_BYTE_ORDER_MARKS) else str(error)
+        raise http_error(ErrorCode.NOT_JSON, f"The body is missing or is not JSON: {problem}.") from None
     if end < len(text):
         raise http_error(ErrorCode.NOT_JSON, "The body has more text after its JSON.")
     return document
 
 
-def _depth(text: str) -> int:
-    # The depth may be wrong after a syntax error, but the parser rejects the text there anyway.
-    unquoted = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
-    steps = unquoted.encode().translate(_STEPS, _OTHER_BYTES)
-    return max(accumulate(memoryview(steps).cast("b")), default=0)
+def _check_bounds(text: str) -> None:
+    # Each name and value, except the document itself, is the first after one of these four characters.
+    opening = text.count("[") + text.count("{")
+    if opening <= _MAX_DEPTH and opening + text.count(",") + text.count(":") < _MAX_VALUES:
+        return
+    # The counts may be wrong after a syntax error, but the parser rejects the text there anyway.
+    text = text.replace("\\\\", "").replace('\\"', "")
+    if text.count('"') > 2 * _MAX_VALUES:  # Splitting that text would take long.
+        raise ValueError(_TOO_MANY)
+    outside = '"'.join(text.split('"')[::2]).encode().translate(None, _SPACE.encode())
+    empty = outside.count(b"[]") + outside.count(b"{}")
+    if sum(map(outside.count, (b"[", b"{", b",", b":"))) - empty >= _MAX_VALUES:
+        raise ValueError(_TOO_MANY)
+    steps = outside.translate(_STEPS, _OTHER_BYTES)[: 2 * _MAX_VALUES]  # JSON with so few values has no more brackets.
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > _MAX_DEPTH:
+        raise ValueError(f"more than {_MAX_DEPTH} arrays and objects are nested")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

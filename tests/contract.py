@@ -93,6 +93,11 @@ def with_id(literal: str) -> bytes:
     return b'{"id": %s, "name": "Fern"}' % literal.encode()
 
 
+def with_zeros(count: int) -> bytes:
+    """Return a NewPlant with one more member, whose zeros follow 11 other names and values of the document."""
+    return new_plant(x=[{"a": []}, '"[{,:\\', *[0] * count]).replace(b"[]", b"[ \n]")
+
+
 def nested(depth: int) -> bytes:
     """Return a NewPlant with one more member: ``depth`` nested arrays."""
     return new_plant()[:-1] + b', "x": ' + b"[" * depth + b"]" * depth + b"}"
@@ -231,6 +236,8 @@ NOT_JSON = [
     ("a name twice in a member that is ignored", b'{"id": 1, "name": "Fern", "x": {"a": 1, "a": 1}}'),
     ("deep arrays", b"[" * 2000),
     ("deep in a member that is ignored", nested(2000)),
+    ("1,001 names and values", with_zeros(990)),
+    ("1,001 strings", new_plant(x=[""] * 994)),
     ("101 deep", b"[" * 101 + b"]" * 101),
     ("101 deep in objects", b'{"":' * 101 + b"1" + b"}" * 101),
     ("101 deep in arrays and objects", b'{"\\"]": [' * 50 + b"[]" + b"]}" * 50),
@@ -293,8 +300,8 @@ NEW_PLANT = [
     ("other members", new_plant(color="green", price=1.5, parts=[None, {"leaf": True}]), Plant(1, "Fern")),
     ("a huge integer elsewhere", new_plant()[:-1] + b', "x": ' + b"1" * 4000 + b"}", Plant(1, "Fern")),
     ("U+0000 elsewhere", new_plant(x="\0", **{"\0": "\ud800"}), Plant(1, "Fern")),
+    ("1,000 names and values", with_zeros(989), Plant(1, "Fern")),
     ("100 deep in all", nested(99), Plant(1, "Fern")),
-    ("many arrays, none deep", new_plant(x=[[{}]] * 300), Plant(1, "Fern")),
     ("brackets in strings", new_plant(name="[" * 300, tag='{"\\' * 200), Plant(1, "[" * 300, '{"\\' * 200)),
     ("prototype names", new_plant(__proto__={}, constructor=1, self=1, cls=1), Plant(1, "Fern")),
 ]

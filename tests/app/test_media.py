@@ -68,6 +68,12 @@ def test_a_body_that_cannot_be_accepted_is_not_read(app: Any, environ: dict[str,
     assert environ or "wsgi.input_terminated" in response.message  # what the server would have to set
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_the_message_names_a_byte_order_mark(app: Any, encoding: str) -> None:
+    body = new_plant().decode().encode(encoding)
+    assert "begins with a byte order mark" in call(app, io.BytesIO(body), wsgi_input_terminated=True).message
+
+
 DEEP = """
 import sys, threading
 from plants.json_body import parse_json
