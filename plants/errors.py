@@ -68,8 +68,8 @@ def error_response(error: BaseException) -> tuple[int, list[tuple[str, str]], by
     code = http.code or http.status_code * 100
     headers = HEADERS | (RETRY_AFTER if code == ErrorCode.UNAVAILABLE else {}) | dict(http.headers or {})
     message = error_message(code, http.description)
-    body = json.dumps({"error": code, "message": message}).encode()
-    return http.status_code, [*headers.items()], body, (code, message)
+    body = json.dumps({"error": code, "message": message}) + "\n"
+    return http.status_code, [*headers.items()], body.encode(), (code, message)
 
 
 def respond(error: Exception, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:

@@ -48,7 +48,7 @@ def loader(schema: Schema) -> Callable[[Any], Plant]:
 
 
 def dumper(schema: Schema) -> Callable[[Plant], bytes]:
-    """Return a function that dumps a plant as JSON, without the members that are None.
+    """Return a function that dumps a plant as a line of JSON, without the members that are None.
 
     :raises KeyError: the schema has a field of an unknown type.
     """
@@ -61,6 +61,6 @@ def dumper(schema: Schema) -> Callable[[Plant], bytes]:
             value = plant[index]
             if value is not None:
                 members.append(label + encode(value))
-        return f"{{{', '.join(members)}}}".encode()
+        return f"{{{', '.join(members)}}}\n".encode()
 
     return dump

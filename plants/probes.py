@@ -21,7 +21,7 @@ class Readiness:
         """Respond with 200, or with 503 if an ``add`` would fail now or the server is stopping."""
         if req.env.get("server.stopping"):
             raise http_error(ErrorCode.UNAVAILABLE, "The service is stopping.")
-        resp.text = '{"status": "ready"}'
+        resp.text = '{"status": "ready"}\n'
         begin(self._store, None, req.env)
 
     on_head = on_get
@@ -50,7 +50,7 @@ def public_resources(store: PlantStore) -> dict[str, object]:
     """Return the public resources that every deployment has, keyed by path."""
     return {
         # It does not check the store, because a restart of the process would not end an outage of the store.
-        "/livez": Constant(b'{"status": "live"}'),
+        "/livez": Constant(b'{"status": "live"}\n'),
         "/readyz": Readiness(store),
         "/openapi.json": Constant(files("plants").joinpath("openapi.json").read_bytes()),
     }

@@ -52,8 +52,8 @@ HEAD = (
     b"Content-Length: %%d\r\n\r\n" % TOKEN.encode()
 )
 PLANTS = [new_plant(id=plant_id) for plant_id in (1, 1, 2)]
-SUCCESS = (200, b'{"name": "Fern"}')
-IN_USE = (400, b'{"error": 40003, "message": "The id 1 is in use."}')
+SUCCESS = (200, b'{"name": "Fern"}\n')
+IN_USE = (400, b'{"error": 40003, "message": "The id 1 is in use."}\n')
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ def client(store: PlantStore | None = None, environ: dict[str, Any] | None = Non
 
 
 PUBLIC_BODIES = {
-    "/livez": b'{"status": "live"}',
-    "/readyz": b'{"status": "ready"}',
+    "/livez": b'{"status": "live"}\n',
+    "/readyz": b'{"status": "ready"}\n',
     "/openapi.json": files("plants").joinpath("openapi.json").read_bytes(),
 }
 

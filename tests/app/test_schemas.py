@@ -176,7 +176,7 @@ def test_the_fast_path_loads_as_marshmallow_does(schema: Schema, document: Any) 
 @given(kind=st.sampled_from([PlantSchema, NewPlantSchema]), plant=st.builds(Plant, integers, texts, st.none() | texts))
 def test_the_fast_path_dumps_as_marshmallow_does(kind: type[Schema], plant: Plant) -> None:
     shape = {name: value for name, value in kind().dump(plant).items() if value is not None}
-    assert dumper(kind())(plant) == json.dumps(shape).encode()
+    assert dumper(kind())(plant) == json.dumps(shape).encode() + b"\n"
 
 
 @pytest.mark.parametrize("make", [loader, dumper])

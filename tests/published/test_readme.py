@@ -25,8 +25,8 @@ def start_and_send(start: str, folder: Path) -> None:
     with Service(command, folder, {"GUNICORN_CMD_ARGS": "--bind 127.0.0.1:0"}) as service:
         service.wait_until_it_serves()
         request = CURL.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
-        assert f"the response is `{output_of('sh', '-c', request)}`" in README
-        assert f"`{output_of('sh', '-c', request)}`" in README
+        for sentence in ("the response is `{}`", "`{}`"):
+            assert sentence.format(output_of("sh", "-c", request).removesuffix("\n")) in README
         assert service.stop() == 0
 
 

@@ -143,7 +143,7 @@ def test_a_server_records_requests_and_responses(plants_server: Server) -> None:
     assert first.headers["content-type"] == "application/json"
     assert (json.loads(second.body)["name"], second.status) == ("Ivy", 401)
     assert json.loads(second.response)["error"] == 40101
-    assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, b'{"status": "live"}')
+    assert third._replace(headers={}) == Received("GET", "/livez", "x=1", {}, b"", 200, b'{"status": "live"}\n')
     assert json.loads(get(plants_server, "/openapi.json").body)["info"]["version"] == "1.0.0"
 
 
