@@ -6,6 +6,7 @@ Its first import makes the service from the environment. ``HUP`` does not import
 import gc
 import logging
 import os
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,6 +53,14 @@ def on_starting(server: Any) -> None:
     if not log.hasHandlers():  # Do not replace the user's logging configuration.
         log.parent = server.log.error_log  # whose handlers and level HUP may change
     check(server.cfg)
+    # Gunicorn would try for 5 s, with two lines each time. systemd, or the master before USR2, may have bound sockets.
+    passed = {"LISTEN_FDS", "GUNICORN_FD"} & os.environ.keys()
+    for address in [each for each in server.cfg.address if isinstance(each, tuple) and not passed]:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            socket.create_server(address, family=family, reuse_port=server.cfg.reuse_port).close()
+        except (OSError, OverflowError) as error:
+            stop(f"cannot listen, so set another address (--bind or PORT): {error}")
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
         try:
