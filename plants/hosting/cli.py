@@ -31,13 +31,15 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("plants", epilog=f"The settings, from the environment, are {', '.join(SETTINGS)}.")
     version = f"plants {plants.__version__} ({server.implementation()} server)"
     parser.add_argument("-V", "--version", action="version", version=version)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(run=lambda _options: parser.print_help())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("serve", help="start the service; its options are Gunicorn's")
-    check = commands.add_parser("check", help="check whether a service is ready")
+    purpose = "check whether a service is ready; the exit status is 0 if it is, else 1"
+    check = commands.add_parser("check", help=purpose, description=purpose)
     check.set_defaults(run=_check)
     check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: PORT, or 8000, on 127.0.0.1)")
     purpose = "print a new token to standard error, and its line for PLANTS_TOKENS_FILE to standard output"
-    commands.add_parser("token", help=purpose).set_defaults(run=_token)
+    commands.add_parser("token", help=purpose, description=purpose).set_defaults(run=_token)
     return parser
 
 
@@ -65,6 +67,8 @@ def _serve() -> None:
 def _check(options: Namespace) -> None:
     url = options.url or f"http://127.0.0.1:{os.environ.get('PORT', '8000')}"
     address = f"{url.rstrip('/')}/readyz"
+    if not url.startswith(("http://", "https://")):
+        stop(f"{url}: a URL begins with http:// or https://, such as http://127.0.0.1:8000")
     try:
         build_opener(ProxyHandler({})).open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:

@@ -20,7 +20,9 @@ def test_help_names_the_commands_and_the_settings() -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert re.findall(r"^    (\w+) ", result.stdout, re.MULTILINE) == ["serve", "check", "token"]
     assert re.findall(r"PLANTS_\w+(?=[,.])", result.stdout) == list(SETTINGS)
-    assert call().returncode == 2
+    assert call().stdout == result.stdout
+    assert "the exit status is 0 if it is, else 1" in call("check", "--help").stdout
+    assert "print a new token to standard error" in call("token", "--help").stdout
 
 
 def test_version_prints_the_version_and_whether_the_server_is_compiled() -> None:
@@ -51,15 +53,20 @@ def test_plants_check_reports_an_address_that_does_not_respond() -> None:
         assert error_line(checked) == f"http://127.0.0.1:{port}/readyz: timed out."
     for url, reason in [
         (f"http://127.0.0.1:{free_port()}", "Connection refused."),
-        ("127.0.0.1:8000", "unknown url type: 127.0.0.1."),
+        ("localhost:8000", "a URL begins with http:// or https://, such as http://127.0.0.1:8000."),
         ("http://a:b", "nonnumeric port: 'b'."),
     ]:
         line = error_line(call("check", url))
-        assert line.startswith(f"{url}/readyz: ")
+        assert line.startswith(url)
         assert line.endswith(reason)
 
 
 # plants serve
+
+
+def test_a_second_service_on_the_same_port_fails_in_one_line(service: Service) -> None:
+    result = call("serve", f"--bind=127.0.0.1:{service.port}", "--log-level=error", PLANTS_TOKENS=TOKEN)
+    assert re.match(rf"cannot listen, so set .*--bind.*Address already in use.*\b{service.port}\b", error_line(result))
 
 
 @pytest.mark.parametrize("source", ["option", "environment"])
