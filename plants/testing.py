@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from wsgiref.types import StartResponse
 
 import falcon
@@ -157,7 +157,7 @@ class Server:
         self.token = secrets.token_urlsafe()
         return self.token
 
-    def fail(self, failure: int | str, *, times: float = math.inf) -> None:
+    def fail(self, failure: int | Literal["close", "cut"], *, times: float = math.inf) -> None:
         """Fail the next ``times`` requests for an operation, or all from now on, whatever they contain.
 
         :param failure: the status of an Error, such as 429; or ``"close"``, which closes the connection and stores
@@ -247,16 +247,29 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
         wasyncore.close_all(sockets)
 
 
+def _failure(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser("python -m plants.testing", description="Serve the plant store to a test.")
     parser.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1; if 0, the system chooses one")
     parser.add_argument("--token", help="the valid token; a new one if there is none")
+    parser.add_argument("--fail", type=_failure, help="an HTTP error status, close or cut")
+    parser.add_argument("--times", type=int, default=math.inf, help="how many requests fail; all if there is no number")
+    parser.add_argument("--delay", type=float, default=0.0, help="how long a create takes, in seconds")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would miss a signal that arrives just before it reads.
-    with serve(token=args.token, port=args.port) as server:
-        print(json.dumps({"url": server.url, "token": server.token}), flush=True)
-        for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
-            pass
+    try:
+        with serve(token=args.token, port=args.port) as server:
+            if args.fail:
+                server.fail(args.fail, times=args.times)
+            server.store.delay = args.delay
+            print(json.dumps({"url": server.url, "token": server.token}), flush=True)
+            for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
+                pass
+    except (OSError, OverflowError, ValueError) as error:  # The port is in use, or an option has no such value.
+        sys.exit(f"plants.testing: {error}")
 
 
 if __name__ == "__main__":

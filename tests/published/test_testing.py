@@ -2,16 +2,17 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from plants import Plant, StoreUnavailable
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
-from tests.support.hosted import CHECKOUT, send_to
+from tests.support.hosted import CHECKOUT, output_of, run, send_to
+from tests.support.needs import needs
 from tests.support.process import free_port, wait_until
 
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
@@ -129,7 +131,7 @@ def test_an_unusable_token_or_failure_is_rejected(server: Server) -> None:
             Server(token=token)
     for wrong in (200, 600, "429"):
         with pytest.raises(ValueError, match=r"^a failure is an HTTP error status, 'close' or 'cut', not "):
-            server.fail(wrong)
+            server.fail(wrong)  # type: ignore[arg-type]
 
 
 def test_a_server_records_requests_and_responses(plants_server: Server) -> None:
@@ -156,7 +158,7 @@ def test_delayed_requests_complete_at_once(server: Server, end: Callable[[Server
     server.store.delay = 600.0
     with ThreadPoolExecutor(8) as pool:
         responses = [pool.submit(post, server, id=number) for number in range(8)]
-        sleep(1.0)
+        time.sleep(1.0)
         assert not any(response.done() for response in responses)
         end(server)
         assert [response.result().status for response in responses] == [200] * 8
@@ -168,7 +170,7 @@ def test_a_client_timeout_does_not_delay_the_stop(caplog: pytest.LogCaptureFixtu
         server.store.delay = 600.0
         client = http.client.HTTPConnection(server.url.removeprefix("http://"))
         client.request("POST", "/plants", new_plant(), server.headers)
-        sleep(0.1)
+        time.sleep(0.1)
         client.close()
     assert "still running" not in caplog.text
 
@@ -239,7 +241,7 @@ def start_command(*options: str) -> "subprocess.Popen[str]":
 
 
 def test_the_documented_command_serves_until_its_input_ends() -> None:
-    (options,) = re.findall(r"^python -m plants\.testing (--.* secret)$", TESTING, re.MULTILINE)
+    (options,) = re.findall(r"^python -m plants\.testing (.*--fail.*)$", TESTING, re.MULTILINE)
     with start_command(*options.split()) as process:
         assert process.stdout
         started = json.loads(process.stdout.readline())
@@ -248,9 +250,30 @@ def test_the_documented_command_serves_until_its_input_ends() -> None:
         server.url = started["url"]
         assert process.stdin
         print("ignored", file=process.stdin, flush=True)
+        assert [post(server).status, post(server).status] == [503, 503]
+        sent = time.monotonic()
         assert post(server).status == 200
+        assert time.monotonic() - sent >= 0.5
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+@needs("curl")
+def test_the_documented_shell_starts_a_server_that_ends_with_it(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```sh\n(.*?)```", TESTING, re.DOTALL)
+    script += """curl -sS "$url/plants" -H 'Authorization: Bearer secret' -H 'Content-Type: application/json' -d '%s'"""
+    path = f"{Path(sys.executable).parent}:{os.defpath}"
+    assert output_of("sh", "-e", "-c", script % new_plant().decode(), cwd=tmp_path, PATH=path) == '{"name": "Fern"}\n'
+
+
+def test_a_port_in_use_or_an_unknown_failure_ends_the_command_in_one_line(server: Server) -> None:
+    for option, value, reason in [
+        ("--port", server.url.rpartition(":")[2], "[Errno "),
+        ("--fail", "200", "a failure is"),
+    ]:
+        result = run(sys.executable, "-m", "plants.testing", option, value)
+        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+        assert result.stderr.startswith(f"plants.testing: {reason}")
 
 
 def test_the_command_ends_at_an_interrupt() -> None:
