@@ -31,13 +31,11 @@ def compiled_modules(scratch: str) -> list[Extension]:
 readme = (here / "README.md").read_text(encoding="utf-8")
 compiling = os.environ.get("PLANTS_COMPILE") == "1"
 with tempfile.TemporaryDirectory() as scratch:
-    # A build directory that stays would bring deleted modules back, and a checkout may be read-only.
-    options = {"build": {"build_base": scratch}}
-    if not os.access(here, os.W_OK):
-        options["egg_info"] = {"egg_base": scratch}
     setup(
         long_description=re.sub(r"\[([^\]]*)\]\((?!https://)([^)]*)\)", r"\1 (\2)", readme),
-        options=options,
+        # A build directory that stays would bring deleted modules back. Metadata that stays would belong to the user of
+        # the first installation, whose successor could not replace it. A checkout may be read-only.
+        options={"build": {"build_base": scratch}, "egg_info": {"egg_base": scratch}},
         setup_requires=["mypy[mypyc]>=2.4,<3"] if compiling else [],
         # Compile only into a wheel, because a compiled module in a checkout would hide changes of its source.
         ext_modules=compiled_modules(scratch) if compiling and "bdist_wheel" in sys.argv else [],
