@@ -48,9 +48,7 @@ def test_a_clean_copy_needs_only_the_readmes_commands(tmp_path: Path) -> None:
     install = INSTALL.replace("python3", shlex.quote(sys.executable), 1)
     subprocess.run(["sh", "-c", install], cwd=copy, check=True, timeout=600)
     start_and_send(SERVE, copy)
-    # In the checkout, Python finds the package there. Elsewhere, it finds what was installed.
-    program = shlex.quote(str(copy / ".venv/bin/plants"))
-    start_and_send(f"PLANTS_TOKENS=secret {program} serve", tmp_path)
+    assert not [*copy.glob("*.egg-info")]  # The owner of the checkout could not replace that of root.
     installed = {path.name for path in copy.glob(".venv/lib/*/site-packages/plants/*.py")}
     assert installed == {path.name for path in CHECKOUT.glob("plants/*.py")}
     assert "interpreted server" in output_of(copy / ".venv/bin/plants", "--version")

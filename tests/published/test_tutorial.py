@@ -20,9 +20,9 @@ TUTORIAL = (CHECKOUT / "docs/tutorial.md").read_text()
 (_, INSTALL), *STEPS = re.findall(r"^```(\w+)\n(.*?)\n^```$", TUTORIAL, re.DOTALL | re.MULTILINE)
 
 
-def run(command: str, folder: Path, env: dict[str, str]) -> str:
+def run(command: str, folder: Path, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     words = ["sh", "-c", command]
-    return subprocess.run(words, cwd=folder, env=env, check=True, timeout=600, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(words, cwd=folder, env=env, check=True, timeout=600, capture_output=True, text=True)
 
 
 @needs("curl")
@@ -31,20 +31,21 @@ def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> 
     address = f"127.0.0.1:{free_port()}"
     env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     outputs: list[str] = []
-    command = ""
+    command = token = ""
     with ExitStack() as service:
         for language, step in STEPS:
             if language == "json":
                 # If a second response follows, the reader has sent the same request again.
-                output = outputs.pop() if outputs else run(command, tmp_path, env)
+                output = outputs.pop() if outputs else run(command, tmp_path, env).stdout
                 assert json.loads(output) == json.loads(step)
             elif step.endswith("plants serve"):
                 service.close()
                 start = ["sh", "-c", f"exec env {step} --bind {address}"]
                 service.enter_context(Service(start, tmp_path, env)).wait_until_it_serves()
             else:
-                command = step.replace("127.0.0.1:8000", address)
-                outputs = [run(command, tmp_path, env)]
+                command = step.replace("127.0.0.1:8000", address).replace("Bearer TOKEN", f"Bearer {token}")
+                result = run(command, tmp_path, env)
+                outputs, token = [result.stdout], result.stderr.strip()
                 assert "sqlite3" not in step or f"prints `{outputs[0].rstrip()}`" in TUTORIAL
     assert (tmp_path / "tokens").read_text().startswith("sha256:")
 
@@ -54,4 +55,4 @@ def test_the_tutorial_installs_the_command(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info")
     shutil.copytree(CHECKOUT, tmp_path / "plants", ignore=ignored)
     command = INSTALL.replace("python3", shlex.quote(sys.executable), 1)
-    assert run(f"{command} && plants --version", tmp_path / "plants", environment()).startswith("plants ")
+    assert run(f"{command} && plants --version", tmp_path / "plants", environment()).stdout.startswith("plants ")

@@ -1,1 +1,0 @@
-from plants.hosting.gunicorn_conf import *
