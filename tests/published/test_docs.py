@@ -14,7 +14,7 @@ from plants.hosting import metrics
 from plants.hosting.settings import SETTINGS
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT
+from tests.support.hosted import CHECKOUT, SERVE, serving
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("tests/**/*.md")])
 
@@ -70,3 +70,16 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
         for number, path in enumerate(["/store/plants", "/plants/"], start=2):
             response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])
             assert response.plant == {"name": "Fern"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "app"),
+    re.findall(r"^cd examples && (\w+)=(\S+) plants serve(.*)$", page("embedding"), re.MULTILINE),
+)
+def test_the_documented_commands_serve_the_examples(setting: str, value: str, app: str, tmp_path: Path) -> None:
+    env = {"PLANTS_STORE": f"sqlite:///{tmp_path}/plants.db", setting: value}
+    with serving(command=[*SERVE, *app.split()], cwd=CHECKOUT / "examples", **env) as service:  # type: ignore[arg-type]
+        headers = [("Authorization", "Bearer secret"), JSON_TYPE]
+        assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
+        response = service.send(new_plant(), headers=headers)
+        assert (response.error, "link" in response.headers) == (40003, "wrapped_app" in app)

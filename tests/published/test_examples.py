@@ -176,5 +176,5 @@ def test_the_command_of_an_example_serves_it_without_warnings(
 
 
 def test_every_example_is_tested() -> None:
-    tested = {*SERVED_EXAMPLES, "test_client.py", "paste_app.py"}
+    tested = {*SERVED_EXAMPLES, "wrapped_app.py", "test_client.py", "paste_app.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested

@@ -33,9 +33,11 @@ def test_the_service_works_behind_a_proxy_with_a_prefix(port: int) -> None:
 
 @pytest.mark.parametrize("port", [pytest.param("nginx", marks=needs("nginx"))], indirect=True)
 def test_nginx_adds_the_cors_headers_to_every_response(port: int) -> None:
-    preflight = send_to(port, method="OPTIONS", path="/v1/plants", headers=[])
+    asked = [("Origin", "https://garden.example.com"), ("Access-Control-Request-Method", "POST")]
+    preflight = send_to(port, method="OPTIONS", path="/v1/plants", headers=asked)
     refused = send_to(port, new_plant(), path="/v1/plants", headers=[JSON_TYPE])
     assert (preflight.status, refused.status) == (204, 401)
-    assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+    assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type, X-Request-ID"
     for response in (preflight, refused):
         assert response.headers["access-control-allow-origin"] == "https://garden.example.com"
+        assert response.headers["access-control-expose-headers"] == "Retry-After, X-Request-ID"
