@@ -14,8 +14,9 @@ from packaging.requirements import Requirement
 
 import plants
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, run
+from tests.support.hosted import CHECKOUT, SERVE, Service, call, error_line, run
 from tests.support.needs import needs
+from tests.support.tls_client import make_certificate
 
 DEPLOY = CHECKOUT / "deploy"
 UNIT = DEPLOY / "plants.service"
@@ -24,26 +25,34 @@ STATE = "/var/lib/plants"
 
 @needs("systemd-analyze")
 def test_systemd_verifies_the_units_and_their_exposure(tmp_path: Path) -> None:
-    for name in ("plants.socket", "plants.service", "plants-backup.service", "plants-backup.timer"):
+    units = [path for path in DEPLOY.glob("plants*") if path.is_file()]
+    for file in (*units, *DEPLOY.glob("plants*.d/*")):
+        copy = tmp_path / file.relative_to(DEPLOY)
+        copy.parent.mkdir(exist_ok=True)
         # systemd checks that the program exists; the test machine has no /opt/plants.
-        (tmp_path / name).write_text(re.sub("/opt/plants/bin/[a-z]+", "/bin/sh", (DEPLOY / name).read_text()))
+        copy.write_text(re.sub("/opt/plants/bin/[a-z]+", "/bin/sh", file.read_text()))
     # systemd also reads the units of this machine, and may warn of theirs.
-    result = run("systemd-analyze", "verify", *tmp_path.iterdir())
+    result = run("systemd-analyze", "verify", *[tmp_path / unit.name for unit in units])
     assert [line for line in result.stderr.splitlines() if "plants" in line] == []
     assert result.returncode == 0, result.stderr
-    result = run("systemd-analyze", "security", "--offline=true", "--threshold=15", UNIT)
+    services = [unit for unit in units if unit.suffix == ".service"]
+    result = run("systemd-analyze", "security", "--offline=true", "--threshold=15", *services)
     assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_in", [None, DEPLOY / "plants.service.d/tls.conf"], ids=["plain", "TLS"])
+def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path, drop_in: Path | None) -> None:
     credentials, state = tmp_path / "credentials", tmp_path / "state"
     credentials.mkdir()
     state.mkdir()
     (credentials / "tokens").write_text(f"{TOKEN}\n")
+    for name in ("cert.pem", "key.pem"):
+        (credentials / name).symlink_to(make_certificate(tmp_path))
     env = dict(
         setting.replace("%d", str(credentials)).replace(STATE, str(state)).split("=", 1)
-        for setting in re.findall("^Environment=(.*)$", UNIT.read_text(), re.MULTILINE)
+        for file in (UNIT, drop_in)
+        for setting in re.findall('^Environment="?(.*?)"?$', file.read_text() if file else "", re.MULTILINE)
     )
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
@@ -56,7 +65,10 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path) -> None
         with Service(command, CHECKOUT, env, stdin=listener.fileno()) as service:
             assert b"READY=1" in manager.recv(4096)
             service.port = listener.getsockname()[1]
-            assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+            if drop_in:  # Nothing else is wrong with the certificate.
+                assert "certificate verify failed" in error_line(call("check", f"https://127.0.0.1:{service.port}"))
+            else:
+                assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
             assert service.stop() == 0
     assert (state / "plants.db").stat().st_size > 0
 
