@@ -24,7 +24,7 @@ def _send_the_request_of_the_readme(port: int) -> str:
     headers = dict(words[number + 1].split(": ") for number, word in enumerate(words) if word == "-H")
     request = urllib.request.Request(f"http://127.0.0.1:{port}/plants", words[-1].encode(), headers)
     with urllib.request.urlopen(request) as response:
-        return str(response.read().decode())
+        return str(response.read().decode()).removesuffix("\n")
 
 
 def _processes_left_behind() -> list[str]:
