@@ -56,6 +56,8 @@ def test_the_table_of_metrics_has_every_metric() -> None:
     # Prometheus appends _total to the names of counters.
     documented = {name.removesuffix("_total") for name in re.findall(f"`({names})`", page("operating"))}
     assert documented == set(re.findall(f'"({names})"', inspect.getsource(metrics)))
+    alerts = (CHECKOUT / "deploy/alerts.yaml").read_text()
+    assert {name.removesuffix("_count") for name in re.findall(f"({names}){{", alerts)} < documented
 
 
 def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
