@@ -9,13 +9,17 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
+try:
+    import psycopg
 
-from plants import open_store
-from plants.stores import COLUMNS, StoreUnavailable
+    from plants import open_store
+    from plants.stores import COLUMNS, StoreUnavailable
+except ImportError as error:
+    sys.exit(f"{error}: use a Python that has plants[postgres]")
 
 COUNT = """SELECT count(*), count(tag), count(*) FILTER (WHERE tag = ''),
     coalesce(sum(length(name)), 0), coalesce(sum(length(tag)), 0) FROM plants"""
+NUMBERS = "{} plants, {} tags, {} of them empty, {} characters of names, {} of tags"
 
 NAMES = ", ".join(column.name for column in COLUMNS)
 SELECT = f"SELECT {NAMES}"
@@ -34,13 +38,16 @@ try:
         target.execute("LOCK TABLE plants")
         if target.execute("SELECT 1 FROM plants LIMIT 1").fetchone():
             sys.exit("there are plants already: nothing was moved")
+        here = source.execute(COUNT).fetchone()
         with target.cursor().copy(f"COPY plants ({NAMES}) FROM STDIN") as copy:
-            for plant in source.execute(f"{SELECT} FROM plants"):
+            for number, plant in enumerate(source.execute(f"{SELECT} FROM plants"), start=1):
                 copy.write_row(plant)
-        here, there = source.execute(COUNT).fetchone(), target.execute(COUNT).fetchone()
+                if number % 25_000 == 0:
+                    print(f"copied {number} of {here[0]} plants", flush=True)
+        there = target.execute(COUNT).fetchone()
         if here != there:
-            sys.exit(f"{here} became {there}: nothing was moved")
+            sys.exit(f"{NUMBERS.format(*here)} became {NUMBERS.format(*there)}: nothing was moved")
 except (ValueError, StoreUnavailable, psycopg.Error, sqlite3.Error) as error:
     reason, *_ = str(error).splitlines()  # Further lines of PostgreSQL's message quote a plant.
     sys.exit(f"{reason}: nothing was moved")
-print("moved", *here)
+print(f"moved {NUMBERS.format(*here)}")

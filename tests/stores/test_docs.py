@@ -97,10 +97,18 @@ def test_a_backup_that_fails_or_is_killed_keeps_earlier_copies(file: Path) -> No
     assert copies(file) == [1, 2]
 
 
+def test_a_command_that_cannot_work_fails_in_one_line(file: Path) -> None:
+    (file.parent / "psycopg.py").write_text("raise ImportError('psycopg is missing')")
+    with pytest.raises(AssertionError, match=r"^psycopg is missing: use a Python that has plants\[postgres\]\n\Z"):
+        run(f"PYTHONPATH=. {MOVE}", file)
+    file.unlink()
+    with pytest.raises(AssertionError, match=r"^.*plants\.db: unable to open .*: no copy was made\n\Z"):
+        run(BACK_UP, file)
+
+
 def test_plants_move_to_postgresql_and_a_second_move_fails(
     file: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The command prints the numbers of plants, tags, empty tags, characters in names, and characters in tags.
     server.execute("ALTER ROLE CURRENT_USER SET synchronous_commit = off")
     try:
         with closing(open_store(server.url)) as store:
@@ -108,7 +116,8 @@ def test_plants_move_to_postgresql_and_a_second_move_fails(
         server.execute("ALTER TABLE plants ADD CHECK (current_setting('synchronous_commit') = 'on')")
         with monkeypatch.context() as environment:
             environment.setenv("PGCLIENTENCODING", "LATIN1")  # It cannot encode every plant.
-            assert run(MOVE, file, server) == "moved 3 2 1 7 4\n"
+            moved = "moved 3 plants, 2 tags, 1 of them empty, 7 characters of names, 4 of tags\n"
+            assert run(MOVE, file, server) == moved
     finally:
         server.execute("ALTER ROLE CURRENT_USER RESET synchronous_commit")
     with closing(open_store(server.url)) as store:
