@@ -156,6 +156,7 @@ function inLines(text) {
 
 async function send() {
   const token = at("token").value.trim();
+  if (/[^ -~]/.test(token)) return showAnswer("failed", "Not sent: the token has a character that is not ASCII.");
   const fields = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
   const began = performance.now();
   try {

@@ -117,7 +117,10 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> No
     assert challenge == 'WWW-Authenticate: Bearer realm="plants", error="invalid_token"'
     assert lines == ["", "{", '  "error": 40101,', '  "message": "The bearer token is not valid."', "}"]
     fill(browser, "a ✓ that no header can have", body)
-    assert send(browser).startswith("No response: ")
+    assert send(browser) == "Not sent: the token has a character that is not ASCII."
+    browser.run("window.fetch = () => Promise.reject(new Error('no network'))")
+    fill(browser, TOKEN, body)
+    assert send(browser) == "No response: no network"
     complaints = browser.console_errors()
     assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
     assert len(complaints) == 2
