@@ -14,7 +14,8 @@ from plants.hosting import metrics
 from plants.hosting.settings import SETTINGS
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT, SERVE, serving
+from tests.support.hosted import CHECKOUT, SERVE, output_of, serving
+from tests.support.needs import needs
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("tests/**/*.md")])
 
@@ -85,3 +86,15 @@ def test_the_documented_commands_serve_the_examples(setting: str, value: str, ap
         assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
         response = service.send(new_plant(), headers=headers)
         assert (response.error, "link" in response.headers) == (40003, "wrapped_app" in app)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=needs(command.split()[0]))
+        for command in re.findall(r"`((?:uvx|pipx) [^`]* plants) serve`", page("hosting"))
+    ],
+)
+def test_a_checkout_runs_without_an_installation(command: str) -> None:
+    assert output_of("sh", "-c", f"{command} --version").startswith("plants ")
