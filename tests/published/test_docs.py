@@ -1,7 +1,10 @@
 """The documents: their links, the tables of names that the code also has, and the application of docs/embedding.md."""
 
 import inspect
+import os
 import re
+import shlex
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ from plants import Plant
 from plants.errors import ErrorCode
 from plants.hosting import metrics
 from plants.hosting.settings import SETTINGS
+from plants.tokens import TokenFile
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT, SERVE, output_of, serving
+from tests.support.hosted import CHECKOUT, SERVE, output_of, run, serving
 from tests.support.needs import needs
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("tests/**/*.md")])
@@ -86,6 +90,38 @@ def test_the_documented_commands_serve_the_examples(setting: str, value: str, ap
         assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
         response = service.send(new_plant(), headers=headers)
         assert (response.error, "link" in response.headers) == (40003, "wrapped_app" in app)
+
+
+def test_the_documented_commands_change_a_token(tmp_path: Path) -> None:
+    add, remove = re.findall(r"^cp -p tokens .*$", page("operating"), re.MULTILINE)
+    file, path = tmp_path / "tokens", f"{Path(sys.executable).parent}:{os.defpath}"
+    file.write_text("old-token\n")
+    new = run("sh", "-c", add, cwd=tmp_path, PATH=path).stderr.strip()
+    assert [TokenFile(file).accepts(token) for token in ("old-token", new)] == [True, True]
+    output_of("sh", "-c", remove.replace("OLD LINE", "old-token"), cwd=tmp_path)
+    assert [TokenFile(file).accepts(token) for token in ("old-token", new)] == [False, True]
+
+
+@pytest.mark.network
+@needs("systemctl")
+def test_the_documented_commands_install_the_units(tmp_path: Path) -> None:
+    (commands,) = re.findall(r"^python3 -m venv /opt/plants .*?(?=\n```)", page("operating"), re.DOTALL | re.MULTILINE)
+    for words, replacement in [
+        ("python3", shlex.quote(sys.executable)),
+        ("/opt/", f"{tmp_path}/opt/"),
+        ("/etc/", f"{tmp_path}/etc/"),
+        ("systemctl daemon-reload", "true"),
+        ("enable --now", f"enable --root={tmp_path}"),
+        ("plants check", "plants --version"),
+    ]:
+        assert words in commands
+        commands = commands.replace(words, replacement)
+    for folder in ("opt", "etc/systemd/system"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert output_of("sh", "-e", "-c", commands).splitlines()[-1].startswith("plants ")
+    assert len([*(tmp_path / "etc/systemd/system").glob("*.wants/plants*")]) == 3
+    assert (tmp_path / "etc/plants/tokens").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "opt/plants/backup.py").exists()
 
 
 @pytest.mark.network
