@@ -1,7 +1,4 @@
-"""The store suite, run as in another project.
-
-The tests run the example of docs/embedding.md in a folder of its own, without this checkout's conftest.py.
-"""
+"""The store suite, run as in another project: in a folder of its own, without this checkout's conftest.py."""
 
 import re
 import sys
@@ -34,8 +31,15 @@ class OwnStore(PlantStore):
     def close(self):
         pass
 """
-SNIPPETS = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "embedding.md").read_text(), re.DOTALL)
-[SUITE] = [snippet for snippet in SNIPPETS if "StoreSuite" in snippet]
+SUITE = """
+import pytest
+from plants.store_suite import StoreSuite
+
+class TestOwnStore(StoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return OwnStore(tmp_path)
+"""
 # For each store: lines that continue the class of ``OWN_STORE``, and the tests that then fail. ``add=add`` refers to
 # the method that is replaced.
 FAULTS = {
