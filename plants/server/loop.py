@@ -55,6 +55,7 @@ class Loop:
         self._calls = Calls(config.threads, log, wake_fds[1])
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._sweep_at = 0.0
+        self._retire_by = 0.0
         self._report_at = 0.0
         self._base_environ: Environ = {
             "REMOTE_ADDR": "",
@@ -142,13 +143,24 @@ class Loop:
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
-                self.stop()
+                self._retire_by = self.shared.now + self.shared.config.request_seconds
+                self._retire()
         self.shared.ready_exchanges.clear()
+
+    def _retire(self) -> None:
+        # The next worker starts when this one has ended. Until then nobody is accepted, so first let slow requests end.
+        shared = self.shared
+        exchanges = [connection.exchange for connection in shared.connections if connection.exchange]
+        started = min([exchange.started for exchange in exchanges], default=shared.now)
+        if started >= shared.now - _SWEEP_SECONDS or shared.now >= self._retire_by:
+            self.stop()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.
         shared = self.shared
         self.on_sweep()
+        if self._requests_left <= 0:
+            self._retire()
         if not shared.stopping:
             for listener in self.listeners:  # again, if accepting has failed
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))

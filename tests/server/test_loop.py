@@ -642,6 +642,20 @@ def test_each_completed_request_wakes_the_loop(make: Make) -> None:
 # The worker stops
 
 
+def test_max_requests_stops_the_loop_after_slow_requests(make: Make) -> None:
+    driver = make(max_requests=1)
+    client, slow = driver.connect(post("/slow", 9)[:-1])
+    driver.run_until(lambda: slow.exchange)
+    slow.exchange.started -= 1
+    for _ in range(2):
+        other, _ = driver.connect(GET)
+        assert driver.status(other) == 200
+    assert not driver.loop.shared.stopping
+    client.sendall(b"x")
+    assert driver.status(client) == 200
+    driver.run_until(lambda: driver.loop.shared.stopping)
+
+
 def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:
     driver = make(socket.create_server(("127.0.0.1", 0), backlog=400))
     driver.run_once()
