@@ -18,6 +18,7 @@ from plants.hosting.metrics import Metrics
 from plants.hosting.settings import SettingsError, stop
 from plants.hosting.worker import Worker
 from plants.server import implementation
+from plants.server.loop import allow_descriptors
 from plants.server.worker import tls_context
 from plants.stores import StoreUnavailable
 
@@ -111,8 +112,12 @@ def child_exit(server: Any, ended: Any) -> None:
 
 
 def check(cfg: Any) -> None:
-    """Stop with one line if the service cannot have these workers, their class, or this certificate."""
+    """Stop with one line if the service cannot have these workers, connections, their class, or this certificate."""
     nworkers_changed(None, cfg.workers, None)
+    try:
+        allow_descriptors(cfg.worker_connections)
+    except ValueError as error:
+        stop(error)
     if cfg.is_ssl:
         try:
             tls_context(cfg)

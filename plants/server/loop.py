@@ -46,7 +46,7 @@ class Loop:
         """
         self.listeners = listeners
         self._log = log
-        connections = _allow_descriptors(config.connections)
+        connections = allow_descriptors(config.connections)
         if connections < config.connections:
             log.warning("the limit of open files (ulimit -n) allows only %d connections", connections)
             config = replace(config, connections=connections)
@@ -228,8 +228,11 @@ class Loop:
         return Connection(self.shared, listener, sock, environ, network_of(environ["REMOTE_ADDR"]))
 
 
-def _allow_descriptors(connections: int) -> int:
-    """Raise the limit of descriptors if necessary and allowed; return the possible number of connections."""
+def allow_descriptors(connections: int) -> int:
+    """Raise the limit of descriptors if necessary and allowed; return the possible number of connections.
+
+    :raises ValueError: no connection is possible.
+    """
     # Linux allows no infinite limit here. On macOS and the BSDs, RLIM_INFINITY is a large number.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = min(connections + _OTHER_DESCRIPTORS, hard)
@@ -237,4 +240,6 @@ def _allow_descriptors(connections: int) -> int:
         with suppress(ValueError):  # macOS rejects more than 10,240 (OPEN_MAX), even if the hard limit is higher.
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
             soft = needed
+    if min(connections, soft - _OTHER_DESCRIPTORS) < 1:
+        raise ValueError(f"worker_connections={connections} and ulimit -n {soft} allow no connections")
     return min(connections, soft - _OTHER_DESCRIPTORS)

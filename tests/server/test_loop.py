@@ -17,6 +17,7 @@ import pytest
 from plants.server.config import SMALL_BODY_BYTES
 from plants.server.exchange import Exchange, current
 from plants.server.hooks import Hooks
+from plants.server.loop import allow_descriptors
 from plants.server.poll import Poll
 from plants.server.request import HTTPError
 from plants.server.response import Response
@@ -153,8 +154,9 @@ def test_a_client_that_does_not_read_is_closed_without_a_slot(make: Make, caplog
         (1024, 4096, 2000, 2000),
         (1024, 1500, 2000, 1400),
         (256, 2**63 - 1, 20_000, 156),
+        (64, 64, 1000, 0),
     ],
-    ids=["enough", "raised", "hard limit", "as on macOS"],
+    ids=["enough", "raised", "hard limit", "as on macOS", "too low"],
 )
 def test_the_limit_of_descriptors_limits_the_connections(
     make: Make,
@@ -174,6 +176,10 @@ def test_the_limit_of_descriptors_limits_the_connections(
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", set_limit)
+    if not possible:
+        with pytest.raises(ValueError, match="worker_connections=1000 and ulimit -n 64 allow no connections"):
+            allow_descriptors(connections)
+        return
     assert make(connections=connections).loop.shared.config.connections == possible
     assert limits[-1] >= possible + 100
     assert (f"(ulimit -n) allows only {possible} connections" in caplog.text) == (possible < connections)
