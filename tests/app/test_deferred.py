@@ -19,7 +19,6 @@ from plants.stores.group_commit import GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.contract import TOKEN, new_plant
 from tests.support.calls import no_reference_cycle
-from tests.support.hosted import CHECKOUT
 from tests.support.loop_driver import Driver
 from tests.support.process import wait_until
 
@@ -176,18 +175,6 @@ def test_nothing_is_stored_if_a_wrapper_fails_or_rejects(
     [(found, _)] = results(partial(wrapper, app), PLANTS[0])
     assert found == status
     assert store.get(1) is None
-
-
-def test_the_documented_middleware_adds_a_header_to_a_failed_commit(app: App) -> None:
-    embedding = (CHECKOUT / "docs/embedding.md").read_text()
-    [with_cors] = re.findall(r"^def with_cors.*?(?=^```)", embedding, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"app": app}
-    exec(with_cors, names)
-    with served(names["with_cors"]) as create:
-        create(new_plant())
-        head, body = create(new_plant())
-    assert body == IN_USE[1]
-    assert head.count(b"Access-Control-Allow-Origin: *") == 1
 
 
 # Stores whose add was replaced
