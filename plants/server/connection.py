@@ -20,7 +20,7 @@ from plants.server.response import Response, to_bytes
 from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, LoopState, State
 from plants.server.tls import HANDSHAKE, READ_BYTES, TLS
 
-FULL: Final = (503, "The service has too many connections.")
+_FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
 
@@ -44,8 +44,9 @@ class Connection:
         self._close_after_response: bool = False
         self._watched_events: int = 0
         self._network = network
+        self._evictable: dict[Any, Any] = shared.strangers  # This one is in it if a full worker may close it.
+        self._evictable[self] = network
         self.watch()
-        shared.strangers[self] = network
         shared.connections.add(self)
 
     def watch(self, events: int = READABLE) -> None:
@@ -104,6 +105,12 @@ class Connection:
             self._shared.hooks.after_head(exchange)  # Only for what it sets; the response is the error's.
         self._finish(exchange, self._shared.hooks.error_response(error, exchange), close=True)
 
+    def turn_away(self) -> None:
+        """Reject a client that the worker has no room for."""
+        self._evictable.pop(self)
+        self._evictable = self._shared.lingering
+        self.reject(HTTPError(*_FULL))
+
     def expire(self) -> None:
         """Handle a missed deadline: respond with the error of the state, or close."""
         if self.state.late:
@@ -141,13 +148,12 @@ class Connection:
         self.deadline = shared.now + shared.seconds[state]
         if not state.keeps_slot:
             shared.slot_holders.discard(self)
-        evictable = shared.idle_trusted if self.trusted else shared.strangers
-        evictable.pop(self, None)
+        self._evictable.pop(self, None)
         evicts = state.evicts
         if evicts == "public" and self.exchange and self.exchange.public:
             evicts = "strangers"
         if evicts == "anybody" or (evicts == "strangers" and not self.trusted):
-            evictable[self] = self._network
+            self._evictable[self] = self._network
 
     def _receive(self) -> None:
         try:
@@ -228,10 +234,11 @@ class Connection:
             shared.turned_away += 1
             idle = next(iter(shared.idle_trusted), None)
             if idle is None:
-                raise HTTPError(*FULL)
+                raise HTTPError(*_FULL)
             idle.close()
         shared.trusted.add(self)
-        shared.strangers.pop(self, None)
+        self._evictable.pop(self)
+        self._evictable = shared.idle_trusted
         self.trusted = True
 
     def _parse_body(self, exchange: Exchange) -> None:

@@ -20,14 +20,15 @@ from typing import Any, Final
 
 from plants.server.calls import Calls
 from plants.server.config import Config
-from plants.server.connection import FULL, STOPPING_SECONDS, Connection
+from plants.server.connection import STOPPING_SECONDS, Connection
 from plants.server.hooks import Hooks
 from plants.server.poll import READABLE
-from plants.server.request import Environ, HTTPError, Listener
+from plants.server.request import Environ, Listener
 from plants.server.state import RESPONDING, LoopState, network_of
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
+_MAX_LINGERING: Final = 32  # connections of clients that were turned away
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
@@ -198,8 +199,10 @@ class Loop:
                 continue
             if not has_room:
                 self.shared.turned_away += 1
-                self.step(connection, connection.reject, HTTPError(*FULL))
-                self.step(connection, connection.close)
+                self.step(connection, connection.turn_away)
+                if len(self.shared.lingering) > _MAX_LINGERING:
+                    oldest = next(iter(self.shared.lingering))
+                    self.step(oldest, oldest.close)
             else:
                 # Before the next client is accepted, which could replace this one if it has not shown a token.
                 self.step(connection, connection.ready)
@@ -208,7 +211,7 @@ class Loop:
         """Return whether there is room for a new connection, if necessary after closing another one."""
         config = self.shared.config
         extra = config.public_connections + listener.reserved_connections
-        if len(self.shared.connections) < config.connections + extra:
+        if len(self.shared.connections) - len(self.shared.lingering) < config.connections + extra:
             return True
         connection: Connection | None = self.shared.connection_to_evict(network_of(host))
         if connection is None:

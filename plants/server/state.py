@@ -51,9 +51,10 @@ class LoopState:
     ``handlers`` maps the file descriptors that ``poll`` watches to what handles their events. ``now`` is the time of
     the current iteration (``time.monotonic()``). ``trusted`` are the connections whose clients have shown a token.
     A full worker makes room by closing one of ``strangers``, which maps connections of other clients to their networks,
-    or else of ``idle_trusted``; both have the longest inactive connection first. ``slot_holders`` have a large body or
-    a large response. ``turned_away`` counts clients that the worker had no room for. ``unfinished_connections`` have
-    received bytes that are not parsed yet, because one step parses little. ``ready_exchanges`` have arrived completely.
+    or else of ``idle_trusted``; both have the longest inactive connection first. ``lingering`` are the connections of
+    clients that were turned away, until these have read that; ``turned_away`` counts such clients. ``slot_holders``
+    have a large body or a large response. ``unfinished_connections`` have received bytes that are not parsed yet,
+    because one step parses little. ``ready_exchanges`` have arrived completely.
     """
 
     def __init__(self, hooks: Hooks, config: Config, log: Any) -> None:
@@ -65,6 +66,7 @@ class LoopState:
         self.seconds: dict[State, float] = {state: getattr(config, state.seconds) for state in _STATES}
         self.strangers: dict[Any, Any] = {}
         self.idle_trusted: dict[Any, Any] = {}
+        self.lingering: dict[Any, Any] = {}
         self.trusted: set[Any] = set()
         self.slot_holders: set[Any] = set()
         self.turned_away: int = 0

@@ -123,6 +123,7 @@ class Driver:
         assert not shared.unfinished_connections
         assert not shared.strangers
         assert not shared.idle_trusted
+        assert not shared.lingering
         assert not shared.trusted
         assert not shared.slot_holders
 
