@@ -18,8 +18,9 @@ from plants.hosting.settings import SETTINGS
 from plants.tokens import TokenFile
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT, SERVE, output_of, run, serving
+from tests.support.hosted import CHECKOUT, Service, output_of, run
 from tests.support.needs import needs
+from tests.support.servers import BIN
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("tests/**/*.md")])
 
@@ -80,21 +81,23 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "app"),
-    re.findall(r"^cd examples && (\w+)=(\S+) plants serve(.*)$", page("embedding"), re.MULTILINE),
+    "command",
+    re.findall(r"^((?:cd examples && )?PLANTS_.* plants serve.*)$", page("embedding") + page("hosting"), re.MULTILINE),
 )
-def test_the_documented_commands_serve_the_examples(setting: str, value: str, app: str, tmp_path: Path) -> None:
-    env = {"PLANTS_STORE": f"sqlite:///{tmp_path}/plants.db", setting: value}
-    with serving(command=[*SERVE, *app.split()], cwd=CHECKOUT / "examples", **env) as service:  # type: ignore[arg-type]
+def test_the_documented_commands_serve(command: str, tmp_path: Path) -> None:
+    command = command.replace("PLANTS_", "exec env PLANTS_", 1).replace("/var/lib/plants", str(tmp_path))
+    env = {"PATH": f"{BIN}:{os.defpath}", "PLANTS_STORE": f"sqlite:///{tmp_path}/plants.db"}
+    with Service(["sh", "-c", f"{command} --bind 127.0.0.1:0"], CHECKOUT, env) as service:
+        service.wait_until_it_serves()
         headers = [("Authorization", "Bearer secret"), JSON_TYPE]
         assert service.send(new_plant(), headers=headers).plant == {"name": "Fern"}
         response = service.send(new_plant(), headers=headers)
-        assert (response.error, "link" in response.headers) == (40003, "wrapped_app" in app)
+        assert (response.error, "link" in response.headers) == (40003, "wrapped_app" in command)
 
 
 def test_the_documented_commands_change_a_token(tmp_path: Path) -> None:
     add, remove = re.findall(r"^cp -p tokens .*$", page("operating"), re.MULTILINE)
-    file, path = tmp_path / "tokens", f"{Path(sys.executable).parent}:{os.defpath}"
+    file, path = tmp_path / "tokens", f"{BIN}:{os.defpath}"
     file.write_text("old-token\n")
     new = run("sh", "-c", add, cwd=tmp_path, PATH=path).stderr.strip()
     assert [TokenFile(file).accepts(token) for token in ("old-token", new)] == [True, True]
