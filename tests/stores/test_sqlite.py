@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import pytest
 from plants.stores import COLUMNS, Plant, PlantRefused, StoreUnavailable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, adding, is_available, outcome, reason, submit
-from tests.support.hosted import output_of, run
+from tests.support.hosted import CHECKOUT, output_of, run
 from tests.support.needs import needs
 from tests.support.process import PATIENCE_SECONDS, wait_until
 
@@ -235,7 +236,7 @@ def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path
 
 
 ADD = """
-import sys
+import os, sys
 from plants.stores import Plant, open_store
 
 try:
@@ -243,18 +244,61 @@ try:
 except Exception as error:
     print(error, flush=True)
 else:
-    print("added")
+    print("added", flush=True)
+os._exit(0)  # as if it were killed: do not close the store, which would flush
 """
 
 
-@needs("strace")
-def test_an_id_in_use_is_reported_only_after_the_log_was_flushed(store: SQLiteStore, path: Path) -> None:
-    """A process that was killed may have written a plant to the log, but not flushed it."""
-    store.add(Plant(1, "oak"))
-    traced = run("strace", "-f", "-e", "trace=write,fsync,fdatasync", sys.executable, "-c", ADD, path).stderr
-    before, found, _ = traced.partition('write(1, "a plant with the id 1 is already')
-    assert found
-    assert "sync(" in before
+@pytest.fixture(scope="session")
+def power_cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("power_cut") / "library.so"
+    source = CHECKOUT / "tests" / "support" / "power_cut.c"
+    output_of("cc", "-shared", "-fPIC", "-o", library, source, "-ldl")
+    return library
+
+
+@needs("cc")
+@pytest.mark.parametrize("in_use", [False, True], ids=["added", "in use"])
+def test_what_a_client_was_told_survives_a_power_cut(
+    store: SQLiteStore, path: Path, tmp_path: Path, power_cut: Path, *, in_use: bool
+) -> None:
+    """If an id is in use, a process that was killed may have written the plant, but not flushed it."""
+    if in_use:
+        store.check()
+        shutil.copy(path, tmp_path)
+        store.add(Plant(1, "oak"))
+    output = output_of(sys.executable, "-c", ADD, path, LD_PRELOAD=str(power_cut), DISK=str(tmp_path))
+    assert output == ("a plant with the id 1 is already in the store\n" if in_use else "added\n")
+    with closing(SQLiteStore(f"{tmp_path}/plants.db")) as after:
+        assert after.get(1) == Plant(1, "oak")
+
+
+VANISHING = """
+import os, sys
+from plants.stores import open_store
+
+path = sys.argv[1]
+open_store(f"sqlite:///{path}").prepare()
+sys.addaudithook(lambda event, _: event == "sqlite3.connect" and os.unlink(path))
+try:
+    open_store(f"sqlite:///{path}").prepare()
+except Exception as error:
+    print(error)
+"""
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_not_recreated(path: Path) -> None:
+    assert "unable to open database file" in output_of(sys.executable, "-c", VANISHING, path)
+    assert not path.exists()
+
+
+def test_others_may_not_write_a_new_file(store: SQLiteStore, path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        store.add(Plant(1, "oak"))
+    finally:
+        os.umask(mask)
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o644}
 
 
 def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
