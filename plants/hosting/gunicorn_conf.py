@@ -20,7 +20,7 @@ from plants.hosting.worker import Worker
 from plants.server import implementation
 from plants.server.loop import allow_descriptors
 from plants.server.worker import tls_context
-from plants.stores import StoreUnavailable
+from plants.stores import StoreUnavailable, StoreUnusable
 
 exit_on_signals()
 
@@ -70,6 +70,8 @@ def on_starting(server: Any) -> None:
             stop(f"PLANTS_METRICS_BIND is not usable: {error}")
     try:
         settings.store.prepare()
+    except StoreUnusable as error:
+        stop(f"PLANTS_STORE is not usable: {error}")
     except StoreUnavailable as error:
         log.warning("the store cannot be used yet: %s", " ".join(str(error).split()))
     except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.
@@ -81,7 +83,7 @@ def when_ready(server: Any) -> None:
     addresses = [str(listener) for listener in server.LISTENERS] or server.cfg.bind
     facts = [
         f"plants {plants.__version__} ({implementation()}) listens on {' '.join(addresses)}",
-        f"plants are stored in {settings.shown_store}",
+        f"the store is {settings.shown_store}",
         *[f"try it at {address}/docs" for address in addresses if address.startswith("http")][:1],
     ]
     server.log.info("%s", "; ".join(facts))

@@ -91,6 +91,10 @@ class StoreUnavailable(PlantStoreError):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
 
 
+class StoreUnusable(StoreUnavailable):
+    """The store cannot become usable by itself: its folder does not exist, for example. A start ends with this."""
+
+
 class OwnerProcess:
     """The process that first used a store. A store's connections and locks are of no use in a fork."""
 
@@ -174,6 +178,7 @@ class PlantStore(abc.ABC):
         Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without this
         call, the first use creates what is missing.
 
+        :raises StoreUnusable: somebody must change something first.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
 

@@ -17,15 +17,17 @@ from functools import partial
 from itertools import chain
 from operator import length_hint
 from pathlib import Path
+from stat import S_ISREG
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
+from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable, StoreUnusable
 from plants.stores.group_commit import GroupCommitStore
 from plants.stores.health import Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_LASTING_CODES = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY}
 
 _SET_UP = """
     PRAGMA journal_mode = WAL;
@@ -41,10 +43,11 @@ _CREATE = f"CREATE TABLE plants ({', '.join(_DEFINITIONS.values())})"
 _INSERT = f"INSERT OR ABORT INTO plants ({_NAMES}) VALUES ({', '.join('?' for _ in COLUMNS)})"  # noqa: S608  # constants
 _SELECT = f"SELECT {_NAMES} FROM plants WHERE id = ?"  # noqa: S608  # constants
 _OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE lower(tbl_name) = 'plants' AND type <> 'index'"
-_FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden FROM pragma_table_xinfo('plants')"
+_FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden, [notnull], dflt_value FROM pragma_table_xinfo('plants')"
 
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
 _GONE = f"the file is gone; it is not recreated, because ids already in use would become available; {_UNTIL_RETURNED}"
+_EMPTY = f"the file is empty, so SQLite would delete the log (-wal) beside it; it was replaced: {_UNTIL_RETURNED}"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
     "processes that use the file, then remove the name that has no log beside it"
@@ -70,7 +73,7 @@ class SQLiteStore(GroupCommitStore):
     The directory must exist. Fork before the first use, because SQLite does not support a connection across a fork.
     """
 
-    def __init__(self, path: str, timeout: float = 2.5) -> None:
+    def __init__(self, path: str, timeout: float = 2.0) -> None:
         super().__init__(timeout)
         self._path = str(Path(path).absolute())
         self._printable_path = self._path.encode(errors="backslashreplace").decode()
@@ -97,7 +100,7 @@ class SQLiteStore(GroupCommitStore):
 
     def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
         rows = self._poll(lambda: connection.execute(_SELECT, (plant_id,)).fetchall())
-        connection.file.check(self._path)
+        self._poll(partial(connection.file.check, self._path))
         return Plant(*rows[0]) if rows else None
 
     def _poll(self, work: Callable[[], _T], *, repeats: bool = True) -> _T:
@@ -110,33 +113,57 @@ class SQLiteStore(GroupCommitStore):
             try:
                 return work()
             except (sqlite3.Error, OSError, StoreUnavailable) as error:
-                is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED_CODES
-                if not (repeats and is_locked) or time.monotonic() > deadline:
-                    raise StoreUnavailable(f"{self._printable_path}: {error}") from error
+                if not (repeats and _code(error) in _LOCKED_CODES) or time.monotonic() > deadline:
+                    raise self._unavailable(error) from error
             time.sleep(_LOCK_POLL_SECONDS)
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        text = f"{self._printable_path}: {error}"
+        if _code(error) not in _LASTING_CODES and not isinstance(error, StoreUnusable | PermissionError):
+            return StoreUnavailable(text)
+        file = Path(os.path.realpath(self._path))
+        for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
+            with suppress(OSError):
+                owner = each.stat().st_uid
+                if not os.access(each, os.W_OK):
+                    text += (
+                        f"; user {os.geteuid()} may not write {str(each)!r}: change its owner (user {owner}) or mode"
+                    )
+        return StoreUnusable(text)
 
     def _insert_batch(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
         connection.check_table()
         plants = collect()
-        outcomes = connection.insert(plants)
-        if not (plants and connection.has_committed):
+        try:
+            outcomes = connection.insert(plants)
+        except sqlite3.Error as error:  # A page may be malformed; plants that need other pages can be stored.
+            connection.rollback()
+            if not (half := len(plants) // 2):
+                return [self._unavailable(error)]
+            parts = (plants[:half], plants[half:])
+            return [outcome for part in parts for outcome in self._insert(connection, partial(list, part))]
+        if self._health.down_reason or (plants and not connection.has_committed):
             # Rewrite a page unchanged.
-            # 1. A full or read-only disk rejects that as it would reject a plant.
+            # 1. A disk that is still full rejects that as it would reject a plant.
             # 2. A process that was killed may have written plants to the log, but not flushed it. Flush it now, before
             #    their ids are reported as in use.
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             connection.execute(f"PRAGMA user_version = {version}")
-        connection.execute("COMMIT")
-        connection.has_committed = True
+            connection.has_committed = True
+        connection.execute("COMMIT")  # If nothing was changed, this writes nothing.
         connection.file.check(self._path)  # A commit to a file that was removed or replaced stores nothing.
         return outcomes
 
     def _open(self) -> "_Connection":
         path = os.path.realpath(self._path)  # SQLite keeps its log beside the file itself, not beside a link to it.
-        if self._may_create:
+        # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
+        has_log = Path(f"{path}-wal").exists()
+        if self._may_create and not has_log:
             _create_file(path)
         file = self._file or _File(path)
         file.check(self._path)
+        if has_log and not _status(path).st_size:
+            raise StoreUnusable(_EMPTY)
         with ExitStack() as on_failure:
             connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file)
             on_failure.enter_context(closing(connection))
@@ -158,8 +185,8 @@ class SQLiteStore(GroupCommitStore):
         for statement in statements:
             connection.execute(statement)
         connection.execute("COMMIT")
-        for statement in statements:
-            _log.warning("%s: the table plants lacked something; the service sent: %s", self._printable_path, statement)
+        for change in statements.values():
+            _log.info("%s: %s", self._printable_path, change)
 
 
 class _File:
@@ -169,7 +196,7 @@ class _File:
     closing any other descriptor of the file releases the locks of SQLite in this process. A forked process inherits it.
     Elsewhere (APFS, NTFS), file systems do not use a number twice.
 
-    :raises StoreUnavailable: it is gone, or it is mounted without its folder.
+    :raises StoreUnusable: it is gone, it is not a regular file, or it is mounted without its folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -180,8 +207,10 @@ class _File:
             status = os.fstat(descriptor)
         self._path = path
         self._identity = status[1:3]
+        if not S_ISREG(status.st_mode):
+            raise StoreUnusable("this is not a regular file")
         if _is_mount_point(path):
-            raise StoreUnavailable(_MOUNTED_ALONE)
+            raise StoreUnusable(_MOUNTED_ALONE)
 
     def check(self, path: str) -> None:
         """Raise an error unless the path leads to this file, and the file was not moved and has no other name.
@@ -190,7 +219,7 @@ class _File:
         """
         status = _status(path)
         # If the file was moved, and a link to it is in its place, two processes would write to different logs (-wal).
-        if status[1:3] != self._identity or os.lstat(self._path)[1:3] != self._identity:
+        if status[1:3] != self._identity or _status(self._path, os.lstat)[1:3] != self._identity:
             raise StoreUnavailable(f"the file was replaced; {_UNTIL_RETURNED}")
         if status.st_nlink > 1:
             raise StoreUnavailable(_TWO_NAMES)
@@ -224,18 +253,23 @@ class _Connection(sqlite3.Connection):
 
 
 def _create_file(path: str) -> None:
-    # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
-    if Path(f"{path}-wal").exists() and not Path(path).exists():
-        raise StoreUnavailable("the file is gone, but not its log (-wal); move the file back beside it")
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
-
-
-def _status(path: str) -> os.stat_result:
     try:
-        return os.stat(path)  # noqa: PTH116  # Path.stat takes twice as long, and this runs for each commit.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreUnusable(f"the file cannot be created: {error.strerror}") from None
+
+
+def _status(path: str, look: Callable[[str], os.stat_result] = os.stat) -> os.stat_result:
+    try:
+        return look(path)  # Path.stat takes twice as long, and this runs for each commit.
     except FileNotFoundError:
-        raise StoreUnavailable(_GONE) from None
+        raise StoreUnusable(_GONE) from None
+
+
+def _code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _is_mount_point(path: str) -> bool:
@@ -260,8 +294,8 @@ def _blame_plant(plant: Plant, error: Exception) -> Exception:
     return error  # SQLite cannot hold this plant.
 
 
-def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> list[str]:
-    """Return the statements that make the table complete.
+def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> dict[str, str]:
+    """Return the statements that make the table complete, each with its line in the log.
 
     :param may_complete: whether the table may be missing or lack nullable columns.
     :raises StoreUnavailable: it must be complete and is not; or with it, the store could lose or alter a plant.
@@ -273,21 +307,23 @@ def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> list[str]
     if not objects:  # The file is new, was made in advance, or was truncated.
         if not may_complete:
             raise StoreUnavailable(TABLE_GONE)
-        return [_CREATE]
+        return {_CREATE: "created the table plants: this is a new, empty store"}
     for kind, name, sql in objects:
         if kind != "table" or not sql.startswith("CREATE TABLE"):
             raise StoreUnavailable(
                 f"the {kind} {name} of the table plants could lose or alter a plant without an error"
             )
     found = {name: properties for name, *properties in connection.execute(_FOUND_COLUMNS)}
-    statements = []
+    statements = {}
     for column, definition in _DEFINITIONS.items():
         properties = found.pop(column.name.lower(), None)
         if properties is None and column.nullable and may_complete:
-            statements.append(f"ALTER TABLE plants ADD COLUMN {definition}")
-        elif properties != [_TYPES[column.type], column.name == "id", 0]:
+            statements[f"ALTER TABLE plants ADD COLUMN {definition}"] = f"added the column {definition}"
+        elif properties is None or properties[:3] != [_TYPES[column.type], column.name == "id", 0]:
             raise StoreUnavailable(f"the table plants has no column {definition}")
-    for name, (_, is_key, _) in found.items():
+    for name, (_, is_key, hidden, is_required, default) in found.items():
         if is_key:
             raise StoreUnavailable(f"the column {name} is in the key of the table plants, too")
+        if statements and is_required and default is None and not hidden:
+            raise StoreUnavailable(f"the column {name} of the table plants must have a value, and has no default")
     return statements

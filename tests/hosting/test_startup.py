@@ -44,9 +44,10 @@ def test_a_start_without_privileges_and_stdout_says_in_one_line_what_started(tmp
         address = f"http://127.0.0.1:{service.port}"
         service.wait_for(
             rf"plants {plants.__version__} \({server.implementation()}\) listens on {address}; "
-            rf"plants are stored in {url}; try it at {address}/docs"
+            rf"the store is {url}; try it at {address}/docs"
         )
-        service.wait_for("plants.db: the table plants lacked something; the service sent: CREATE TABLE plants")
+        line = json.loads(service.wait_for(".*plants.db: created the table plants: this is a new, empty store.*")[0])
+        assert line["level"] == "info"
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
@@ -121,6 +122,11 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
             "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
         ),
         ("--bind=192.0.2.1:80", "cannot listen, so set another address (--bind or PORT): [Errno 99] Cannot assign"),
+        (
+            {"PLANTS_STORE": "sqlite:////missing/x"},
+            "PLANTS_STORE is not usable: /missing/x: the file cannot be created",
+        ),
+        ({"PLANTS_STORE": "sqlite:////dev/null"}, "PLANTS_STORE is not usable: /dev/null: this is not a regular file."),
         ({"PLANTS_METRICS_BIND": "192.0.2.1:80"}, "PLANTS_METRICS_BIND is not usable: "),
         ({"PLANTS_METRICS_BIND": "127.0.0.1:65536"}, "PLANTS_METRICS_BIND is not usable: "),
     ],
@@ -231,7 +237,7 @@ def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> No
     path = f"unix:{tmp_path}/socket"
     with serving(f"--bind={path}", **env) as service:  # type: ignore[arg-type]  # env has settings only.
         address = f"http://127.0.0.1:{service.port}"
-        service.wait_for(rf"{address} {path}; plants are stored in garden://me:\*\*\*@home; try it at {address}/docs")
+        service.wait_for(rf"{address} {path}; the store is garden://me:\*\*\*@home; try it at {address}/docs")
         assert service.send(method="GET", path="/readyz", headers=[]).status == 200
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003

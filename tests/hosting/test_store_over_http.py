@@ -1,7 +1,9 @@
 """A store that waits, fails or is gone, as clients and operators see it."""
 
 import json
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,15 +45,19 @@ def test_requests_and_probes_get_responses_while_the_store_waits(
     assert not list(tmp_path.glob("*-wal"))  # The worker has closed the store, so a copy of the file is complete.
 
 
-def test_a_file_that_cannot_be_used_logs_a_warning_at_the_start(tmp_path: Path) -> None:
-    file = tmp_path / "missing" / "plants.db"
-    with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
-        line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])
-        assert line["level"] == "warning"
-        assert str(file) in line["msg"]
-        response = service.send(method="GET", path="/readyz", headers=[])
-        assert response.error == 50300
-        assert service.line_of(response.headers["x-request-id"])["level"] == "error"
-        url = f"http://127.0.0.1:{service.port}"
-        assert error_line(call("check", url)) == f"{url}/readyz: HTTP Error 503: Service Unavailable."
-        assert service.send(method="GET", path="/livez", headers=[]).status == 200
+def test_a_lock_at_the_start_is_waited_for_after_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "plants.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with serving(PLANTS_STORE=f"sqlite:///{file}") as service:
+            line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])
+            assert line["level"] == "warning"
+            assert str(file) in line["msg"]
+            response = service.send(method="GET", path="/readyz", headers=[])
+            assert response.error == 50300
+            assert service.line_of(response.headers["x-request-id"])["level"] == "error"
+            url = f"http://127.0.0.1:{service.port}"
+            assert error_line(call("check", url)) == f"{url}/readyz: HTTP Error 503: Service Unavailable."
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+            other.rollback()
+            wait_until(lambda: create(service, 1).status == 200)

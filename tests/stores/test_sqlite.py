@@ -1,9 +1,11 @@
 """The SQLite store when its file, its disk or another process fails."""
 
+import logging
 import os
 import re
 import resource
 import shutil
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.stores import COLUMNS, Plant, PlantRefused, StoreUnavailable, open_store
+from plants.stores import COLUMNS, Plant, PlantRefused, StoreUnavailable, StoreUnusable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, adding, is_available, outcome, reason, submit
 from tests.support.hosted import CHECKOUT, output_of, run
@@ -141,13 +143,71 @@ def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) ->
         assert store.get(1) == Plant(1, "oak")
 
 
-def test_a_lost_file_whose_wal_remains_is_not_recreated(store: SQLiteStore, path: Path) -> None:
-    """After a crash, the WAL may contain all plants. SQLite deletes the WAL when it creates a new file."""
+def leave_a_log(path: Path) -> None:
+    """Leave what a program leaves that may read the file, but not write it."""
+    execute(path, f"PRAGMA journal_mode = WAL; {PLANTS}")
+    for file in (path.with_name("plants.db-wal"), path.with_name("plants.db-shm")):
+        file.write_bytes(b"\0")  # If it were empty, SQLite would change its mode.
+        file.chmod(0o444)
+
+
+LASTING: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (lambda path: path.parent.rmdir(), "the file cannot be created: No such file"),
+    "a folder": (lambda path: path.mkdir(), "not a regular file"),
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "no database": (lambda path: path.write_bytes(b"x" * 4096), "file is not a database"),
+    "read-only": (
+        lambda path: path.touch(0o444),
+        "readonly database; user .* may not write '.*plants.db': change its owner",
+    ),
+    "a log of others": (leave_a_log, "may not write '.*-wal': change its owner .user [0-9]+. or mode; .*-shm"),
+    "a read-only folder": (
+        lambda path: path.parent.chmod(0o555),
+        "Permission denied.*; user .* may not write '.*/store'",
+    ),
+    "a closed folder": (lambda path: path.parent.chmod(0), "Permission denied.*; user .* may not write '.*/store'"),
+}
+
+
+@contextmanager
+def as_ordinary_user(path: Path) -> Iterator[None]:
+    """If the tests run as root, who may write everything, continue as another user, who owns the folder."""
+    if os.geteuid():
+        yield
+        return
+    for folder in (path.parents[1], path.parent):
+        if folder.exists():
+            os.chown(folder, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize(("breakage", "message"), LASTING.values(), ids=LASTING)
+def test_what_lasts_until_somebody_changes_it_is_called_unusable(
+    store: SQLiteStore, path: Path, breakage: Callable[[Path], object], message: str
+) -> None:
+    with as_ordinary_user(path):
+        breakage(path)
+        for use in (store.prepare, store.check):
+            with pytest.raises(StoreUnavailable, match=f"^{path}: .*{message}") as caught:
+                use()
+            assert use != store.prepare or caught.type is StoreUnusable
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["lost", "emptied"])
+def test_a_file_whose_log_remains_is_not_created_anew(store: SQLiteStore, path: Path, *, is_empty: bool) -> None:
+    """After a crash, the log may contain all plants. SQLite deletes the log if the file is new or empty."""
     store.add(Plant(1, "oak"))
     lost = path.rename(path.with_name("lost"))
+    if is_empty:
+        path.touch()
     with closing(SQLiteStore(str(path))) as later:
-        with pytest.raises(StoreUnavailable, match="gone, but not its log"):
-            later.prepare()
+        for use in (later.prepare, partial(later.get, 1)):
+            with pytest.raises(StoreUnusable, match="the file is empty" if is_empty else "gone; it is not recreated"):
+                use()
         lost.rename(path)
         later.prepare()
         assert later.get(1) == Plant(1, "oak")
@@ -301,8 +361,18 @@ def test_others_may_not_write_a_new_file(store: SQLiteStore, path: Path) -> None
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o644}
 
 
+def test_a_check_of_a_healthy_store_writes_nothing(store: SQLiteStore, path: Path) -> None:
+    store.add(Plant(1, "oak"))
+    files = [path, path.with_name("plants.db-wal")]
+    before = [(file.read_bytes(), file.stat().st_mtime_ns) for file in files]
+    with closing(SQLiteStore(str(path))) as other:
+        other.prepare()
+        other.check()
+    assert [(file.read_bytes(), file.stat().st_mtime_ns) for file in files] == before
+
+
 def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
-    store.check()
+    store.add(Plant(-1, "oak"))
     log = path.with_name("plants.db-wal")
     before = log.stat().st_size
     with locked(path):
@@ -320,14 +390,31 @@ def test_a_full_disk_fails_the_whole_batch(store: SQLiteStore, path: Path) -> No
     assert [store.get(plant_id) for plant_id in (1, 2)] == [None] * 2
 
 
-def test_an_id_in_use_does_not_hide_a_full_disk_from_probes(
-    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("plants.stores.health.FRESH_SECONDS", 0.1)
+def test_a_store_is_down_until_the_disk_accepts_a_write(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
-    with disk_full(path):
-        wait_until(lambda: add_together(store, [Plant(1, "oak")]) == ["in use"] and not is_available(store))
+    assert store.get(1)  # This connection stays open. Without one, a new connection would have to write.
+    refused_writes: list[int] = []
+    before = signal.signal(signal.SIGXFSZ, lambda number, _: refused_writes.append(number))
+    try:
+        with disk_full(path):
+            assert add_together(store, [Plant(1, "oak"), Plant(2, "fern")]) == ["unavailable"] * 2
+            wait_until(lambda: is_available(store) or len(refused_writes) > 3)
+            assert not is_available(store)
+    finally:
+        signal.signal(signal.SIGXFSZ, before)
     wait_until(lambda: is_available(store))
+
+
+def test_a_malformed_page_fails_only_the_plants_that_need_it(store: SQLiteStore, path: Path) -> None:
+    store.prepare()
+    even = "WITH even (id) AS (VALUES (0) UNION ALL SELECT id + 2 FROM even LIMIT 5000)"
+    execute(path, f"{even} INSERT INTO plants SELECT id, 'plant ' || id, NULL FROM even")
+    content = path.read_bytes()
+    page = content.index(b"plant 4000") // 4096
+    path.write_bytes(content[: page * 4096] + b"\xff" * 4096 + content[(page + 1) * 4096 :])
+    with locked(path):
+        futures = [submit(store, Plant(plant_id, "oak")) for plant_id in (-1, 4001, 0, 4000, 9999)]
+    assert [outcome(future.result) for future in futures] == ["added", "unavailable", "in use", "unavailable", "added"]
 
 
 def test_a_read_does_not_wait_for_a_writer(store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -367,7 +454,12 @@ def test_the_file_may_be_behind_a_symbolic_link(path: Path) -> None:
     link.symlink_to(path.with_name("real") / "plants.db")
     with closing(SQLiteStore(str(link))) as store, closing(SQLiteStore(str(link.resolve()))) as same:
         store.add(Plant(1, "oak"))
-        assert same.get(1) == Plant(1, "oak")
+        assert same.get(1) == store.get(1) == Plant(1, "oak")
+        moved = link.resolve().rename(path.with_name("moved.db"))
+        link.unlink()
+        link.symlink_to(moved)
+        with pytest.raises(StoreUnavailable, match="the file is gone"):
+            store.get(1)
 
 
 @pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="this needs O_PATH, which only Linux has")
@@ -452,12 +544,17 @@ CREATED_BY_HAND = {
 
 
 @pytest.mark.parametrize("definition", CREATED_BY_HAND.values(), ids=CREATED_BY_HAND)
-def test_a_table_that_was_created_by_hand_is_used(path: Path, definition: str) -> None:
+def test_a_table_that_was_created_by_hand_is_used(
+    path: Path, definition: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     execute(path, definition)
     with closing(SQLiteStore(str(path))) as store:
         plants = [Plant(1, "oak", "tree"), Plant(1, "fern"), Plant(2, "moss")]
         assert add_together(store, plants) == ["added", "in use", "added"]
         assert [store.get(plant_id) for plant_id in (1, 2)] == [plants[0], plants[2]]
+    changes = [("plants.stores.sqlite", logging.INFO, f"{path}: added the column tag TEXT")]
+    assert caplog.record_tuples == (changes if definition == WITHOUT_TAG else [])
 
 
 LATER_VERSION = """
@@ -508,6 +605,7 @@ UNUSABLE = {
         "the view plants",
     ),
     "a virtual table": (f"CREATE VIRTUAL TABLE plants USING fts5({', '.join(Plant._fields)})", "could lose"),
+    "a required column": (f"{WITHOUT_TAG[:-1]}, place TEXT NOT NULL)", "the column place .* must have a value"),
     "a trigger": (f"{WITHOUT_TAG}; {TRIGGER}", "the trigger never of the table plants could lose"),
     # In UTF-16, SQLite replaces U+FFFE and U+FFFF by U+FFFD.
     "in UTF-16": ("PRAGMA encoding = 'UTF-16le'; CREATE TABLE other (id)", "encoding of the file is UTF-16le"),
