@@ -27,8 +27,8 @@ def back_up(file: Path, folder: Path) -> str:
     unfinished.mkdir()
     try:
         part = unfinished / "plants.db"
-        # With mode=rw, SQLite does not create a missing file.
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as source:
+        # With mode=ro, SQLite does not create a missing file, which would also delete the log (-wal) beside it.
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as source:
             source.execute("VACUUM INTO ?", [str(part)])
         with closing(sqlite3.connect(part)) as target:
             verdict, plants = target.execute(

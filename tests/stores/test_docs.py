@@ -15,8 +15,8 @@ from tests.stores.test_every_store import adding
 from tests.support.hosted import CHECKOUT, output_of
 from tests.support.postgres_server import PostgresServer, find_binaries
 
-DOCUMENT = (CHECKOUT / "docs" / "stores.md").read_text()
-COMMANDS = re.findall(r"```sh\n(.*?)\n```", DOCUMENT, re.DOTALL)
+DOCUMENTS = [path.read_text() for path in (CHECKOUT / "docs").glob("*.md")]
+COMMANDS = re.findall(r"```sh\n(.*?)\n```", (CHECKOUT / "docs" / "stores.md").read_text(), re.DOTALL)
 READ_FILE, READ_TABLE, BACK_UP, RESTORE_FILE, DUMP, RESTORE, MOVE = COMMANDS
 PLANTS = [Plant(-(2**63), "", ""), Plant(0, "a\tb\\N\n"), Plant(2**63 - 1, "🌵", "café")]
 
@@ -40,6 +40,22 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
 
 def test_the_read_command_prints_every_plant(file: Path) -> None:
     assert run(READ_FILE, file).splitlines() == [repr(tuple(plant)) for plant in PLANTS]
+
+
+READ_COMMANDS = re.findall("^python3 -c 'import sqlite3.*", "".join(DOCUMENTS), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [*READ_COMMANDS, BACK_UP])
+def test_a_command_that_reads_leaves_the_log_of_a_lost_file_alone(file: Path, command: str) -> None:
+    """A command that creates a missing file deletes the log beside it, which may have plants."""
+    with closing(open_store(f"sqlite:///{file}")) as store:
+        store.check()
+        lost = file.rename(file.with_name("lost"))
+        before = {path: path.stat().st_size for path in file.parent.glob("*.db*")}
+        with pytest.raises(AssertionError, match="unable to open database file"):
+            run(command, file)
+        assert {path: path.stat().st_size for path in file.parent.glob("*.db*")} == before
+        lost.rename(file)
 
 
 def test_the_second_backup_under_load_is_restored(file: Path) -> None:
