@@ -7,13 +7,14 @@ import gc
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import plants
 from plants.hosting import exit_on_signals
-from plants.hosting.logs import Logger
+from plants.hosting.logs import Logger, output_to
 from plants.hosting.metrics import Metrics
 from plants.hosting.settings import SettingsError, stop
 from plants.hosting.worker import Worker
@@ -120,6 +121,8 @@ def check(cfg: Any) -> None:
         allow_descriptors(cfg.worker_connections)
     except ValueError as error:
         stop(error)
+    if cfg.syslog:
+        stop("--log-syslog is not supported, because it could block the service; pipe its output to logger(1)")
     if cfg.is_ssl:
         try:
             tls_context(cfg)
@@ -135,6 +138,8 @@ def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:
     try:
         load()
         check(app.cfg)
+        output_to(app.cfg.errorlog, sys.stderr)
+        output_to(app.cfg.accesslog, sys.stdout)  # A worker inherits it, and starts even if it could not open the file.
     except (Exception, SystemExit) as error:
         vars(app).update(before)
         reason = "Gunicorn has printed the reason" if str(error) == "1" else str(error).removeprefix("plants: ")

@@ -1,12 +1,13 @@
 """The log: a line for each request in the access log, everything else in the error log, on standard error.
 
-The pipe is the queue: lines are written at the end of the event-loop iteration in which they were logged, as far as
-they are accepted at once. In the format ``text``, a line has the values of the JSON object, separated by spaces; the
-lines of a traceback follow, indented. A traceback has the messages of exceptions only at the level ``debug``, because a
-store or a token check may put a plant or a token there.
+Lines are written straight to the pipe at the end of the event-loop iteration in which they were logged; what it does
+not accept at once waits in memory. In the format ``text``, a line has the values of the JSON object, separated by
+spaces; the lines of a traceback follow, indented. A traceback has the messages of exceptions only at the level
+``debug``, because a store or a token check may put a plant or a token there.
 """
 
 import atexit
+import fcntl
 import json
 import logging
 import os
@@ -17,19 +18,21 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from select import PIPE_BUF, select
 from stat import S_ISREG
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TextIO
 
 from gunicorn import glogging
+from gunicorn.util import check_is_writable
 
 from plants.app import OPERATIONS
 from plants.server.exchange import Exchange, current
 from plants.server.response import Response
 
-# Error messages are ASCII. Even with the longest message and a fully escaped path, a line fits into PIPE_BUF.
+# Processes that share a pipe do not mix lines of at most PIPE_BUF bytes, which is 4,096 on Linux. A traceback is cut to
+# fit, and a line of the access log fits: error messages are ASCII and short, and a path can be escaped fully.
+_MAX_LINE_BYTES = 4095  # without the line break
 _PATH_BYTES = 200
 _LEVELS = {5: (logging.ERROR, "error"), 4: (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
@@ -39,7 +42,6 @@ _GATHER_SECONDS = 0.02
 _MAX_EXCEPTIONS = 10
 MASTER_PID = os.getpid()  # Gunicorn's master imports this. It should not fork with threads, so it starts none.
 _log = logging.getLogger("plants.log")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Formatter(logging.Formatter):
@@ -62,16 +64,26 @@ class Formatter(logging.Formatter):
         if request:
             line["request_id"] = request.id
         stack = _stack_of(record)
-        if not self._is_json:
-            lines = [" ".join(map(str, line.values())), *(f"  {text}" for text in stack.splitlines())]
-            return "\n".join(map(_escape, lines))
-        if stack:
-            line["stacktrace"] = stack
-        return json.dumps(line, separators=(",", ":"))
+        text = self._format(line, stack)
+        if (excess := len(text.encode()) - _MAX_LINE_BYTES) <= 0:
+            return text
+        half = max(len(stack) - excess - 20, 0) // 2  # The mark takes at most 20 bytes.
+        return self._format(line, f"{stack[:half]}\n[...]\n{stack[len(stack) - half :]}")
+
+    def _format(self, line: dict[str, Any], stack: str) -> str:
+        if self._is_json:
+            return json.dumps(line | {"stacktrace": stack} if stack else line, separators=(",", ":"))
+        lines = [" ".join(map(str, line.values())), *(f"  {text}" for text in stack.splitlines())]
+        return "\n".join(map(_escape, lines))
 
 
 def _escape(text: str) -> str:
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _quote_text(text: str) -> str:
+    """Return the text, as a JSON string if it could be taken for more or fewer than one column."""
+    return text if text.isprintable() and re.fullmatch(r'[^ "\\]+', text) else json.dumps(text)
 
 
 def _stack_of(record: logging.LogRecord) -> str:
@@ -92,22 +104,35 @@ class Logger(glogging.Logger):
     """Gunicorn's logger in this service's format, unless a setting of Gunicorn chooses another."""
 
     log_format: str | None = None
-    _standard_error: "Output | None" = None
 
-    def setup(self, cfg: Any) -> None:
-        """Create the handlers."""
-        super().setup(cfg)
-        for handler in self.error_log.handlers:
-            # Do not change the handlers of the user's --log-config, or those for syslog, whose lines have a prefix.
-            if getattr(handler, "_gunicorn", False) and isinstance(handler, logging.StreamHandler) and handler.stream:
-                descriptor = handler.stream.fileno()
-                handler.setFormatter(Formatter(is_json=_is_json(self.log_format, descriptor)))
-                if not isinstance(handler, logging.FileHandler):
-                    self._standard_error = handler.stream = self._standard_error or Output(descriptor)
+    def _set_handler(self, log: logging.Logger, output: str | None, fmt: logging.Formatter, stream: Any = None) -> None:
+        if output not in (None, "-", *_outputs):
+            check_is_writable(output)  # If it is not, Gunicorn prints this error.
+        super()._set_handler(log, output and "-", fmt)
+        if output:
+            handler: Any = log.handlers[-1]
+            handler.stream = output_to(output, stream or sys.stderr)
+            with suppress(OSError):  # so that workers of another user can open it again
+                os.chown(output, self.cfg.user, self.cfg.group)
+            if log is self.error_log:
+                handler.setFormatter(Formatter(is_json=_is_json(self.log_format, handler.stream)))
+
+    def reopen_files(self) -> None:
+        """Let the next ``flush`` open the files again (``USR1``). A signal handler may call this."""
+        for output in _outputs.values():
+            output.reopen()
+        try:
+            # Gunicorn closes the other files, such as those of --log-config, before it opens them again.
+            for handler in [handler for log in glogging.loggers() for handler in log.handlers]:
+                if isinstance(handler, logging.FileHandler):
+                    check_is_writable(handler.baseFilename)
+            super().reopen_files()
+        except (OSError, RuntimeError) as error:
+            _log.error("not all log files were opened again: %s", error)
 
 
-def _is_json(log_format: str | None, descriptor: int) -> bool:
-    return log_format == "json" if log_format else not os.isatty(descriptor)
+def _is_json(log_format: str | None, output: "Output") -> bool:
+    return log_format == "json" if log_format else not os.isatty(output.descriptor)
 
 
 # The formats of a line, and of the error in it. They cost half as much as json.dumps().
@@ -123,32 +148,14 @@ _TEXT_ERROR = "%d %s "
 class AccessLog:
     """The log of requests."""
 
-    def __init__(self, target: str | None, level: int, log_format: str | None) -> None:
-        """Open the log.
-
-        :param target: the path of a file, ``-`` for standard output, or None for no log.
-        :param level: the lowest level (of ``logging``) that is written.
-        """
-        self._path = target or os.devnull
-        self._level = level if target else logging.CRITICAL
-        # If standard output was closed at the start, its descriptor may be another file's.
-        self._descriptor = sys.stdout.fileno() if target == "-" and sys.stdout else os.open(os.devnull, os.O_WRONLY)
-        self.reopen()
-        is_json = _is_json(log_format, self._descriptor)
+    def __init__(self, path: str | None, level: int, log_format: str | None) -> None:
+        """Log from this level of ``logging`` on to a file, to standard output (``-``) or nowhere (None)."""
+        self.output = output_to(path, sys.stdout)
+        self._level = level if path else logging.CRITICAL
+        is_json = _is_json(log_format, self.output)
         self._line, self._failure = (_JSON_LINE, _JSON_ERROR) if is_json else (_TEXT_LINE, _TEXT_ERROR)
-        self._quote: Callable[[str], str] = json.dumps if is_json else _escape
+        self._quote: Callable[[str], str] = json.dumps if is_json else _quote_text
         self._quoted = lru_cache(maxsize=256)(lambda text: self._quote(_decoded(text)))
-        self.output = Output(self._descriptor)
-
-    def reopen(self) -> None:
-        """Open the file again, which may have been renamed. If this fails, log the reason."""
-        if self._path == "-":
-            return
-        try:
-            with Path(self._path).open("ab") as file:
-                os.dup2(file.fileno(), self._descriptor, inheritable=False)
-        except OSError as error:
-            _log.error("the access log cannot be opened: %s", error)
 
     def write(self, request: Exchange, response: Response, error: tuple[int, str], seconds: float) -> None:
         """Buffer the line of a request, unless its level is too low."""
@@ -189,24 +196,22 @@ def _second(second: int) -> str:
 
 
 class Output:
-    """A file descriptor for log lines, which other processes may share. Nothing here blocks, or raises an OSError.
+    """A file, or a descriptor that other processes may share, for log lines. Only creating it may raise an OSError.
 
     ``flush`` writes the lines as far as they are accepted at once; the others wait for the next ``flush``. If more than
     ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
 
-    A regular file accepts each write, but a slow disk delays its caller, so a short-lived thread writes. All else is
-    written at once, so that ``kill -9`` loses no line that a reader has room for.
+    A regular file accepts each write, but a slow disk delays its caller, so a short-lived thread opens and writes it.
+    So does one if the descriptor cannot be made non-blocking. All else is written at once, so that ``kill -9`` loses no
+    line that a reader has room for.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._is_file = S_ISREG(os.fstat(descriptor).st_mode)
-        if not self._is_file:
-            # After select(), a write can still block if another process fills the pipe first. O_NONBLOCK on the same
-            # descriptor would also hold for other processes, so open the pipe again. A socket cannot be opened, and
-            # only Linux has these names; there, select() alone must do.
-            with suppress(OSError):
-                self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    def __init__(self, target: str | int) -> None:
+        """Open the file with this path, or use a descriptor."""
+        self._target = target
+        self.descriptor = _open(target)
+        self._may_block = os.get_blocking(self.descriptor) or S_ISREG(os.fstat(self.descriptor).st_mode)
+        self._is_stale = False
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self.stop)
@@ -224,12 +229,18 @@ class Output:
         else:
             self._dropped_lines += data.count(b"\n")
 
+    def reopen(self) -> None:
+        """Let the next ``flush`` open the file again. A signal handler may call this."""
+        self._is_stale = isinstance(self._target, str)
+        if os.getpid() == MASTER_PID:  # A worker's event loop calls it.
+            self.flush()
+
     def flush(self) -> None:
         """Write the lines that wait, unless another call does."""
-        if self._waiting and self._writing.acquire(blocking=False):
-            if self._is_file and os.getpid() != MASTER_PID:
+        if (self._waiting or self._is_stale) and self._writing.acquire(blocking=False):
+            if self._may_block and os.getpid() != MASTER_PID:
                 with suppress(RuntimeError):  # The process may not have another thread.
-                    Thread(target=self._write_to_file, name=__name__, daemon=True).start()
+                    Thread(target=self._write_in_thread, name=__name__, daemon=True).start()
                     return
             self._write_out()
             self._writing.release()
@@ -237,18 +248,29 @@ class Output:
             count, self._dropped_lines = self._dropped_lines, 0
             _log.warning("log lines were dropped because they could not be written: %d", count)
 
-    def _write_to_file(self) -> None:
-        while self._waiting:
+    def _write_in_thread(self) -> None:
+        while self._waiting or self._is_stale:
             self._write_out()
             time.sleep(_GATHER_SECONDS)  # If each line started a thread, it would delay the event loop.
         self._writing.release()
 
     def _write_out(self) -> None:
+        if self._is_stale:
+            self._open_again()
         # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines.
         with suppress(OSError):  # The pipe is full or has no reader, or the disk is full. All that is left waits.
-            while self._waiting and select([], [self._descriptor], [], 0)[1]:
+            while self._waiting and select([], [self.descriptor], [], 0)[1]:
                 end = self._waiting.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
-                del self._waiting[: os.write(self._descriptor, self._waiting[:end])]
+                del self._waiting[: os.write(self.descriptor, self._waiting[:end])]
+
+    def _open_again(self) -> None:
+        self._is_stale = False
+        try:
+            descriptor = _open(self._target)
+            os.dup2(descriptor, self.descriptor, inheritable=False)
+            os.close(descriptor)
+        except OSError as error:
+            _log.error("a log file cannot be opened again, so the old one stays until the next USR1: %s", error)
 
     def stop(self) -> None:
         """Write the lines that wait, unless a reader or a disk has stalled."""
@@ -256,3 +278,30 @@ class Output:
         while self._waiting and time.monotonic() < deadline:
             self.flush()
             time.sleep(0.01)
+
+
+def _open(target: str | int) -> int:
+    """Return a descriptor, which does not block if that is possible, for the file with this path or descriptor."""
+    # With O_APPEND, no gap is left if another program truncates the file.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY
+    if isinstance(target, str):
+        return os.open(target, flags, 0o666)
+    fcntl.fcntl(target, fcntl.F_SETFL, fcntl.fcntl(target, fcntl.F_GETFL) | os.O_APPEND)
+    # O_NONBLOCK on the same descriptor would also hold for other processes, so open its file again. Only Linux has
+    # these names, and it opens no socket, and no pipe of another user.
+    with suppress(OSError):
+        return os.open(f"/proc/self/fd/{target}", flags)
+    return target
+
+
+_outputs: dict[str | int, Output] = {}
+
+
+def output_to(path: str | None, standard_stream: TextIO | None) -> Output:
+    """Return the output to a file, or to the standard stream (None: closed) for ``-``. Workers inherit the master's."""
+    target: str | int = path or os.devnull
+    if path == "-":
+        target = standard_stream.fileno() if standard_stream else os.devnull
+    if target not in _outputs:
+        _outputs[target] = Output(target)
+    return _outputs[target]

@@ -1,12 +1,13 @@
 """The worker of the hosted service, for Gunicorn: the server's, with settings, hooks, log and metrics."""
 
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
 from plants.hosting.factory import HostedService
 from plants.hosting.hooks import PlantHooks
-from plants.hosting.logs import AccessLog
+from plants.hosting.logs import AccessLog, output_to
 from plants.hosting.metrics import Metrics
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
@@ -36,7 +37,6 @@ class Worker(ServerWorker):
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
-        # A signal opens it again.
         self._access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
         super().init_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -57,15 +57,14 @@ class Worker(ServerWorker):
         return found
 
     def handle_usr1(self, sig: int, frame: FrameType | None) -> None:
-        """Open the log files again."""
+        """Let the event loop open the log files again."""
         super().handle_usr1(sig, frame)
-        self._access_log.reopen()
+        self._access_log.output.reopen()
 
     def notify(self) -> None:
         """Send the heartbeat, write the lines of the error log that wait, and update the gauges."""
         super().notify()
-        for handler in self.log.error_log.handlers:
-            handler.flush()
+        output_to(self.cfg.errorlog, sys.stderr).flush()
         if self.metrics:
             self.metrics.set_gauges(len(self.loop.shared.connections), self.loop.pending_request_count())
 

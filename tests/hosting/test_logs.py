@@ -1,6 +1,7 @@
 """The log: the members of each line, forged lines, Gunicorn's log settings, and output that is not read."""
 
 import json
+import logging
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from plants.hosting.logs import Formatter
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
 from tests.support.process import (
@@ -31,8 +33,10 @@ from tests.support.servers import is_ready
 from tests.support.worker_server import Client
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
-# If this path were logged verbatim, it would end its line and forge a second one.
-FORGED = "/caf%C3%A9%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%20200%20%C2%85"
+# If this path were logged verbatim, it would end its line and forge a second one, and have the columns of a success.
+FORGED = (
+    "/caf%C3%A9%20200%2015%E2%80%A8%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%C2%85"
+)
 
 OWN = """
 wsgi_app = "own:app"
@@ -45,6 +49,7 @@ SECRETS = "the first secret", "the last secret\\n2026-11-21T00:00:00.000000Z inf
 def app(environ, start_response):
     if environ["PATH_INFO"] != "/faulty":
         return service(environ, start_response)
+    del environ["REMOTE_ADDR"]
     logging.getLogger("plants").warning("logged by plants")
     print("written to wsgi.errors\\n", file=environ["wsgi.errors"])  # It writes a second line end by itself.
     try:
@@ -139,9 +144,10 @@ def test_no_path_and_no_header_can_forge_a_line(name: str, request: pytest.Fixtu
     assert forged.removesuffix("\n").isprintable()
     if service.is_json:
         line = json.loads(forged)
-        assert (line["level"], line["path"][:6]) == ("warning", "/café\n")
+        assert (line["level"], line["path"][:15]) == ("warning", "/café 200 15\u2028\n\r")
     else:
-        assert re.match(rf"{TIMESTAMP} warning plants\.access {request_id} GET /café\\x0a", forged)
+        path = r'"(?:\\.|[^"\\])*"'
+        assert re.match(rf"{TIMESTAMP} warning plants\.access {request_id} GET {path} 401 ", forged)
         assert all(re.match(rf"{TIMESTAMP} \w+ plants\.access ", line) for line in service.access)
 
 
@@ -153,7 +159,7 @@ def test_the_text_format_is_human_readable(text_service: Service) -> None:
     first, second = text_service.access[-2:]
     end = r"\d+ 0\.\d+ 127\.0\.0\.1\n"
     assert re.fullmatch(rf"{TIMESTAMP} info plants\.access first POST /plants 200 {end}", first)
-    message = r"The body is not a NewPlant\..*"
+    message = r'"The body is not a NewPlant\.[^"]*"'
     assert re.fullmatch(rf"{TIMESTAMP} warning plants\.access second POST /plants 400 40002 {message} {end}", second)
 
 
@@ -174,6 +180,26 @@ def test_the_messages_in_a_debug_traceback_forge_no_line(text_service: Service) 
     assert stack[0] == "  Traceback (most recent call last):\n"
     assert "  KeyError: 'the first secret'\n" in stack
     assert stack[-2:] == ["  SystemExit: the last secret\n", "  2026-11-21T00:00:00.000000Z info\\x1b[2J\n"]
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_the_middle_of_a_long_traceback_is_cut_to_fit_into_pipe_buf(is_json: bool) -> None:
+    def ping(depth: int) -> None:
+        pong(depth - 1)
+
+    def pong(depth: int) -> None:
+        assert depth
+        ping(depth - 1)
+
+    try:
+        ping(101)
+    except AssertionError as error:
+        record = logging.LogRecord("plants", logging.ERROR, "", 1, "failed", None, (type(error), error, None))
+    text = Formatter(is_json=is_json).format(record)
+    assert PIPE_BUF // 2 < len(text.encode()) < PIPE_BUF
+    stack = json.loads(text)["stacktrace"] if is_json else text
+    for part in ("Traceback (most recent call last):", "[...]", "AssertionError"):
+        assert stack.count(part) == 1
 
 
 def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:
@@ -209,13 +235,20 @@ def test_the_logs_go_to_files_and_usr1_opens_them_again(tmp_path: Path) -> None:
         send_until("third", file)
         lines = renamed.read_text().splitlines() + file.read_text().splitlines()
         assert {json.loads(line)["logger"] for line in lines} == {"plants.access"}
-        file.unlink()
-        file.mkdir()
-        os.kill(children(service.process.pid)[0], signal.SIGTERM)
-        reason = '"level":"error","logger":"plants.log".*"the access log cannot be opened: .*Is a directory'
-        wait_until(lambda: re.search(reason, text_of(errors)))
+        # Neither file can be opened again, neither by the master and the worker nor by a new worker.
+        for path, old in ((file, tmp_path / "access.2"), (errors, tmp_path / "errors.1")):
+            path.rename(old)
+            path.mkdir()
+        service.signal(signal.SIGUSR1)
+        reason = "a log file cannot be opened again.* Is a directory: '(.*)'"
+        wait_until(lambda: {*re.findall(reason, text_of(tmp_path / "errors.1"))} == {str(file), str(errors)})
+        send_until("fourth", tmp_path / "access.2")
+        os.kill(children(service.process.pid)[0], signal.SIGKILL)
         wait_for_workers(service.process.pid, 1)
-        assert service.send(method="GET", path="/livez", headers=[]).status == 200  # It serves, but without this log.
+        send_until("fifth", tmp_path / "access.2")
+        file.rmdir()
+        service.signal(signal.SIGUSR1)
+        send_until("sixth", file)
     assert (service.access, service.lines) == ([END], [END])
 
 

@@ -28,8 +28,8 @@ def write(output: Output, lines: str) -> None:
 
 
 @contextmanager
-def output_to(descriptor: int) -> Iterator[Output]:
-    output = Output(descriptor)
+def output_to(target: str | int) -> Iterator[Output]:
+    output = Output(target)
     yield output
     atexit.unregister(output.stop)  # When this process ends, the descriptor may be another file's.
 
@@ -52,8 +52,9 @@ def log_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file_output(log_file: Path) -> Iterator[Output]:
-    with log_file.open("ab") as file, output_to(file.fileno()) as output:
+    with output_to(str(log_file)) as output:
         yield output
+        os.close(output.descriptor)
 
 
 def test_lines_beyond_1_mib_are_dropped_and_counted(pipe: tuple[int, Output], caplog: pytest.LogCaptureFixture) -> None:
@@ -96,6 +97,30 @@ def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
     assert max(map(len, received)) <= PIPE_BUF
 
 
+def test_no_gap_is_left_if_another_program_truncates_the_file(log_file: Path) -> None:
+    with log_file.open("wb") as file, output_to(file.fileno()) as output:
+        for line in ("first\n", "second\n"):
+            os.truncate(log_file, 0)
+            write(output, line)
+            assert log_file.read_text() == line
+        os.close(output.descriptor)
+
+
+def test_a_file_that_cannot_be_opened_again_stays_until_it_can(
+    log_file: Path, file_output: Output, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = log_file.rename(log_file.with_suffix(".1"))
+    log_file.mkdir()
+    for line in ("first\n", "second\n"):
+        file_output.reopen()
+        write(file_output, line)
+    assert [message.count("Is a directory") for message in caplog.messages] == [1, 1]
+    log_file.rmdir()
+    file_output.reopen()
+    file_output.flush()
+    assert (old.read_text(), log_file.read_text()) == ("first\nsecond\n", "")
+
+
 def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Output) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
@@ -129,6 +154,23 @@ def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkey
     thawed.set()
     wait_until(lambda: log_file.read_text() == "first\nsecond\n")
     wait_until(lambda: threads() == 0)
+
+
+def test_a_thread_writes_to_what_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket, or a pipe of another user."""
+    write_now, writers = os.write, []
+
+    def recorded(descriptor: int, data: bytes) -> int:
+        writers.append(threading.current_thread().name)
+        return write_now(descriptor, data)
+
+    monkeypatch.setattr(os, "write", recorded)
+    monkeypatch.setattr(logs, "MASTER_PID", 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, output_to(ours.fileno()) as output:
+        write(output, LINE)
+        assert theirs.recv(len(LINE), socket.MSG_WAITALL).decode() == LINE
+    assert writers == [logs.__name__]
 
 
 @pytest.mark.parametrize("is_master", [True, False])

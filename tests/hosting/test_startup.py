@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, error_line, run, send_to, serving
 from tests.support.process import (
     END,
-    PATIENCE_SECONDS,
     Process,
     children,
     free_port,
@@ -79,22 +77,21 @@ LOG_CONFIG = """{
 }"""
 
 
-def test_a_log_configuration_and_syslog_get_the_lines_of_the_service(tmp_path: Path) -> None:
+def test_a_log_configuration_gets_the_lines_of_the_service_and_its_file_stays(tmp_path: Path) -> None:
     tokens, log, port = tmp_path / "tokens", tmp_path / "log", free_port()
     tokens.write_text("first\n")
     (tmp_path / "conf").write_text(LOG_CONFIG.replace("FOLDER", str(tmp_path)))
-    with socket.socket(type=socket.SOCK_DGRAM) as syslog:
-        syslog.bind(("127.0.0.1", 0))
-        syslog.settimeout(PATIENCE_SECONDS)
-        to_syslog = ["--log-syslog", f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"]
-        command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--log-config-json={tmp_path}/conf", *to_syslog]
-        with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
-            wait_until(lambda: is_ready(port))
-            tokens.write_text("not a token\n")
-            wait_until(
-                lambda: send_to(port, headers=[AUTH]).status == 401 and "the token file cannot be used" in text_of(log)
-            )
-        assert b"gunicorn.gunicorn.error: " in syslog.recv(65536)
+    command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--log-config-json={tmp_path}/conf"]
+    with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
+        wait_until(lambda: is_ready(port))
+        log = log.rename(tmp_path / "log.1")
+        (tmp_path / "log").mkdir()
+        service.signal(signal.SIGUSR1)  # It cannot be opened again.
+        wait_until(lambda: text_of(log).count("not all log files were opened again") == 2)
+        tokens.write_text("not a token\n")
+        wait_until(
+            lambda: send_to(port, headers=[AUTH]).status == 401 and "the token file cannot be used" in text_of(log)
+        )
     assert re.search("^the token file", log.read_text(), re.MULTILINE)
     assert not any("the token file" in line for line in service.lines)
 
@@ -114,6 +111,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ("--check-config -w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURR"),
         ("--check-config --worker-connections=0", "worker_connections=0 and ulimit -n "),
         ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
+        ("--check-config --log-syslog", "--log-syslog is not supported, because it could block the service; "),
         ("--check-config --keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesyst"),
         ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
         ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; the settings are PLANTS_"),
