@@ -37,7 +37,7 @@ def _parser() -> ArgumentParser:
     purpose = "check whether a service is ready; the exit status is 0 if it is, else 1"
     check = commands.add_parser("check", help=purpose, description=purpose)
     check.set_defaults(run=_check)
-    check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: PORT, or 8000, on 127.0.0.1)")
+    check.add_argument("url", nargs="?", metavar="URL", help="the service's URL (default: PORT, or 8000, on localhost)")
     purpose = "print a new token to standard error, and its line for PLANTS_TOKENS_FILE to standard output"
     commands.add_parser("token", help=purpose, description=purpose).set_defaults(run=_token)
     return parser
@@ -65,7 +65,7 @@ def _serve() -> None:
 
 
 def _check(options: Namespace) -> None:
-    url = options.url or f"http://127.0.0.1:{os.environ.get('PORT', '8000')}"
+    url = options.url or f"http://localhost:{os.environ.get('PORT', '8000')}"
     address = f"{url.rstrip('/')}/readyz"
     if not url.startswith(("http://", "https://")):
         stop(f"{url}: a URL begins with http:// or https://, such as http://127.0.0.1:8000")

@@ -6,10 +6,12 @@ Its first import makes the service from the environment. ``HUP`` does not import
 import gc
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import plants
@@ -43,10 +45,17 @@ logger_class = "plants.hosting.logs.Logger"
 threads = settings.store.worker_threads or 4  # The latter is for an application that wraps the service.
 accesslog = "-"
 access_log_format = "%(t)s %(m)s %(U)s %(s)s %(B)s %(L)s"  # of other workers; without the query, which may be secret
-keepalive = 75  # Clients and load balancers keep idle connections for up to 60 s.
+keepalive = 650  # Load balancers keep idle connections for up to 600 s. A full worker closes idle ones first.
 control_socket_disable = True
 # The root of a container may be read-only and without /tmp.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # Gunicorn makes a new file
+if "PORT" in os.environ and socket.has_dualstack_ipv6():
+    with socket.socket(socket.AF_INET6) as probe:  # Gunicorn leaves this option as the system sets it.
+        host = "0.0.0.0" if probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) else "[::]"  # noqa: S104
+    bind = f"{host}:{os.environ['PORT']}"
+
+_FOLDER = Path.cwd()  # Gunicorn changes it after the settings have been parsed.
+_RELATIVE_PATHS = {"PLANTS_STORE": "sqlite:///[^/]", "PLANTS_TOKENS_FILE": "[^/]"}
 
 
 def on_starting(server: Any) -> None:
@@ -121,6 +130,12 @@ def check(cfg: Any) -> None:
         allow_descriptors(cfg.worker_connections)
     except ValueError as error:
         stop(error)
+    for name, pattern in _RELATIVE_PATHS.items():
+        if Path.cwd() != _FOLDER and re.match(pattern, os.environ.get(name, "")):
+            stop(f"{name} has a relative path, for which chdir comes too late; set an absolute path")
+    for name in cfg.env:
+        if name.startswith("PLANTS_"):
+            stop(f"{name} in raw_env or --env comes too late; set it in the environment")
     if cfg.syslog:
         stop("--log-syslog is not supported, because it could block the service; pipe its output to logger(1)")
     if cfg.is_ssl:

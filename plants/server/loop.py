@@ -224,10 +224,11 @@ class Loop:
         """Serve a client on a connected, non-blocking socket; ``peer`` is its address."""
         environ = self._base_environ.copy()
         server = sock.getsockname()
+        # On a listener for both versions, an IPv4 address has this prefix.
         if isinstance(peer, tuple):
-            environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0], str(peer[1])
+            environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0].removeprefix("::ffff:"), str(peer[1])
         if isinstance(server, tuple):
-            environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0], str(server[1])
+            environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0].removeprefix("::ffff:"), str(server[1])
         return Connection(self.shared, listener, sock, environ, network_of(environ["REMOTE_ADDR"]))
 
 

@@ -112,5 +112,5 @@ class LoopState:
 
 def network_of(host: str) -> Any:
     """Return what counts as one client: an IPv4 address, the first half of an IPv6 address, or "" for a Unix socket."""
-    is_ipv4 = ":" not in host or host.startswith("::ffff:")  # The latter is at a listener for both versions.
-    return host if is_ipv4 else inet_pton(AF_INET6, host.partition("%")[0])[:8]
+    host = host.removeprefix("::ffff:")  # A listener for both versions has it before an IPv4 address.
+    return inet_pton(AF_INET6, host.partition("%")[0])[:8] if ":" in host else host

@@ -42,15 +42,16 @@ def test_plants_token_prints_the_token_beside_its_line(tmp_path: Path) -> None:
 
 def test_plants_check_reports_whether_a_service_is_ready(service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
-    for result in (call("check", PORT=str(service.port)), call("check", f"{url}/")):
-        assert (result.stdout, result.stderr, result.returncode) == (f"{url}/readyz: ready\n", "", 0)
+    local = f"http://localhost:{service.port}"
+    for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/"), url)):
+        assert (result.stdout, result.stderr, result.returncode) == (f"{found}/readyz: ready\n", "", 0)
 
 
 def test_plants_check_reports_an_address_that_does_not_respond() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         checked = run(sys.executable, "-m", "plants", "check", PORT=port)
-        assert error_line(checked) == f"http://127.0.0.1:{port}/readyz: timed out."
+        assert error_line(checked) == f"http://localhost:{port}/readyz: timed out."
     for url, reason in [
         (f"http://127.0.0.1:{free_port()}", "Connection refused."),
         ("localhost:8000", "a URL begins with http:// or https://, such as http://127.0.0.1:8000."),

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.support.process import (
 )
 from tests.support.servers import is_ready
 from tests.support.tls_client import make_certificate
+from tests.support.worker_server import Client
 
 # This simulates `SystemCallFilter=~@privileged` of deploy/plants.service.
 SANDBOX = """
@@ -111,9 +113,14 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ("--check-config -w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURR"),
         ("--check-config --worker-connections=0", "worker_connections=0 and ulimit -n "),
         ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
+        ("--check-config --env PLANTS_STORE=x", "PLANTS_STORE in raw_env or --env comes too late; set it in the "),
         ("--check-config --log-syslog", "--log-syslog is not supported, because it could block the service; "),
         ("--check-config --keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesyst"),
         ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
+        (
+            {"PLANTS_STORE": "sqlite:///x", "GUNICORN_CMD_ARGS": "--check-config --chdir /"},
+            "PLANTS_STORE has a relative path, for which chdir comes too late; set an absolute path.",
+        ),
         ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; the settings are PLANTS_"),
         (
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "--check-config -k gthread"},
@@ -134,6 +141,17 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
     options, env = (given.split(), {}) if isinstance(given, str) else ([], given)
     result = call("serve", "--bind=127.0.0.1:0", "--log-level=error", *options, **{"PLANTS_TOKENS": TOKEN} | env)
     assert error_line(result).startswith(line)
+
+
+def test_port_listens_on_ipv4_and_ipv6() -> None:
+    port = free_port()
+    with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN, "PORT": str(port)}) as service:
+        service.wait_for("Booting worker")
+        for name, address in (("ipv4", "127.0.0.1"), ("ipv6", "::1")):
+            with Client(socket.create_connection((address, port))) as client:
+                request = f"GET /livez HTTP/1.1\r\nHost: a\r\nX-Request-ID: {name}\r\n\r\n"
+                assert client.send(request.encode()).response().status == 200
+            assert service.line_of(name)["remote_ip"] == address
 
 
 # Signals
