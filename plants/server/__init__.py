@@ -6,29 +6,30 @@ What it asks of an application (PEP 3333):
 
 Threads. With Gunicorn's ``threads`` at 1, the event loop calls the application. Then the application must not block:
 while it runs, every other client waits. With more, that many threads call it (``Worker.may_block`` decides). In both
-cases one more thread calls it for larger bodies (above 4 KiB, or with threads above 32 KiB), so it must be thread-safe.
+cases one more thread calls it for bodies above 32 KiB, so it must be thread-safe.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
 has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.
 
 The response. It is held in memory and sent whole, with the server's ``Date``, and with a ``Content-Length``, which for
 HEAD and 304 is the application's, if there is one. So an application must not stream, and its responses should be
-small: what a client has not read above 64 KiB needs one of 64 places, and without one the connection is closed.
+small: what a client has not read above 64 KiB needs one of 64 slots, and without one the connection is closed.
 ``start_response`` may be called until the first block of the body is requested, or by the iteration of the body.
-``server.stopping`` is true while the worker stops.
+``server.stopping`` is true while the worker stops. The last code and message in the list ``server.errors`` are logged.
 
-Pending work. An application may append to the list ``server.pending`` a pair of functions for work that its request
-shares with others, such as a commit, and respond at once. If its response is a success, the server calls the first one
-with a function ``done``. It begins the work, and must not block; later, any thread calls ``done`` with None or, if the
-work has failed, with an exception, and then calls the function that ``done`` returns, if it returns one: once for all
-work that is complete now. Then the server sends the response or, after a failure, the status, the headers and the body
-that the second function returns for the exception. Meanwhile, no thread waits. An application that finds no such list
-does the work before it responds.
+Pending work. ``server.pending`` is a list of work, such as a commit, that must succeed before a response is sent. The
+application appends two functions for each, and responds at once, so that no thread waits. After a successful response,
+the server calls the first one, which must return at once. When the work is over, any thread calls ``done``, for all
+such work together. An application that finds no list does the work before it responds.
+
+    def begin(done, key): database.insert(row, on_commit=lambda: done([(key, None)]))  # or done([(key, error)])
+    def fail(error): return 503, [("Retry-After", "1")], b"The row is not stored."
+    environ["server.pending"].append((begin, fail))
 
 Time. A request that got no response within ``Worker.response_timeout`` gets 503. If its call had not begun, it never
 does; if it had, it continues, and its response is dropped.
 
-Extensions. ``Worker`` documents what a subclass may set, and ``Service`` has the hooks. The other classes may be
+Extensions. ``Worker`` documents what a subclass may set, and ``Hooks`` has the hooks. The other classes may be
 compiled, and then they can be neither subclassed nor patched.
 
 Not supported: HTTP/2, WebSocket, ``wsgi.file_wrapper``, early hints, trailers of responses, Gunicorn's settings for

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from plants.server.exchange import Exchange, current
-from plants.server.response import Response, make_response
+from plants.server.response import make_response
 
 _MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
 # The application is called for a larger body in a thread of its own, because the loop's calls delay all clients.
@@ -34,7 +34,6 @@ class Calls:
         self._wake_fd = wake_fd
         self._woken = False
         self._may_call_in_loop = not threads
-        self._returned: deque[Exchange] = deque()
         self._outcomes: deque[list[tuple[Any, BaseException | None]]] = deque()
         # Exchanges do not wait behind slower ones: those that never block, those of strangers, and those with a large
         # body have queues of their own.
@@ -82,54 +81,45 @@ class Calls:
         except BaseException:  # A CancelledError or a SystemExit must end neither the loop nor a thread.
             self._log.exception("the application failed")
         current.request = None
-        self._returned.append(exchange)
+        self._outcomes.append([(exchange, None)])
 
     def completed(self) -> list[Exchange]:
         """Start all pending work, so that one commit can include it; return the exchanges that are complete."""
-        self._woken = False  # Reset first, so that a later response wakes the loop again.
+        self._woken = False  # Reset first, so that a later outcome wakes the loop again.
         completed: list[Exchange] = []
-        while self._returned:
-            exchange = self._returned.popleft()
-            response = exchange.response
-            if exchange.pending and response and response.status < HTTPStatus.BAD_REQUEST:
-                self._begin(exchange)
-            else:
-                completed.append(exchange)
         while self._outcomes:
             for exchange, error in self._outcomes.popleft():
-                if exchange.over or not exchange.pending:
-                    continue
-                work = exchange.pending.pop(0)
+                response = exchange.response
                 if error:
-                    exchange.response = self._failure(exchange, work, error)
-                elif exchange.pending:
+                    self._fail(exchange, error)
+                elif exchange.pending and response and response.status < HTTPStatus.BAD_REQUEST:
                     self._begin(exchange)
                     continue
                 completed.append(exchange)
         return completed
 
     def _begin(self, exchange: Exchange) -> None:
-        """Begin the first pending work of an exchange; the rest follows, if it succeeds."""
+        """Begin the next pending work of an exchange, unless the exchange is over."""
         if not exchange.over:
             try:
-                exchange.pending[0][0](self.done, exchange)
+                begin, exchange.fail = exchange.pending.pop(0)
+                begin(self.done, exchange)
             except BaseException as error:
                 self._outcomes.append([(exchange, error)])
 
-    def done(self, outcomes: list[tuple[Any, BaseException | None]]) -> None:
-        """Report the outcomes of pending work: of each exchange, why it failed, or None. Any thread may do so."""
-        self._outcomes.append(outcomes)
-        self.wake()
-
-    def _failure(self, exchange: Exchange, work: Any, error: BaseException) -> Response | None:
+    def _fail(self, exchange: Exchange, error: BaseException) -> None:
         current.request = exchange  # so that a line in the log has its id
+        exchange.response = None
         try:
-            return make_response(exchange, *work[1](error))
+            exchange.response = make_response(exchange, *exchange.fail(error))
         except BaseException:
             self._log.exception("the response to a failure failed")
-            return None
-        finally:
-            current.request = None
+        current.request = None
+
+    def done(self, outcomes: list[tuple[Any, BaseException | None]]) -> None:
+        """Report the outcomes of work: of each exchange, why it failed, or None. Any thread may do so."""
+        self._outcomes.append(outcomes)
+        self.wake()
 
     def wake(self) -> None:
         """Wake the loop, because an exchange may be complete."""

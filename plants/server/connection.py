@@ -23,6 +23,7 @@ from plants.server.tls import HANDSHAKE, READ_BYTES, TLS
 _FULL: Final = (503, "The service has too many connections.")
 # While the worker stops, it waits this long for a new request, and for a client to close.
 STOPPING_SECONDS: Final = 0.25
+_MAX_LINGERING: Final = 32  # connections of clients that were turned away
 
 
 class Connection:
@@ -45,7 +46,7 @@ class Connection:
         self._watched_events: int = 0
         self._network = network
         self._evictable: dict[Any, Any] = shared.strangers  # This one is in it if a full worker may close it.
-        self._evictable[self] = network
+        self._evictable[self] = self._network
         self.watch()
         shared.connections.add(self)
 
@@ -106,9 +107,13 @@ class Connection:
         self._finish(exchange, self._shared.hooks.error_response(error, exchange), close=True)
 
     def turn_away(self) -> None:
-        """Reject a client that the worker has no room for."""
+        """Reject a client that the worker has no room for, and linger for it in the place of an earlier one."""
+        lingering = self._shared.lingering
+        if len(lingering) >= _MAX_LINGERING:
+            next(iter(lingering)).close()
+        self._shared.turned_away += 1
         self._evictable.pop(self)
-        self._evictable = self._shared.lingering
+        self._evictable = lingering
         self.reject(HTTPError(*_FULL))
 
     def expire(self) -> None:

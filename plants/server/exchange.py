@@ -8,12 +8,6 @@ from typing import Any, Final
 from plants.server.request import NO_BODY, Environ, Listener, Request
 from plants.server.response import Headers, Response, make_response
 
-# Any thread calls ``done`` later, with the outcomes of all work that is over now: each key, and an exception or None.
-Done = Callable[[list[tuple[Any, BaseException | None]]], None]
-# ``begin(done, key)`` starts the work. ``fail(error)`` returns the status, the headers and the body of the error
-# response and, if the body has them, the code and the message of the error.
-Pending = tuple[Callable[[Done, Any], object], Callable[[BaseException], Any]]
-
 current: Final = threading.local()  # ``request`` is the exchange that this thread works for, or None.
 
 
@@ -37,7 +31,8 @@ class Exchange(Request):
         self.blocks: bool = True
         self.route: str = ""
         self.over: bool = False
-        self.pending: list[Pending] = []
+        self.pending: list[Any] = []
+        self.fail: Any = None  # returns the error response for a failure of the pending work that has begun
         self.response: Response | None = None
         self._status: str = ""
         self._headers: Headers = []

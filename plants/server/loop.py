@@ -28,7 +28,6 @@ from plants.server.state import RESPONDING, LoopState, network_of
 
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
-_MAX_LINGERING: Final = 32  # connections of clients that were turned away
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
@@ -197,15 +196,8 @@ class Loop:
             except OSError:  # The client has gone.
                 sock.close()
                 continue
-            if not has_room:
-                self.shared.turned_away += 1
-                self.step(connection, connection.turn_away)
-                if len(self.shared.lingering) > _MAX_LINGERING:
-                    oldest = next(iter(self.shared.lingering))
-                    self.step(oldest, oldest.close)
-            else:
-                # Before the next client is accepted, which could replace this one if it has not shown a token.
-                self.step(connection, connection.ready)
+            # Before the next client is accepted, which could replace this one if it has not shown a token.
+            self.step(connection, connection.ready if has_room else connection.turn_away)
 
     def _make_room(self, listener: Listener, host: str) -> bool:
         """Return whether there is room for a new connection, if necessary after closing another one."""
