@@ -15,7 +15,7 @@ from typing import Any, Final
 from plants.server.config import SMALL_BODY_BYTES, SMALL_RESPONSE_BYTES
 from plants.server.exchange import Exchange
 from plants.server.poll import READABLE, WRITABLE
-from plants.server.request import Environ, HTTPError, Listener, check_growing_head
+from plants.server.request import NO_BODY, Environ, HTTPError, Listener, check_growing_head
 from plants.server.response import Response, to_bytes
 from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, LoopState, State
 from plants.server.tls import HANDSHAKE, READ_BYTES, TLS
@@ -88,10 +88,7 @@ class Connection:
             self.reject(HTTPError(500))
             return
         shared = self._shared
-        # The response is the last one if
-        # 1. the request ends the connection, or
-        # 2. connections are not kept alive, or
-        # 3. the worker stops, and no other request has been received.
+        # If the worker stops, the response is the last one, unless another request has been received.
         is_stopping = shared.stopping and not self._input
         close = not exchange.keep_alive or not shared.config.keepalive_seconds or is_stopping
         self._finish(exchange, response, close=close)
@@ -286,7 +283,8 @@ class Connection:
     def _drop_exchange(self) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange:
-            exchange.end()
+            exchange.over = True
+            exchange.body = NO_BODY  # A thread may still hold the exchange.
 
     def _send(self, data: bytes) -> None:
         """Send data. With TLS, this also sends what TLS itself has to send."""

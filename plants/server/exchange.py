@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any, Final
 
-from plants.server.request import NO_BODY, Environ, Listener, Request
+from plants.server.request import Environ, Listener, Request
 from plants.server.response import Headers, Response, make_response
 
 current: Final = threading.local()  # ``request`` is the exchange that this thread works for, or None.
@@ -37,11 +37,6 @@ class Exchange(Request):
         self._status: str = ""
         self._headers: Headers = []
         self._blocks: list[bytes] = []
-
-    def end(self) -> None:
-        """Drop the body, and begin neither a call nor pending work from now on."""
-        self.over = True
-        self.body = NO_BODY  # A thread may still hold the exchange.
 
     def call(self, body: bytes | bytearray) -> Response:
         """Call the application, and read its response."""

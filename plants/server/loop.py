@@ -150,8 +150,7 @@ class Loop:
     def _retire(self) -> None:
         # The next worker starts when this one has ended. Until then nobody is accepted, so first let slow requests end.
         shared = self.shared
-        exchanges = [connection.exchange for connection in shared.connections if connection.exchange]
-        started = min([exchange.started for exchange in exchanges], default=shared.now)
+        started = min([each.exchange.started for each in shared.connections if each.exchange], default=shared.now)
         if started >= shared.now - _SWEEP_SECONDS or shared.now >= self._retire_by:
             self.stop()
 

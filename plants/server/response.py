@@ -13,7 +13,7 @@ from wsgiref.util import is_hop_by_hop
 from plants.server.request import NAME, VALUE, Request
 
 Headers = Sequence[tuple[str, str]]
-Error = tuple[int, str]
+Error = tuple[int, str] | None  # the code and the message
 
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
 _NAME: Final = re.compile(NAME)
@@ -25,11 +25,10 @@ class Response:
 
     ``head`` is the status line and the application's headers in bytes, without Date, Content-Length and hop-by-hop
     headers. ``length`` is the value of Content-Length, or None. The response to a HEAD request, and a 304, have no
-    body, and no length unless the application set it. ``error`` is the code and the message in an error's body, if the
-    application told them.
+    body, and no length unless the application set it. ``error`` is for the log.
     """
 
-    def __init__(self, status: int, head: bytes, length: int | None, body: bytes, error: Error | None) -> None:
+    def __init__(self, status: int, head: bytes, length: int | None, body: bytes, error: Error) -> None:
         self.status = status
         self.head = head
         self.length = length
@@ -37,13 +36,11 @@ class Response:
         self.error = error
 
 
-def make_response(
-    request: Request, line: str | int, headers: Headers, body: bytes, error: Error | None = None
-) -> Response:
+def make_response(request: Request, line: str | int, headers: Headers, body: bytes, error: Error = None) -> Response:
     """Return a response that can be sent.
 
     :param line: the status, with or without its phrase.
-    :param error: the code and the message of an error; if they belong to another status, they are ignored.
+    :param error: it is ignored if its code is that of another status.
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
     status, head, length = _render_head(line, tuple(headers), bool(request.id))
