@@ -65,13 +65,14 @@ def on_starting(server: Any) -> None:
         log.parent = server.log.error_log  # whose handlers and level HUP may change
     check(server.cfg)
     # Gunicorn would try for 5 s, with two lines each time. systemd, or the master before USR2, may have bound sockets.
-    passed = {"LISTEN_FDS", "GUNICORN_FD"} & os.environ.keys()
-    for address in [each for each in server.cfg.address if isinstance(each, tuple) and not passed]:
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    may_share = {"LISTEN_FDS", "GUNICORN_FD"} & os.environ.keys() or server.cfg.reuse_port
+    for host, port in [each for each in server.cfg.address if isinstance(each, tuple) and not may_share]:
         try:
-            socket.create_server(address, family=family, reuse_port=server.cfg.reuse_port).close()
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+                attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                attempt.bind((host, port))  # It does not listen, so no client can connect to it.
         except (OSError, OverflowError) as error:
-            stop(f"cannot listen, so set another address (--bind or PORT): {error}")
+            stop(f"cannot listen on {host}:{port}, so set another address (--bind or PORT): {error}")
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
         try:

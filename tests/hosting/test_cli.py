@@ -67,7 +67,9 @@ def test_plants_check_reports_an_address_that_does_not_respond() -> None:
 
 def test_a_second_service_on_the_same_port_fails_in_one_line(service: Service) -> None:
     result = call("serve", f"--bind=127.0.0.1:{service.port}", "--log-level=error", PLANTS_TOKENS=TOKEN)
-    assert re.match(rf"cannot listen, so set .*--bind.*Address already in use.*\b{service.port}\b", error_line(result))
+    assert re.match(
+        rf"cannot listen on 127.0.0.1:{service.port}, .*--bind.*: \[Errno \d+\] Address already", error_line(result)
+    )
 
 
 @pytest.mark.parametrize("source", ["option", "environment"])

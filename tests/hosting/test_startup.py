@@ -126,12 +126,12 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "--check-config -k gthread"},
             "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
         ),
-        ("--bind=192.0.2.1:80", "cannot listen, so set another address (--bind or PORT): [Errno 99] Cannot assign"),
         (
             {"PLANTS_STORE": "sqlite:////missing/x"},
             "PLANTS_STORE is not usable: /missing/x: the file cannot be created",
         ),
         ({"PLANTS_STORE": "sqlite:////dev/null"}, "PLANTS_STORE is not usable: /dev/null: this is not a regular file."),
+        ("--bind=192.0.2.1:80", "cannot listen on 192.0.2.1:80, so set another address (--bind or PORT): [Errno "),
         ({"PLANTS_METRICS_BIND": "192.0.2.1:80"}, "PLANTS_METRICS_BIND is not usable: "),
         ({"PLANTS_METRICS_BIND": "127.0.0.1:65536"}, "PLANTS_METRICS_BIND is not usable: "),
     ],
