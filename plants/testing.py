@@ -262,7 +262,7 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would miss a signal that arrives just before it reads.
     try:
         with serve(token=args.token, port=args.port) as server:
-            if args.fail:
+            if args.fail is not None:
                 server.fail(args.fail, times=args.times)
             server.store.delay = args.delay
             print(json.dumps({"url": server.url, "token": server.token}), flush=True)
