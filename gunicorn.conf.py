@@ -1,0 +1,1 @@
+from plants.hosting.gunicorn_conf import *
