@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -154,8 +153,8 @@ def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:
     try:
         load()
         check(app.cfg)
-        output_to(app.cfg.errorlog, sys.stderr)
-        output_to(app.cfg.accesslog, sys.stdout)  # A worker inherits it, and starts even if it could not open the file.
+        for path in (app.cfg.errorlog, app.cfg.accesslog):
+            output_to(path, None)  # A worker inherits it, and starts even if it could not open the file.
     except (Exception, SystemExit) as error:
         vars(app).update(before)
         reason = "Gunicorn has printed the reason" if str(error) == "1" else str(error).removeprefix("plants: ")

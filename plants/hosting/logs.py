@@ -11,7 +11,7 @@ import fcntl
 import json
 import logging
 import os
-import re
+import shlex
 import sys
 import time
 import traceback
@@ -79,11 +79,6 @@ class Formatter(logging.Formatter):
 
 def _escape(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def _quote_text(text: str) -> str:
-    """Return the text, as a JSON string if it could be taken for more or fewer than one column."""
-    return text if text.isprintable() and re.fullmatch(r'[^ "\\]+', text) else json.dumps(text)
 
 
 def _stack_of(record: logging.LogRecord) -> str:
@@ -154,7 +149,7 @@ class AccessLog:
         self._level = level if path else logging.CRITICAL
         is_json = _is_json(log_format, self.output)
         self._line, self._failure = (_JSON_LINE, _JSON_ERROR) if is_json else (_TEXT_LINE, _TEXT_ERROR)
-        self._quote: Callable[[str], str] = json.dumps if is_json else _quote_text
+        self._quote: Callable[[str], str] = json.dumps if is_json else lambda text: shlex.quote(_escape(text))
         self._quoted = lru_cache(maxsize=256)(lambda text: self._quote(_decoded(text)))
 
     def write(self, request: Exchange, response: Response, error: tuple[int, str], seconds: float) -> None:
@@ -201,9 +196,9 @@ class Output:
     ``flush`` writes the lines as far as they are accepted at once; the others wait for the next ``flush``. If more than
     ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
 
-    A regular file accepts each write, but a slow disk delays its caller, so a short-lived thread opens and writes it.
-    So does one if the descriptor cannot be made non-blocking. All else is written at once, so that ``kill -9`` loses no
-    line that a reader has room for.
+    What may delay its caller, a regular file on a slow disk or a descriptor that cannot be made non-blocking, is opened
+    and written by a short-lived thread. All else is written at once, so that ``kill -9`` loses no line that a reader has
+    room for.
     """
 
     def __init__(self, target: str | int) -> None:

@@ -134,11 +134,10 @@ class Metrics:
         yield durations
         created = sum(totals(_CELLS["POST", PLANTS_PATH, "200", ""] + 2, len(_BOUNDS)))
         yield core.CounterMetricFamily("plants_created", "Plants that were added.", created)
-        description = "Create requests that failed because the store was unavailable."
-        yield core.CounterMetricFamily("plants_store_failures", description, sum(totals(_STORE_FAILURES)))
+        failures = sum(totals(_STORE_FAILURES))
+        yield core.CounterMetricFamily("plants_store_failures", "Creates while the store was unavailable.", failures)
         yield core.GaugeMetricFamily("plants_connections", "Open connections.", sum(totals(_CONNECTIONS)))
-        description = "Requests that wait for the application or the store."
-        yield core.GaugeMetricFamily("plants_requests_waiting", description, sum(totals(_WAITING)))
+        yield core.GaugeMetricFamily("plants_requests_waiting", "Requests without a response.", sum(totals(_WAITING)))
         build = core.GaugeMetricFamily("plants_build_info", "The version.", labels=("version", "server"))
         build.add_metric((plants.__version__, server.implementation()), 1)
         yield build

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
 from plants.hosting.factory import HostedService
@@ -55,11 +54,6 @@ class Worker(ServerWorker):
         if self.metrics:
             found.append(Listener(self.metrics.listener, self.metrics.app(), _METRICS_CONNECTIONS))
         return found
-
-    def handle_usr1(self, sig: int, frame: FrameType | None) -> None:
-        """Let the event loop open the log files again."""
-        super().handle_usr1(sig, frame)
-        self._access_log.output.reopen()
 
     def notify(self) -> None:
         """Send the heartbeat, write the lines of the error log that wait, and update the gauges."""
