@@ -178,7 +178,7 @@ class PlantStore(abc.ABC):
         Call this once, before forking. Once it has succeeded, no process recreates the file or the table. Without this
         call, the first use creates what is missing.
 
-        :raises StoreUnusable: somebody must change something first.
+        :raises StoreUnusable: the store cannot become usable by itself; a hosted service does not start.
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
 

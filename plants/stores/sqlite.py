@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain
 from operator import length_hint
 from pathlib import Path
-from stat import S_ISREG
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -27,7 +26,6 @@ from plants.stores.health import Outcomes
 
 _LOCK_POLL_SECONDS = 0.001  # SQLite itself would pause for up to 100 ms, and a busy process would lock out others.
 _LOCKED_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_LASTING_CODES = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY}
 
 _SET_UP = """
     PRAGMA journal_mode = WAL;
@@ -47,7 +45,6 @@ _FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden, [notnull], dflt_v
 
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
 _GONE = f"the file is gone; it is not recreated, because ids already in use would become available; {_UNTIL_RETURNED}"
-_EMPTY = f"the file is empty, so SQLite would delete the log (-wal) beside it; it was replaced: {_UNTIL_RETURNED}"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
     "processes that use the file, then remove the name that has no log beside it"
@@ -113,23 +110,24 @@ class SQLiteStore(GroupCommitStore):
             try:
                 return work()
             except (sqlite3.Error, OSError, StoreUnavailable) as error:
-                if not (repeats and _code(error) in _LOCKED_CODES) or time.monotonic() > deadline:
+                is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED_CODES
+                if not (repeats and is_locked) or time.monotonic() > deadline:
                     raise self._unavailable(error) from error
             time.sleep(_LOCK_POLL_SECONDS)
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
+        """Return an error that names the files that this user may not write, which SQLite's own errors do not."""
         text = f"{self._printable_path}: {error}"
-        if _code(error) not in _LASTING_CODES and not isinstance(error, StoreUnusable | PermissionError):
-            return StoreUnavailable(text)
+        is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
+        lasts = is_malformed or isinstance(error, StoreUnusable | PermissionError)
         file = Path(os.path.realpath(self._path))
         for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
             with suppress(OSError):
                 owner = each.stat().st_uid
                 if not os.access(each, os.W_OK):
-                    text += (
-                        f"; user {os.geteuid()} may not write {str(each)!r}: change its owner (user {owner}) or mode"
-                    )
-        return StoreUnusable(text)
+                    lasts = True
+                    text += f"; uid {os.geteuid()} may not write {str(each)!r}: fix owner (uid {owner}), mode or mount"
+        return StoreUnusable(text) if lasts else StoreUnavailable(text)
 
     def _insert_batch(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
         connection.check_table()
@@ -143,10 +141,9 @@ class SQLiteStore(GroupCommitStore):
             parts = (plants[:half], plants[half:])
             return [outcome for part in parts for outcome in self._insert(connection, partial(list, part))]
         if self._health.down_reason or (plants and not connection.has_committed):
-            # Rewrite a page unchanged.
-            # 1. A disk that is still full rejects that as it would reject a plant.
-            # 2. A process that was killed may have written plants to the log, but not flushed it. Flush it now, before
-            #    their ids are reported as in use.
+            # Rewrite a page unchanged. A disk that is still full rejects that as it would reject a plant. Besides, a
+            # process that was killed may have written plants to the log, but not flushed it. Flush it now, before their
+            # ids are reported as in use.
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             connection.execute(f"PRAGMA user_version = {version}")
             connection.has_committed = True
@@ -163,7 +160,7 @@ class SQLiteStore(GroupCommitStore):
         file = self._file or _File(path)
         file.check(self._path)
         if has_log and not _status(path).st_size:
-            raise StoreUnusable(_EMPTY)
+            raise StoreUnusable(f"the file is empty, but not its log (-wal); {_UNTIL_RETURNED}")
         with ExitStack() as on_failure:
             connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file)
             on_failure.enter_context(closing(connection))
@@ -207,7 +204,7 @@ class _File:
             status = os.fstat(descriptor)
         self._path = path
         self._identity = status[1:3]
-        if not S_ISREG(status.st_mode):
+        if not Path(path).is_file():
             raise StoreUnusable("this is not a regular file")
         if _is_mount_point(path):
             raise StoreUnusable(_MOUNTED_ALONE)
@@ -266,10 +263,6 @@ def _status(path: str, look: Callable[[str], os.stat_result] = os.stat) -> os.st
         return look(path)  # Path.stat takes twice as long, and this runs for each commit.
     except FileNotFoundError:
         raise StoreUnusable(_GONE) from None
-
-
-def _code(error: Exception) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _is_mount_point(path: str) -> bool:

@@ -158,14 +158,14 @@ LASTING: dict[str, tuple[Callable[[Path], object], str]] = {
     "no database": (lambda path: path.write_bytes(b"x" * 4096), "file is not a database"),
     "read-only": (
         lambda path: path.touch(0o444),
-        "readonly database; user .* may not write '.*plants.db': change its owner",
+        "readonly database; uid .* may not write '.*plants.db': fix owner",
     ),
-    "a log of others": (leave_a_log, "may not write '.*-wal': change its owner .user [0-9]+. or mode; .*-shm"),
+    "a log of others": (leave_a_log, "may not write '.*-wal': fix owner .uid [0-9]+., mode or mount; .*-shm"),
     "a read-only folder": (
         lambda path: path.parent.chmod(0o555),
-        "Permission denied.*; user .* may not write '.*/store'",
+        "Permission denied.*; uid .* may not write '.*/store'",
     ),
-    "a closed folder": (lambda path: path.parent.chmod(0), "Permission denied.*; user .* may not write '.*/store'"),
+    "a closed folder": (lambda path: path.parent.chmod(0), "Permission denied.*; uid .* may not write '.*/store'"),
 }
 
 
@@ -186,7 +186,7 @@ def as_ordinary_user(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("breakage", "message"), LASTING.values(), ids=LASTING)
-def test_what_lasts_until_somebody_changes_it_is_called_unusable(
+def test_a_path_without_folder_file_or_permission_is_unusable(
     store: SQLiteStore, path: Path, breakage: Callable[[Path], object], message: str
 ) -> None:
     with as_ordinary_user(path):
