@@ -28,7 +28,6 @@ static void copy(int descriptor, int disk)
 static void remove_what_is_gone(int folder, int disk)
 {
     DIR *entries = fdopendir(dup(disk));
-    rewinddir(entries);
     for (struct dirent *entry; (entry = readdir(entries));)
         if (faccessat(folder, entry->d_name, F_OK, 0))
             unlinkat(disk, entry->d_name, 0);
@@ -37,8 +36,8 @@ static void remove_what_is_gone(int folder, int disk)
 
 static int flush(const char *name, int descriptor)
 {
-    int (*flush)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
-    int result = flush(descriptor);
+    int (*real_flush)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
+    int result = real_flush(descriptor);
     int disk = open(getenv("DISK"), O_RDONLY | O_DIRECTORY);
     struct stat status;
     if (disk < 0 || fstat(descriptor, &status))
