@@ -197,8 +197,8 @@ class Output:
     ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
 
     What may delay its caller, a regular file on a slow disk or a descriptor that cannot be made non-blocking, is opened
-    and written by a short-lived thread. All else is written at once, so that ``kill -9`` loses no line that a reader has
-    room for.
+    and written by a short-lived thread. All else is written at once, so that ``kill -9`` loses no line that a reader
+    has room for.
     """
 
     def __init__(self, target: str | int) -> None:
