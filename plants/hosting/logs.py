@@ -30,8 +30,8 @@ from plants.app import OPERATIONS
 from plants.server.exchange import Exchange, current
 from plants.server.response import Response
 
-# Processes that share a pipe do not mix lines of at most PIPE_BUF bytes, which is 4,096 on Linux. A traceback is cut to
-# fit, and a line of the access log fits: error messages are ASCII and short, and a path can be escaped fully.
+# Processes that share a pipe do not mix lines of at most PIPE_BUF bytes, which is 4,096 on Linux. Longer ones are cut.
+# Those of the access log fit: error messages are ASCII and short, and so is a path, even if it is escaped fully.
 _MAX_LINE_BYTES = 4095  # without the line break
 _PATH_BYTES = 200
 _LEVELS = {5: (logging.ERROR, "error"), 4: (logging.WARNING, "warning")}
@@ -53,7 +53,7 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, with the id of the request that was being handled."""
-        line = {
+        line: dict[str, Any] = {
             "ts": timestamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -63,18 +63,19 @@ class Formatter(logging.Formatter):
         request = getattr(current, "request", None)
         if request:
             line["request_id"] = request.id
-        stack = _stack_of(record)
-        text = self._format(line, stack)
-        if (excess := len(text.encode()) - _MAX_LINE_BYTES) <= 0:
-            return text
-        half = max(len(stack) - excess - 20, 0) // 2  # The mark takes at most 20 bytes.
-        return self._format(line, f"{stack[:half]}\n[...]\n{stack[len(stack) - half :]}")
+        line["stacktrace"] = _stack_of(record)
+        for name in ("stacktrace", "msg"):
+            while len((text := self._format(line)).encode()) > _MAX_LINE_BYTES and len(line[name]) > 100:
+                kept = len(line[name]) * 3 // 8
+                line[name] = f"{line[name][:kept]}\n[...]\n{line[name][-kept:]}"
+        return text
 
-    def _format(self, line: dict[str, Any], stack: str) -> str:
+    def _format(self, line: dict[str, Any]) -> str:
         if self._is_json:
-            return json.dumps(line | {"stacktrace": stack} if stack else line, separators=(",", ":"))
-        lines = [" ".join(map(str, line.values())), *(f"  {text}" for text in stack.splitlines())]
-        return "\n".join(map(_escape, lines))
+            members = {name: value for name, value in line.items() if value or name != "stacktrace"}
+            return json.dumps(members, separators=(",", ":"))
+        *values, stack = line.values()
+        return "\n".join(map(_escape, [" ".join(map(str, values)), *(f"  {text}" for text in stack.splitlines())]))
 
 
 def _escape(text: str) -> str:
@@ -196,9 +197,9 @@ class Output:
     ``flush`` writes the lines as far as they are accepted at once; the others wait for the next ``flush``. If more than
     ``MAX_WAITING_BYTES`` would wait, lines are dropped; once nothing waits, a warning has their number.
 
-    What may delay its caller, a regular file on a slow disk or a descriptor that cannot be made non-blocking, is opened
-    and written by a short-lived thread. All else is written at once, so that ``kill -9`` loses no line that a reader
-    has room for.
+    A short-lived thread writes to what may delay its caller: a regular file, whose disk may be slow, and a descriptor
+    that cannot be made non-blocking. All else is written at once, so that ``kill -9`` loses no line that a reader has
+    room for.
     """
 
     def __init__(self, target: str | int) -> None:

@@ -97,7 +97,7 @@ class Settings(NamedTuple):
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
         """Parse the settings.
 
-        :raises SettingsError: a name is unknown, or a value is not usable.
+        :raises SettingsError: a name is unknown, or a value is invalid.
         """
         for name in environ:
             if name.startswith("PLANTS_") and name not in SETTINGS:
@@ -112,7 +112,7 @@ class Settings(NamedTuple):
             try:
                 values[name.removeprefix("PLANTS_").lower()] = None if text is None else parse(text)
             except Exception as error:  # A store or a check of somebody else's may raise any error.
-                raise SettingsError(f"{name} is not usable: {str(error) or repr(error)}") from None
+                raise SettingsError(f"{name} is invalid: {str(error) or repr(error)}") from None
         return cls(**values)
 
 

@@ -183,7 +183,7 @@ def test_the_messages_in_a_debug_traceback_forge_no_line(text_service: Service) 
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_the_middle_of_a_long_traceback_is_cut_to_fit_into_pipe_buf(is_json: bool) -> None:
+def test_the_middle_of_a_long_traceback_or_message_is_cut_to_fit_into_pipe_buf(is_json: bool) -> None:
     def ping(depth: int) -> None:
         pong(depth - 1)
 
@@ -194,12 +194,16 @@ def test_the_middle_of_a_long_traceback_is_cut_to_fit_into_pipe_buf(is_json: boo
     try:
         ping(101)
     except AssertionError as error:
-        record = logging.LogRecord("plants", logging.ERROR, "", 1, "failed", None, (type(error), error, None))
-    text = Formatter(is_json=is_json).format(record)
-    assert PIPE_BUF // 2 < len(text.encode()) < PIPE_BUF
-    stack = json.loads(text)["stacktrace"] if is_json else text
-    for part in ("Traceback (most recent call last):", "[...]", "AssertionError"):
-        assert stack.count(part) == 1
+        info = (type(error), error, None)
+    for message, exc_info, parts in [
+        ("failed", info, ["failed", "Traceback (most recent call last):", "[...]", "AssertionError"]),
+        ("first" + "\xe9\n" * 9999 + "last", None, ["first", "[...]", "last"]),
+    ]:
+        text = Formatter(is_json=is_json).format(
+            logging.LogRecord("plants", logging.ERROR, "", 1, message, None, exc_info)
+        )
+        assert len(text.encode()) < PIPE_BUF
+        assert [text.count(part) for part in parts] == [1] * len(parts)
 
 
 def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:

@@ -124,7 +124,7 @@ def test_the_metrics_address_serves_nothing_else(service: Service, metrics_port:
 
 def test_the_error_for_a_missing_metrics_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(SettingsError, match=r"^PLANTS_METRICS_BIND is not usable: .* pip install 'plants\[metrics\]'$"):
+    with pytest.raises(SettingsError, match=r"^PLANTS_METRICS_BIND is invalid: .* pip install 'plants\[metrics\]'$"):
         Settings.from_environ({"PLANTS_METRICS_BIND": "127.0.0.1:9100"})
 
 

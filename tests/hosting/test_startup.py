@@ -258,7 +258,7 @@ def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> No
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).error == 40003
     for changed, line in [
-        ({"PLANTS_STORE": "garden:"}, "PLANTS_STORE is not usable: this is not my garden."),
+        ({"PLANTS_STORE": "garden:"}, "PLANTS_STORE is invalid: this is not my garden."),
         ({"BROKEN": "1"}, "the store garden://me:***@home failed in prepare with KeyError."),
     ]:
         assert error_line(call("serve", "--log-level=warning", "--bind=127.0.0.1:0", **env | changed)) == line
