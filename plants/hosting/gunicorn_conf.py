@@ -49,9 +49,7 @@ control_socket_disable = True
 # The root of a container may be read-only and without /tmp.
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # Gunicorn makes a new file
 if "PORT" in os.environ and socket.has_dualstack_ipv6():
-    with socket.socket(socket.AF_INET6) as probe:  # Gunicorn leaves this option as the system sets it.
-        host = "0.0.0.0" if probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) else "[::]"  # noqa: S104
-    bind = f"{host}:{os.environ['PORT']}"
+    bind = f"[::]:{os.environ['PORT']}"
 
 _FOLDER = Path.cwd()  # Gunicorn changes it after the settings have been parsed.
 _RELATIVE_PATHS = {"PLANTS_STORE": "sqlite:///[^/]", "PLANTS_TOKENS_FILE": "[^/]"}
@@ -124,7 +122,7 @@ def child_exit(server: Any, ended: Any) -> None:
 
 
 def check(cfg: Any) -> None:
-    """Stop with one line if the service cannot have these workers, connections, their class, or this certificate."""
+    """Stop with one line if the service cannot run with this configuration."""
     nworkers_changed(None, cfg.workers, None)
     try:
         allow_descriptors(cfg.worker_connections)

@@ -33,6 +33,7 @@ from plants.server.response import Response
 # Processes that share a pipe do not mix lines of at most PIPE_BUF bytes, which is 4,096 on Linux. Longer ones are cut.
 # Those of the access log fit: error messages are ASCII and short, and so is a path, even if it is escaped fully.
 _MAX_LINE_BYTES = 4095  # without the line break
+_UNCUT = 100  # A message or a traceback of so few characters stays whole.
 _PATH_BYTES = 200
 _LEVELS = {5: (logging.ERROR, "error"), 4: (logging.WARNING, "warning")}
 _LEVELS_OF_SUCCESS = ((logging.DEBUG, "debug"), (logging.INFO, "info"))  # indexed by whether it is an operation
@@ -65,7 +66,7 @@ class Formatter(logging.Formatter):
             line["request_id"] = request.id
         line["stacktrace"] = _stack_of(record)
         for name in ("stacktrace", "msg"):
-            while len((text := self._format(line)).encode()) > _MAX_LINE_BYTES and len(line[name]) > 100:
+            while len((text := self._format(line)).encode()) > _MAX_LINE_BYTES and len(line[name]) > _UNCUT:
                 kept = len(line[name]) * 3 // 8
                 line[name] = f"{line[name][:kept]}\n[...]\n{line[name][-kept:]}"
         return text
