@@ -50,44 +50,38 @@ def service(folder: Path) -> Iterator[Service]:
         yield service
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("request_seconds", 10),
-        ("response_seconds", 4.5),
-        ("keepalive_seconds", 75),
-        ("graceful_timeout", 30),
-        ("connections", 1000),
-        ("public_connections", 8),
-        ("reserved_for_metrics", 8),
-        ("slots", 64),
-        ("body_bytes", 1_048_576),
-        ("line_bytes", 4094),
-        ("field_bytes", 8190),
-        ("max_fields", 100),
-    ],
-)
+DEFAULTS = {
+    "request_seconds": 10,
+    "response_seconds": 4.5,
+    "keepalive_seconds": 75,
+    "graceful_timeout": 30,
+    "connections": 1000,
+    "public_connections": 8,
+    "reserved_for_metrics": 8,
+    "slots": 64,
+    "body_bytes": 1_048_576,
+    "line_bytes": 4094,
+    "field_bytes": 8190,
+    "max_fields": 100,
+}
+LIMITS_WITHOUT_A_SETTING = {
+    "plants:MAX_BODY_BYTES": 1_048_576,
+    "plants.server.request:HEAD_BYTES": 16_384,
+    "plants.server.config:SMALL_BODY_BYTES": 16_384,
+    "plants.server.config:SMALL_RESPONSE_BYTES": 65_536,
+    "plants.server.tls:HANDSHAKE_BYTES": 16_384,
+    "plants.server.tls:HANDSHAKE_BYTES_WITH_CERTIFICATE": 49_152,
+    "plants.hosting.logs:MAX_WAITING_BYTES": 1_048_576,
+    "plants.hosting.cli:CHECK_SECONDS": 2,
+    "plants.tokens:CHECK_SECONDS": 1,  # A change of the token file takes effect within 2 s.
+}
+
+
 @pytest.mark.usefixtures("service")
-def test_a_service_has_the_documented_defaults(folder: Path, name: str, number: float) -> None:
-    assert json.loads((folder / "numbers.json").read_text())[name] == number
-
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("plants:MAX_BODY_BYTES", 1_048_576),
-        ("plants.server.request:HEAD_BYTES", 16_384),
-        ("plants.server.config:SMALL_BODY_BYTES", 16_384),
-        ("plants.server.config:SMALL_RESPONSE_BYTES", 65_536),
-        ("plants.server.tls:HANDSHAKE_BYTES", 16_384),
-        ("plants.server.tls:HANDSHAKE_BYTES_WITH_CERTIFICATE", 49_152),
-        ("plants.hosting.logs:MAX_WAITING_BYTES", 1_048_576),
-        ("plants.hosting.cli:CHECK_SECONDS", 2),
-        ("plants.tokens:CHECK_SECONDS", 1),  # A change of the token file takes effect within 2 s.
-    ],
-)
-def test_a_limit_without_a_setting_is_the_documented_one(name: str, number: float) -> None:
-    assert resolve_name(name) == number
+def test_a_service_has_the_documented_defaults_and_limits(folder: Path) -> None:
+    numbers = json.loads((folder / "numbers.json").read_text())
+    assert {name: numbers[name] for name in DEFAULTS} == DEFAULTS
+    assert {name: resolve_name(name) for name in LIMITS_WITHOUT_A_SETTING} == LIMITS_WITHOUT_A_SETTING
 
 
 @pytest.mark.parametrize(
