@@ -21,8 +21,12 @@ UNION ALL SELECT 4, 'has no unique key on id alone' FROM root WHERE root IS NOT 
     SELECT FROM pg_index, pg_attribute WHERE indrelid = root AND attrelid = root AND attname = 'id' AND indisunique
     AND indisvalid AND indimmediate AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = attnum)
 UNION ALL SELECT 5, 'has the trigger ' || tgname FROM pg_trigger, tree WHERE tgrelid = t AND NOT tgisinternal
-    AND tgenabled <> 'D' AND tgtype & 4 > 0
-UNION ALL SELECT 6, 'has the rule ' || rulename FROM pg_rewrite, tree WHERE ev_class = t AND ev_type = '3')
+    AND tgenabled NOT IN ('D', 'R') AND tgtype & 4 > 0
+UNION ALL SELECT 6, 'has the rule ' || rulename FROM pg_rewrite, tree WHERE ev_class = t AND ev_type = '3'
+-- A table that lacks nothing may refuse plants, because it does so loudly; another one stays as it is.
+UNION ALL SELECT 7, 'lacks a column, and would refuse every plant: the column ' || attname || ' has no default'
+    FROM root, pg_attribute WHERE attrelid = root AND attnum > 0 AND attnotnull AND NOT (atthasdef OR attisdropped)
+    AND attidentity = '' AND attname NOT IN (SELECT name FROM expected) AND EXISTS (SELECT FROM lacking))
 SELECT (SELECT fault FROM faults ORDER BY priority LIMIT 1),
     (SELECT 'ALTER TABLE ' || full_name || ' ' || string_agg('ADD COLUMN IF NOT EXISTS ' || name || ' ' || type, ', ')
     FROM lacking WHERE can_be_added), full_name FROM root

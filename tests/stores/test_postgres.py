@@ -345,6 +345,10 @@ WRONG_TABLES = {
         f"{PARTITIONED} PARTITION BY HASH (id); CREATE UNLOGGED TABLE leaf PARTITION OF p0 {WHOLE}",
         "UNLOGGED",
     ),
+    "a column that must have a value": (
+        "TABLE plants (id bigint PRIMARY KEY, name text, since date NOT NULL)",
+        "lacks a column, and would refuse every plant: the column since has no default",
+    ),
     "a partition with a trigger": (f"{PARTITIONED}; {TRIGGER} ON p0 {FUNCTION}", "the trigger guard"),
 }
 
@@ -370,9 +374,10 @@ def test_a_table_with_the_wrong_schema_is_refused_and_unchanged(
         "TABLE plants (note text, name text, id bigint UNIQUE, since date NOT NULL DEFAULT now())",
         "TABLE plants (id bigint PRIMARY KEY, name text, tag text, number bigint GENERATED ALWAYS AS IDENTITY)",
         f"{PLANTS}; CREATE INDEX ON plants (name)",
+        f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}; ALTER TABLE plants ENABLE REPLICA TRIGGER guard",
         PARTITIONED,
     ],
-    ids=["further columns", "a further identity", "an index", "a partition"],
+    ids=["further columns", "a further identity", "an index", "a trigger of replicas", "a partition"],
 )
 def test_a_table_that_can_store_every_plant_is_used(server: PostgresServer, definition: str) -> None:
     server.execute(f"CREATE {definition}")
