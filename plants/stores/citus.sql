@@ -8,8 +8,7 @@ WHEN NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1::regclass
     THEN 'is not distributed by a hash of id'
 WHEN EXISTS (SELECT FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) WHERE logicalrelid = $1::regclass
     GROUP BY shardid HAVING count(*) > 1) THEN 'has a replication factor above 1'
--- A node's own settings count for its commits, so ask each by its effect. A node that is down does not respond.
-ELSE (SELECT 'is on a node without synchronous_commit; its operator must send: ALTER ROLE '
-    || quote_ident(current_user) || ' SET synchronous_commit = on, on node ' || string_agg(nodeid::text, ', ')
-    FROM run_command_on_all_nodes('SHOW synchronous_commit') WHERE success AND result IN ('off', 'local')
-    HAVING count(*) > 0) END
+-- A former coordinator answers by its old map. A node that is down does not respond.
+ELSE (SELECT 'is on a coordinator of Citus that not every node names; the nodes name ' || string_agg(DISTINCT result, ', ')
+    FROM run_command_on_all_nodes('SELECT nodename || '':'' || nodeport FROM pg_dist_node WHERE groupid = 0')
+    WHERE success HAVING count(DISTINCT result) > 1) END

@@ -19,7 +19,7 @@ from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, Done, OwnerProcess, Pla
 from plants.stores.committer import CLOSED, Committer
 from plants.stores.health import NO_RESPONSE, Health, Outcomes, why_failing
 
-_GRACE_SECONDS = 0.5
+_GRACE_SECONDS = 0.8  # Connecting to a server whose first host is silent takes 2 s.
 _MAX_CALLS = 16  # of a replaced ``add`` or ``check`` at the same time
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
@@ -29,8 +29,8 @@ class GroupCommitStore(PlantStore):
 
     A connection is any object with a method ``close``, which is called after an exception.
 
-    :param timeout: how long a commit may take, in seconds. A plant waits half a second longer for its commit to begin,
-        because connecting may take that long. So no method waits for more than twice this time and half a second.
+    :param timeout: how long a commit may take, in seconds. A plant waits 0.8 s longer for its commit to begin,
+        because connecting may take that long. So no method waits for more than twice this time and 0.8 s.
     """
 
     worker_threads = 0

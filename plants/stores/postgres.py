@@ -1,8 +1,8 @@
 """PostgreSQL, or Citus through its coordinator: shared by any number of machines.
 
-A batch is one statement and so one transaction. The statement itself makes its commit wait until it is flushed, so no
-setting of the server, the role, the session or a pooler changes what an acknowledged plant survives. Statements name
-the table that the store found first, with its schema.
+A batch is one transaction, in most cases of one statement. The transaction itself makes its commit wait until it is
+flushed, so no setting of a server, the role, the session or a pooler changes what an acknowledged plant survives.
+Statements name the table that the store found first, with its schema.
 """
 
 import logging
@@ -44,19 +44,20 @@ _DURABLY = """(SELECT set_config('client_min_messages', 'warning', true) || set_
 _WRITE = "pg_logical_emit_message(true, 'plants', '')"
 # These are a convenience: a pooler may run the next statement in another session.
 _SET_UP = b"""
-    SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_extension WHERE extname = 'citus'),
-        set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
-        set_config('client_min_messages', 'warning', false),
+    SELECT pg_backend_pid(), set_config('statement_timeout', $1, false), set_config('lock_timeout', $2, false),
         set_config('default_transaction_isolation', 'read committed', false)
 """
 _INSPECT = files(__package__).joinpath("postgres.sql").read_bytes()
+_NODES = b"""SELECT id, groupid FROM unnest($2::bigint[]) AS id
+    JOIN pg_dist_placement ON shardid = get_shard_id_for_distribution_column($1, id)"""
 _INSPECT_CITUS = files(__package__).joinpath("citus.sql").read_bytes()
 _EXPECTED = [
     f"{{{','.join(values)}}}"
     for values in zip(*((column.name, _TYPES[column.type], str(column.nullable)) for column in COLUMNS), strict=True)
 ]
 
-_UNKNOWN = "a plant was not stored, but its id is not in use either"
+_UNKNOWN = "the insert was suppressed (a trigger or a rule?)"
+_PERHAPS_OURS = "the id is in use, perhaps by this very plant, because a commit has failed"
 _URL_SYNTAX = (
     "the URL of a PostgreSQL store is postgresql://user:password@host:port/database, percent-encoded, "
     "with no other parameters (?name=value) than libpq's"
@@ -65,6 +66,16 @@ _URL_SYNTAX = (
 LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 RECHECK_SECONDS = 5.0  # A batch looks at the table again after this long, because an operator may alter it.
 _CANCEL_SECONDS = 0.3  # how long closing a connection may wait until its statement is canceled
+
+# Of a transaction in Citus. Because of the first setting, Citus sends the others to each node of the transaction.
+_ON_EACH_NODE = (
+    b"SET LOCAL citus.propagate_set_commands = 'local'",
+    b"SET LOCAL synchronous_commit = on",
+    b"SET LOCAL client_min_messages = warning",
+    b"SET LOCAL lock_timeout = %d" % LOCK_TIMEOUT_MS,
+)
+# Of a batch that has waited in vain: a transaction that held one of its ids then is likely to hold it still.
+_WITHOUT_WAITING = (b"SET LOCAL lock_timeout = 1",)
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +91,10 @@ _REFUSALS = (
     errors.RaiseException,
 )
 # No plant is the cause of an error of these classes: connection, read-only server, lost prepared statement, resources,
-# locked table, intervention, system. With 08, a cluster has lost its connection to another node, which may have
-# committed its part.
+# locked table, intervention, system; in Citus, unless another node is the cause.
 _CLASSES_OF_THE_SERVER = {"08", "25", "26", "53", "55", "57", "58"}
 # The server's own messages of these classes, such as that of a missing table, have no value of a row.
-_CLASSES_WITH_TEXT = {"3D", "3F", "42", "53", "57"}
+_CLASSES_WITH_TEXT = {"08", "3D", "3F", "42", "53", "57"}
 
 
 class PostgresStore(GroupCommitStore):
@@ -94,7 +104,7 @@ class PostgresStore(GroupCommitStore):
     StoreUnavailable. Reading the rows back would not settle it, because a failover may undo them.
     """
 
-    def __init__(self, conninfo: str, timeout: float = 2.0) -> None:
+    def __init__(self, conninfo: str, timeout: float = 1.8) -> None:
         super().__init__(timeout)
         parameters = conninfo_to_dict(conninfo)
         # Check the numbers here, because libpq would report a bad number only when it connects.
@@ -127,7 +137,7 @@ class PostgresStore(GroupCommitStore):
             # How long that took is up to the connect_timeout of the URL.
             connection.deadline = monotonic() + self.timeout
             connection.add_notice_handler(connection.note_warning)
-            [(process, connection.is_citus, *_)] = self._execute(connection, _SET_UP, self._session_settings)
+            [(process, *_)] = self._execute(connection, _SET_UP, self._session_settings)
             # A pooler reports another process than that which runs the statement. Two of its clients may have prepared
             # different statements under the same name.
             if process != connection.info.backend_pid:
@@ -150,6 +160,7 @@ class PostgresStore(GroupCommitStore):
 
     def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
         connection.deadline = monotonic() + self.timeout
+        connection.has_waited, connection.unknown_commits = False, 0
         with _psycopg_errors_as_unavailable():
             if monotonic() > self._checked_at + RECHECK_SECONDS:
                 self._check_table(connection)
@@ -175,7 +186,7 @@ class PostgresStore(GroupCommitStore):
             self._execute(connection, connection.statements.write)
 
     def _store(self, connection: "_Connection", plants: list[Plant]) -> dict[int, Exception | None]:
-        """Return the outcome of each id. If an error may have been caused by some of the plants, halve the batch."""
+        """Return the outcome of each id. If an error may have been caused by some of the plants, split the batch."""
         outcomes: dict[int, Exception | None] = {}
         parts = [plants]
         while parts:
@@ -184,11 +195,11 @@ class PostgresStore(GroupCommitStore):
                 rows = self._execute(connection, *connection.statements.insert(part))
             except (psycopg.Error, UnicodeEncodeError) as error:
                 outcome = self._blame_plant(connection, error)
-                if len(part) == 1:
-                    outcomes[part[0].id] = outcome
+                smaller = self._split(connection, part, error)
+                if len(smaller) == 1:
+                    outcomes |= dict.fromkeys((plant.id for plant in part), outcome)
                 else:
-                    middle = len(part) // 2
-                    parts += [part[:middle], part[middle:]]
+                    parts += smaller
                 if monotonic() + 2 * LOCK_TIMEOUT_MS / 1000 > connection.deadline:
                     late = StoreUnavailable(f"no response in time: {outcome}")
                     return outcomes | {plant.id: late for part in parts for plant in part}
@@ -198,6 +209,15 @@ class PostgresStore(GroupCommitStore):
                 outcomes |= self._explain(connection, {plant.id for plant in part} - stored)
         return outcomes
 
+    def _split(self, connection: "_Connection", part: list[Plant], error: Exception) -> list[list[Plant]]:
+        """Return the parts of a part of a batch: those of each node if Citus has lost one, or else halves."""
+        if isinstance(error, errors.ConnectionFailure):
+            ids = ",".join(str(plant.id) for plant in part)
+            node_of: dict[int, int] = dict(self._execute(connection, _NODES, [self._table, f"{{{ids}}}"]))
+            return [[plant for plant in part if node_of[plant.id] == node] for node in set(node_of.values())]
+        middle = len(part) // 2
+        return [part[:middle], part[middle:]] if middle else [part]
+
     def _blame_plant(self, connection: "_Connection", error: psycopg.Error | UnicodeEncodeError) -> Exception:
         """Return the outcome of a plant that alone caused this error.
 
@@ -205,14 +225,18 @@ class PostgresStore(GroupCommitStore):
         """
         if isinstance(error, UnicodeEncodeError):
             return error
-        if _is_held(error):
-            return StoreUnavailable("another transaction holds the id")
-        is_of_server = (error.sqlstate or "")[:2] in _CLASSES_OF_THE_SERVER
-        if is_of_server or connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             raise error
-        if isinstance(error, psycopg.ProgrammingError):
-            self._check_table(connection)  # If the table is the cause, this raises an error, or the next line does.
-            self._try(connection)
+        context, error_class = str(error.diag.context or ""), str(error.sqlstate)[:2]
+        # Without a context, the first statement that waits in vain has found the table locked or, in Citus, a shard.
+        if isinstance(error, errors.LockNotAvailable) and (context or connection.is_citus or connection.has_waited):
+            connection.has_waited = True
+            return StoreUnavailable("another transaction holds the id")
+        is_of_node = connection.is_citus and (error_class == "08" or "while executing command on" in context)
+        if error_class in _CLASSES_OF_THE_SERVER and not is_of_node:
+            raise error
+        if isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError):
+            self._check_table(connection)  # If the table is the cause, this raises an error.
         return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
 
     def _explain(self, connection: "_Connection", not_stored: set[int]) -> dict[int, Exception | None]:
@@ -220,9 +244,15 @@ class PostgresStore(GroupCommitStore):
         if not not_stored:
             return {}
         ids = f"{{{','.join(map(str, not_stored))}}}"
-        in_use = {row[0] for row in self._execute(connection, connection.statements.select_in_use, [ids])}
+        try:
+            rows = self._execute(connection, connection.statements.select_in_use, [ids])
+        except psycopg.Error as error:
+            return dict.fromkeys(not_stored, self._blame_plant(connection, error))
+        in_use = {row[0] for row in rows}
         if not_stored - in_use:
             self._check_table(connection)  # A new trigger may have suppressed the insert.
+        if connection.unknown_commits:
+            return dict.fromkeys(not_stored, StoreUnavailable(_PERHAPS_OURS))
         return {each: PlantIdInUse(each) if each in in_use else StoreUnavailable(_UNKNOWN) for each in not_stored}
 
     def _execute(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
@@ -232,7 +262,7 @@ class PostgresStore(GroupCommitStore):
         :raises StoreUnavailable: the outcome is unknown.
         """
         connection.warning = None
-        rows = connection.execute(query, parameters).fetchall()
+        rows = connection.run(query, parameters)
         if connection.warning:
             raise StoreUnavailable(connection.warning)
         return rows
@@ -242,7 +272,8 @@ class PostgresStore(GroupCommitStore):
 
         :raises StoreUnavailable: the table could lose a plant, or every insert would fail.
         """
-        [(fault, alter, name)] = self._execute(connection, _INSPECT, [self._table or "plants", *_EXPECTED])
+        [found] = self._execute(connection, _INSPECT, [self._table or "plants", *_EXPECTED])
+        fault, alter, name, role, connection.is_citus = found
         completion = alter if name else _CREATE
         if connection.is_citus and not completion:
             [(citus_fault,)] = self._execute(connection, _INSPECT_CITUS, [name, _DISTRIBUTE])
@@ -250,37 +281,52 @@ class PostgresStore(GroupCommitStore):
         if fault:
             raise StoreUnavailable(f"the table plants {fault}")
         if completion:
-            self._complete(connection, completion)
+            self._complete(connection, completion, role)
             self._check_table(connection)
             return
         self._found_table()
         self._table = name
-        self._checked_at = monotonic()
         connection.statements = _Statements(name, is_citus=connection.is_citus)
+        self._check_rights(connection, role)
+        self._checked_at = monotonic()
 
-    def _complete(self, connection: "_Connection", statement: str) -> None:
+    def _check_rights(self, connection: "_Connection", role: str) -> None:
+        """Execute the statements that a batch may need, without rows, so that none can fail for a client first."""
+        rights = f"SELECT, INSERT ON {self._table}"
+        try:
+            self._execute(connection, connection.statements.insert_nothing)
+            self._execute(connection, connection.statements.select, [None])
+            rights = "EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text)"
+            # Without this condition, it would fail if a node of Citus is down.
+            self._execute(connection, connection.statements.select_in_use + b" AND false", ["{}"])
+        except errors.InsufficientPrivilege as error:
+            raise StoreUnavailable(f"{_reason(error)}; its owner must send: GRANT {rights} TO {role}") from None
+
+    def _complete(self, connection: "_Connection", statement: str, role: str) -> None:
         """Create the table, or add its columns, in one transaction."""
-        if statement == _CREATE and (self._table or not (self._may_create or connection.is_citus)):
+        is_new = statement == _CREATE
+        if is_new and (self._table or not (self._may_create or connection.is_citus)):
             raise StoreUnavailable(TABLE_GONE)
+        remedy = f"{statement}; GRANT SELECT, INSERT ON plants TO {role}" if is_new else statement
         if connection.is_citus:
-            new = f"{statement}; {_DISTRIBUTE}" if statement == _CREATE else statement
+            new = f"{remedy}; {_DISTRIBUTE}" if is_new else remedy
             raise StoreUnavailable(f"the table plants is incomplete; on the coordinator, its operator must send: {new}")
         if not self._may_create:
-            raise StoreUnavailable(f"the table plants lacks a column; its owner must send: {statement}")
+            raise StoreUnavailable(f"the table plants lacks a column; its owner must send: {remedy}")
         # Processes that create the table at the same time may collide in the catalog.
         with suppress(errors.UniqueViolation, errors.DuplicateTable):
             try:
                 connection.execute(statement.encode())
             except errors.InsufficientPrivilege as error:
-                raise StoreUnavailable(f"{_reason(error)}; its owner must send: {statement}") from None
-            _log.warning("the table plants lacked something; the service sent: %s", statement)
+                raise StoreUnavailable(f"{_reason(error)}; its owner must send: {remedy}") from None
+            _log.info("created the table plants, which is empty" if is_new else f"added a column: {statement}")
 
 
 class _Statements:
     """The statements that name the table."""
 
     def __init__(self, table: str, *, is_citus: bool) -> None:
-        # Citus allows no such function here; instead, the store asks each node for its synchronous_commit.
+        # Citus allows no such function here; its transactions have settings of their own.
         durably = "" if is_citus else f", {_DURABLY}"
         insert = f"INSERT INTO {table} ({_NAMES}) {{}} ON CONFLICT (id) DO NOTHING RETURNING id{durably}"
         # Use VALUES: Citus sends each row of VALUES directly to its node, but all rows of a SELECT through one node.
@@ -311,8 +357,29 @@ class _Connection(psycopg.Connection[_Row]):
 
     deadline = math.inf
     is_citus = False
+    has_waited = False  #: whether a statement of the batch has waited in vain for another transaction
+    unknown_commits = 0  #: how many commits of the batch have failed, perhaps after some node has committed
     warning: str | None = None  #: that the outcome of the statement is unknown
     statements: _Statements
+
+    def run(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
+        """Execute a statement; if it needs settings, in a transaction that has them."""
+        settings = (_ON_EACH_NODE if self.is_citus else ()) + (_WITHOUT_WAITING if self.has_waited else ())
+        if not settings:
+            return self.execute(query, parameters).fetchall()
+        try:
+            with self.pipeline():
+                for statement in (b"BEGIN", *settings):
+                    self.execute(statement)
+                cursor = self.execute(query, parameters)
+            # In the pipeline, it would be unknown whether the statement has failed, or the commit.
+            self.unknown_commits += 1
+            self.commit()
+            self.unknown_commits -= 1
+            return cursor.fetchall()
+        finally:
+            with suppress(psycopg.Error):
+                self.rollback()  # After a commit, this does nothing.
 
     def close(self) -> None:
         # A server's process that waits for a standby would not notice, and all such processes could fill the server.
@@ -322,7 +389,12 @@ class _Connection(psycopg.Connection[_Row]):
         super().close()
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
-        return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - monotonic())))
+        try:
+            return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - monotonic())))
+        except psycopg.OperationalError:
+            if monotonic() >= self.deadline:
+                self.close()  # Otherwise, psycopg would wait again at the end of a pipeline, and hide this error.
+            raise
 
     def note_warning(self, notice: errors.Diagnostic) -> None:
         # If a wait for a synchronous standby is canceled, PostgreSQL reports success and a warning. Citus relays a
@@ -337,11 +409,6 @@ def _psycopg_errors_as_unavailable() -> Iterator[None]:
         yield
     except (psycopg.Error, OSError) as error:  # The process may have no descriptor left.
         raise StoreUnavailable(_reason(error)) from None
-
-
-def _is_held(error: psycopg.Error) -> bool:
-    """Return whether another transaction holds an id of the batch; otherwise the table is locked."""
-    return isinstance(error, errors.LockNotAvailable) and bool(error.diag.context)
 
 
 def _reason(error: Exception) -> str:

@@ -1,5 +1,5 @@
 -- One row: the first reason why the table could lose or alter a plant without an error; the statement that adds the
--- nullable columns that the table lacks; and its name with its schema.
+-- nullable columns that the table lacks; its name with its schema; the role; and whether this is Citus.
 -- $1 is the name of the table; $2, $3 and $4 are the names and types of its columns, and whether each is nullable.
 -- Look the table up in pg_class: to_regclass also finds one that another transaction has just created, and whose columns
 -- this statement does not see yet.
@@ -29,4 +29,5 @@ UNION ALL SELECT 7, 'lacks a column, and would refuse every plant: the column ' 
     AND attidentity = '' AND attname NOT IN (SELECT name FROM expected) AND EXISTS (SELECT FROM lacking))
 SELECT (SELECT fault FROM faults ORDER BY priority LIMIT 1),
     (SELECT 'ALTER TABLE ' || full_name || ' ' || string_agg('ADD COLUMN IF NOT EXISTS ' || name || ' ' || type, ', ')
-    FROM lacking WHERE can_be_added), full_name FROM root
+    FROM lacking WHERE can_be_added), full_name, quote_ident(current_user),
+    EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') FROM root

@@ -70,7 +70,7 @@ class SQLiteStore(GroupCommitStore):
     The directory must exist. Fork before the first use, because SQLite does not support a connection across a fork.
     """
 
-    def __init__(self, path: str, timeout: float = 2.0) -> None:
+    def __init__(self, path: str, timeout: float = 1.8) -> None:
         super().__init__(timeout)
         self._path = str(Path(path).absolute())
         self._printable_path = self._path.encode(errors="backslashreplace").decode()
