@@ -53,7 +53,7 @@ def service(folder: Path) -> Iterator[Service]:
 DEFAULTS = {
     "request_seconds": 10,
     "response_seconds": 4.5,
-    "keepalive_seconds": 75,
+    "keepalive_seconds": 650,
     "graceful_timeout": 30,
     "connections": 1000,
     "public_connections": 8,
