@@ -113,7 +113,8 @@ def test_each_outage_counts_only_its_own_failures(tmp_path: Path, caplog: pytest
                 with pytest.raises(StoreUnavailable):
                     store.add(Plant(plant_id, "oak"))
             moved.rename(file)
-            wait_until(lambda: "requests rejected meanwhile: 3" in caplog.text)
+            wait_until(lambda: "available again" in caplog.text)
+            assert "requests rejected meanwhile: 3" in caplog.text
             caplog.clear()
 
 
