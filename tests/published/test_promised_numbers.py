@@ -29,6 +29,7 @@ from pathlib import Path
 def post_worker_init(worker):
     config = worker.loop.shared.config
     numbers = {field.name: getattr(config, field.name) for field in fields(config)}
+    numbers["connections"] = worker.cfg.worker_connections  # The limit of descriptors may allow fewer.
     numbers["graceful_timeout"] = worker.cfg.graceful_timeout
     numbers["reserved_for_metrics"] = worker.loop.listeners[-1].reserved_connections
     Path("numbers.json").write_text(json.dumps(numbers, default=repr))
