@@ -1,4 +1,4 @@
-/* Delay each flush by FLUSH_DELAY_MS milliseconds: cc -shared -fPIC -o FILE delayed_flush.c; LD_PRELOAD=FILE COMMAND */
+/* Delay each flush of a program by FLUSH_DELAY_MS milliseconds; for LD_PRELOAD. See durable.py. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@ static int flush_and_wait(const char *name, int descriptor)
     double seconds = atof(getenv("FLUSH_DELAY_MS")) / 1e3;
     struct timespec delay = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
     int result = flush(descriptor);
-    nanosleep(&delay, NULL);
+    if (seconds > 0)
+        nanosleep(&delay, NULL); /* Even a sleep of 0 s takes some microseconds. */
     return result;
 }
 

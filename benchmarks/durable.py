@@ -152,7 +152,7 @@ def delayed_flushes(delay_ms: float, directory: Path) -> Iterator[None]:
     """Delay each flush of the processes that are started meanwhile."""
     library = directory / "delayed_flush.so"
     source = Path(__file__).with_name("delayed_flush.c")
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     os.environ |= {"LD_PRELOAD": str(library), "FLUSH_DELAY_MS": str(delay_ms)}
     yield
     del os.environ["LD_PRELOAD"], os.environ["FLUSH_DELAY_MS"]
