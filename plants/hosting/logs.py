@@ -102,17 +102,16 @@ class Logger(glogging.Logger):
 
     log_format: str | None = None
 
-    def _set_handler(self, log: logging.Logger, output: str | None, fmt: logging.Formatter, stream: Any = None) -> None:
+    def _set_handler(self, log: logging.Logger, output: Any, fmt: logging.Formatter, stream: Any = None) -> None:
         if output not in (None, "-", *_outputs):
             check_is_writable(output)  # If it is not, Gunicorn prints this error.
-        super()._set_handler(log, output and "-", fmt)
-        if output:
-            handler: Any = log.handlers[-1]
-            handler.stream = output_to(output, stream or sys.stderr)
             with suppress(OSError):  # so that workers of another user can open it again
                 os.chown(output, self.cfg.user, self.cfg.group)
-            if log is self.error_log:
-                handler.setFormatter(Formatter(is_json=_is_json(self.log_format, handler.stream)))
+        super()._set_handler(log, "-", fmt)
+        handler: Any = log.handlers[-1]
+        handler.stream = output_to(output, stream or sys.stderr)
+        if log is self.error_log:
+            handler.setFormatter(Formatter(is_json=_is_json(self.log_format, handler.stream)))
 
     def reopen_files(self) -> None:
         """Let the next ``flush`` open the files again (``USR1``). A signal handler may call this."""

@@ -113,7 +113,10 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ("--check-config -w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURR"),
         ("--check-config --worker-connections=0", "worker_connections=0 and ulimit -n "),
         ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
-        ("--check-config --env PLANTS_STORE=x", "PLANTS_STORE in raw_env or --env comes too late; set it in the "),
+        (
+            "--check-config --env A=x --env PLANTS_STORE=x",
+            "PLANTS_STORE in raw_env or --env comes too late; set it in the ",
+        ),
         ("--check-config --log-syslog", "--log-syslog is not supported, because it could block the service; "),
         ("--check-config --keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesyst"),
         ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
