@@ -8,19 +8,18 @@ import abc
 import mmap
 import os
 import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from types import NoneType
 from typing import Any, Final
 
-from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, Done, OwnerProcess, Plant, PlantStore, StoreUnavailable, Wait
+from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, OwnerProcess, Plant, PlantStore, StoreUnavailable, Wait
 from plants.stores.committer import CLOSED, Committer
 from plants.stores.health import NO_RESPONSE, Health, Outcomes, why_failing
 
 _GRACE_SECONDS = 0.8  # Connecting to a server whose first host is silent takes 2 s.
-_MAX_CALLS = 16  # of a replaced ``add`` or ``check`` at the same time
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 
@@ -42,10 +41,8 @@ class GroupCommitStore(PlantStore):
         self._closed = False
         self._owner = OwnerProcess()
         self._health = Health()
-        self._committer: Committer  # made at the first use
         self._connection: Any = None  # the committer's
         self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
-        self._callers: ThreadPoolExecutor
 
     @abc.abstractmethod
     def _connect(self) -> Any:
@@ -96,7 +93,10 @@ class GroupCommitStore(PlantStore):
         name, own = ("check", _OWN_CHECK) if plant is None else ("add", _OWN_ADD)
         if getattr(type(self), name) is own and name not in vars(self):
             return self._begin(plant)
-        return partial(self._call_in_thread, partial(super().begin, plant))
+        call = super().begin
+        return lambda done, key: threading.Thread(
+            target=lambda: done([(key, _error_of(call, plant))]), name="plants.stores", daemon=True
+        ).start()
 
     def _begin(self, plant: Plant | None) -> Wait | None:
         """Raise what is known, or return the function that queues the plant or the check."""
@@ -106,7 +106,17 @@ class GroupCommitStore(PlantStore):
         self._health.raise_if_down(rejected=1 if plant else 0)
         if not plant and self._health.is_fresh():
             return None
-        return partial(self._made_at_first_use("_committer", self._make_committer).submit, plant)
+        return partial(self._committer.submit, plant)
+
+    @property
+    def _committer(self) -> Committer:
+        # Make it at the first use, because gevent may have patched what it needs since the store was made. If calls
+        # compete, one sets the attribute, because setdefault() is atomic.
+        made: Committer | None = vars(self).get("_made_committer")
+        return made or vars(self).setdefault(
+            "_made_committer",
+            Committer(self._commit, self._drop_connection, self._health, self.timeout + _GRACE_SECONDS),
+        )
 
     def _wait_for(self, wait: Wait | None) -> None:
         if not wait:
@@ -122,18 +132,6 @@ class GroupCommitStore(PlantStore):
                 raise error
             finally:
                 del error  # Otherwise, the exception and this frame would refer to each other.
-
-    def _call_in_thread(self, call: Callable[[], object], done: Done, key: Any) -> None:
-        threads = self._made_at_first_use("_callers", partial(ThreadPoolExecutor, _MAX_CALLS))
-        threads.submit(lambda: done([(key, _error_of(call))]))
-
-    def _made_at_first_use(self, name: str, make: Callable[[], Any]) -> Any:
-        # gevent may have patched what these are made of since the store was made, and a fork has no threads. Of
-        # concurrent calls, one sets the attribute, because setdefault() is atomic.
-        return vars(self).get(name) or vars(self).setdefault(name, make())
-
-    def _make_committer(self) -> Committer:
-        return Committer(self._commit, self._drop_connection, self._health, self.timeout + _GRACE_SECONDS)
 
     def _commit(self, collect: Callable[[], list[Plant]]) -> Outcomes:
         if self._connection and not self._is_usable(self._connection):
@@ -175,8 +173,7 @@ class GroupCommitStore(PlantStore):
         if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
         self._closed = True
-        if committer := vars(self).get("_committer"):
-            committer.close(self.timeout)
+        self._committer.close(self.timeout)
         while reader := self._take_idle_reader():
             reader.close()
 
@@ -193,9 +190,9 @@ _OWN_ADD: Final = GroupCommitStore.add
 _OWN_CHECK: Final = GroupCommitStore.check
 
 
-def _error_of(call: Callable[[], object]) -> Any:
+def _error_of(call: Callable[[Any], object], plant: Plant | None) -> Any:
     try:
-        call()
+        call(plant)
     except BaseException as error:
         return error
     return None
