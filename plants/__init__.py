@@ -8,7 +8,7 @@ from plants.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from plants.app import create_app
 
-__version__ = "1.2.0"
+__version__ = "1.3.0"
 
 MAX_BODY_BYTES: Final = 1_048_576  # the default limit of a request's body
 
