@@ -146,7 +146,7 @@ class Committer:
 
     def _collect(self, batch: list[_Entry]) -> list[Plant]:
         self._fill(batch)
-        self._client_wait.note_begin()
+        self._client_wait.began = time.monotonic()
         return [plant for plant, *_ in batch if plant]
 
     def _fill(self, batch: list[_Entry]) -> None:
@@ -181,18 +181,14 @@ class ClientWait:
     def __init__(self, entries: "queue.SimpleQueue[Any]") -> None:
         self._entries = entries
         self._expected = 0  # the entries of the last commit, and those that were queued at its end
-        self._began = 0.0
+        self.began = 0.0  #: when the commit began
         self._seconds = 0.0  # how long the last commit took
         self._commits_without = 0
         self._skipped = 0
 
-    def note_begin(self) -> None:
-        """Begin to measure a commit."""
-        self._began = time.monotonic()
-
     def note_commit(self, size: int) -> None:
-        """Measure a commit, whose batch had this size."""
-        self._seconds = time.monotonic() - self._began
+        """Note that a commit has ended, whose batch had this size."""
+        self._seconds = time.monotonic() - self.began
         self._expected = min(size + self._entries.qsize(), MAX_BATCH)
 
     def wait(self, size: int) -> None:
