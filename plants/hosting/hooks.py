@@ -7,7 +7,6 @@ import itertools
 import re
 import secrets
 import time
-from http import HTTPStatus
 from typing import Final
 
 import falcon
@@ -21,6 +20,7 @@ from plants.server.hooks import Hooks
 from plants.server.request import HTTPError
 from plants.server.response import Response, make_response
 
+_FIRST_ERROR: Final = 400
 _NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -75,7 +75,7 @@ class PlantHooks(Hooks):
         """Count the response and buffer its line, before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - exchange.started
         error = _NO_ERROR
-        if response.status >= HTTPStatus.BAD_REQUEST:
+        if response.status >= _FIRST_ERROR:
             code = response.status * 100
             error = response.error or (code, error_message(code))
         if self._metrics:

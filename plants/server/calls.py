@@ -11,12 +11,12 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Final
 
 from plants.server.exchange import Exchange, current
 from plants.server.response import make_response
 
+_FIRST_ERROR: Final = 400  # the lowest status of an error
 _MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
 # The application is called for a larger body in a thread of its own, because the loop's calls delay all clients.
 _LARGE_BODY_BYTES: Final = 32_768
@@ -92,7 +92,7 @@ class Calls:
                 response = exchange.response
                 if error:
                     self._fail(exchange, error)
-                elif exchange.pending and response and response.status < HTTPStatus.BAD_REQUEST:
+                elif exchange.pending and response and response.status < _FIRST_ERROR:
                     self._begin(exchange)
                     continue
                 completed.append(exchange)

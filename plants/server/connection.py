@@ -150,10 +150,11 @@ class Connection:
         self.deadline = shared.now + shared.seconds[state]
         if not state.keeps_slot:
             shared.slot_holders.discard(self)
-        self._evictable.pop(self, None)
         evicts = state.evicts
         if evicts == "public" and self.exchange and self.exchange.public:
             evicts = "strangers"
+        if self in self._evictable:
+            del self._evictable[self]
         if evicts == "anybody" or (evicts == "strangers" and not self.trusted):
             self._evictable[self] = self._network
 

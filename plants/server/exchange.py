@@ -21,21 +21,24 @@ class Exchange(Request):
     late, or the client has gone: then no call and no pending work begins.
     """
 
+    trusted: bool = False
+    public: bool = False
+    blocks: bool = True
+    route: str = ""
+    over: bool = False
+    response: Response | None = None
+    fail: Any = None  # returns the error response for a failure of the pending work that has begun
+    _status: str = ""
+    _headers: Headers = ()
+
     def __init__(self, connection: Any, listener: Listener, base: Environ, started: float) -> None:
-        super().__init__(base, started)
+        """Start from ``base``, the environ keys that all requests of a connection share."""
         self.connection = connection
         self.listener = listener
+        self.environ = base.copy()
         self.client: str = base["REMOTE_ADDR"]
-        self.trusted: bool = False
-        self.public: bool = False
-        self.blocks: bool = True
-        self.route: str = ""
-        self.over: bool = False
+        self.started = started
         self.pending: list[Any] = []
-        self.fail: Any = None  # returns the error response for a failure of the pending work that has begun
-        self.response: Response | None = None
-        self._status: str = ""
-        self._headers: Headers = []
         self._blocks: list[bytes] = []
 
     def call(self, body: bytes | bytearray) -> Response:

@@ -171,18 +171,16 @@ class Request:
     time of the first byte (``time.monotonic()``). If a hook sets ``id``, the response has it as ``X-Request-ID``.
     """
 
-    def __init__(self, base: Environ, started: float) -> None:
-        """Start from ``base``, the environ keys that all requests of a connection share."""
-        self.environ: Environ = base.copy()
-        self.started = started
-        self.method: str = ""
-        self.path: str = ""
-        self.body: SizedBody | ChunkedBody = NO_BODY
-        self.head_parsed: bool = False
-        self.is_1_1: bool = True
-        self.keep_alive: bool = False
-        self.awaits_continue: bool = False
-        self.id: str = ""
+    environ: Environ
+    started: float
+    method: str = ""
+    path: str = ""
+    body: SizedBody | ChunkedBody = NO_BODY
+    head_parsed: bool = False
+    is_1_1: bool = True
+    keep_alive: bool = False
+    awaits_continue: bool = False
+    id: str = ""
 
     def drop_body(self) -> None:
         """Continue as if the request had no body, and end the connection with the response."""

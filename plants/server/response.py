@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from http import HTTPStatus
 from http.client import responses
 from typing import Final
 from wsgiref.util import is_hop_by_hop
@@ -16,6 +15,8 @@ Headers = Sequence[tuple[str, str]]
 Error = tuple[int, str] | None  # the code and the message
 
 _FINAL_STATUS: Final = re.compile(r"[2-5][0-9]{2} [ \t\x21-\x7e]*")
+_NO_CONTENT: Final = 204
+_NOT_MODIFIED: Final = 304
 _NAME: Final = re.compile(NAME)
 _VALUE: Final = re.compile(VALUE)
 
@@ -43,13 +44,13 @@ def make_response(request: Request, line: str | int, headers: Headers, body: byt
     :param error: it is ignored if its code is that of another status.
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
-    status, head, length = _render_head(line, tuple(headers), bool(request.id))
+    status, head, length = _render_head(line, tuple(headers), request.id != "")
     if error and error[0] // 100 != status:
         error = None
-    if status == HTTPStatus.NO_CONTENT:  # RFC 9110, section 8.6: it has no length.
+    if status == _NO_CONTENT:  # RFC 9110, section 8.6: it has no length.
         return Response(status, head, None, b"", error)
     # RFC 9110, sections 9.3.2 and 15.4.5: there is no body, and the length is that of another response.
-    if request.method == "HEAD" or status == HTTPStatus.NOT_MODIFIED:
+    if request.method == "HEAD" or status == _NOT_MODIFIED:
         return Response(status, head, length, b"", error)
     if length not in (None, len(body)):
         raise ValueError(f"the application announced {length} bytes and returned {len(body)}")
