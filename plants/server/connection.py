@@ -3,8 +3,8 @@
 In: bytes from the socket. They become an ``Exchange``, which goes to ``LoopState.ready_exchanges`` when its request is
 complete. Out: the ``Response`` that the loop passes to ``respond``, or that of the hooks to an ``HTTPError``.
 The loop calls ``ready`` for each event of the socket, ``continue_reading`` for each of ``unfinished_connections``,
-``expire`` after ``deadline``, and ``respond``, ``reject``, ``stop`` and ``close``: all in the loop's thread, each
-inside ``Loop.step``. One step reads, parses or sends a bounded amount. The hook ``after_head`` decides whether the
+``expire`` after ``deadline``, and ``respond``, ``turn_away``, ``limit_wait`` and ``close``: all in the loop's thread,
+each inside ``Loop.step``. One step reads, parses or sends a bounded amount. The hook ``after_head`` decides whether the
 body is kept. ``state`` has the table of states; what a connection holds is bounded in each of them, see ``config``.
 """
 
@@ -122,7 +122,7 @@ class Connection:
             self._send_close_notify()
         self.close()
 
-    def stop(self) -> None:
+    def limit_wait(self) -> None:
         """Wait at most STOPPING_SECONDS for a new request, or for the client to close."""
         if self.state in (OPEN, IDLE, CLOSING) and self not in self._shared.unfinished_connections:
             self.deadline = min(self.deadline, self._shared.now + STOPPING_SECONDS)

@@ -165,7 +165,7 @@ class Loop:
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
         else:
             for connection in list(shared.connections):
-                self.step(connection, connection.stop)
+                self.step(connection, connection.limit_wait)
         expired = [connection for connection in shared.connections if connection.deadline <= shared.now]
         for connection in expired[:_MAX_EXPIRED_PER_ITERATION]:
             self.step(connection, connection.expire)
