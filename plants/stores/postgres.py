@@ -67,15 +67,13 @@ LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that ha
 RECHECK_SECONDS = 5.0  # A batch looks at the table again after this long, because an operator may alter it.
 _CANCEL_SECONDS = 0.3  # how long closing a connection may wait until its statement is canceled
 
-# Of a transaction in Citus. Because of the first setting, Citus sends the others to each node of the transaction.
+# In Citus, a transaction begins with these. Because of the first setting, each of its nodes gets the others, too.
 _ON_EACH_NODE = (
+    b"BEGIN",
     b"SET LOCAL citus.propagate_set_commands = 'local'",
     b"SET LOCAL synchronous_commit = on",
     b"SET LOCAL client_min_messages = warning",
-    b"SET LOCAL lock_timeout = %d" % LOCK_TIMEOUT_MS,
 )
-# Of a batch that has waited in vain: a transaction that held one of its ids then is likely to hold it still.
-_WITHOUT_WAITING = (b"SET LOCAL lock_timeout = 1",)
 
 _log = logging.getLogger(__name__)
 
@@ -363,13 +361,18 @@ class _Connection(psycopg.Connection[_Row]):
     statements: _Statements
 
     def run(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
-        """Execute a statement; if it needs settings, in a transaction that has them."""
-        settings = (_ON_EACH_NODE if self.is_citus else ()) + (_WITHOUT_WAITING if self.has_waited else ())
-        if not settings:
+        """Execute a statement, in one transaction with the settings that it needs."""
+        # What a transaction has held while a statement waited, it still holds.
+        lock_timeout = 1 if self.has_waited else LOCK_TIMEOUT_MS
+        if self.is_citus:
+            settings = [*_ON_EACH_NODE, b"SET LOCAL lock_timeout = %d" % lock_timeout]
+        elif self.has_waited:
+            settings = [b"SELECT set_config('lock_timeout', '%d', true)" % lock_timeout]
+        else:
             return self.execute(query, parameters).fetchall()
         try:
-            with self.pipeline():
-                for statement in (b"BEGIN", *settings):
+            with self.pipeline():  # Without a BEGIN, its statements are a transaction, too.
+                for statement in settings:
                     self.execute(statement)
                 cursor = self.execute(query, parameters)
             # In the pipeline, it would be unknown whether the statement has failed, or the commit.
@@ -379,7 +382,7 @@ class _Connection(psycopg.Connection[_Row]):
             return cursor.fetchall()
         finally:
             with suppress(psycopg.Error):
-                self.rollback()  # After a commit, this does nothing.
+                self.rollback()  # This does nothing after a commit, or without a BEGIN.
 
     def close(self) -> None:
         # A server's process that waits for a standby would not notice, and all such processes could fill the server.
