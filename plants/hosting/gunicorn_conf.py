@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import plants
-from plants.hosting import exit_on_signals
 from plants.hosting.logs import Logger, output_to
 from plants.hosting.metrics import Metrics
 from plants.hosting.settings import SettingsError, stop
@@ -23,8 +22,6 @@ from plants.server import implementation
 from plants.server.loop import allow_descriptors
 from plants.server.worker import tls_context
 from plants.stores import StoreUnavailable, StoreUnusable
-
-exit_on_signals()
 
 try:  # Report a bad setting in one line, before any fork.
     from plants.wsgi import service
