@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple
 from wsgiref.types import StartResponse
@@ -26,7 +27,7 @@ from waitress.channel import ClientDisconnected
 from plants import MAX_BODY_BYTES
 from plants.app import OPERATIONS, PlantApp
 from plants.auth import CHALLENGE
-from plants.errors import RETRY_AFTER, respond
+from plants.errors import RETRY_AFTER, error_response
 from plants.probes import public_resources
 from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
@@ -191,7 +192,9 @@ class Server:
 
         if isinstance(failure, int):
             error = falcon.HTTPError(failure, headers=_HEADERS_OF_FAILURES.get(failure))
-            response = b"".join(respond(error, environ, start))
+            _, fields, content, _ = error_response(error)
+            start(falcon.code_to_http_status(failure), [*fields, ("Content-Length", str(len(content)))])
+            response = content if environ["REQUEST_METHOD"] != "HEAD" else b""
         elif failure != "close":
             response = b"".join(self._app(environ, start))
         if failure == "cut":
@@ -227,35 +230,24 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            wasyncore.loop(map=sockets, use_poll=True, count=1)
-
-    thread = threading.Thread(target=run, name="plants.testing", daemon=True)
+    options = {"threads": _MAX_DELAYED_REQUESTS, "connection_limit": 1000, "asyncore_use_poll": True}
+    http = create_server(server, map=sockets, sockets=[listener], **options)
+    thread = threading.Thread(target=http.run, name="plants.testing", daemon=True)
     thread.start()
     try:
         yield server
     finally:
         server.store.delay = 0.0  # It ends the delays in flight, and requests that wait for a thread are not delayed.
         http.task_dispatcher.shutdown()
-        ended.set()
-        http.pull_trigger()
+        http.trigger.pull_trigger(partial(wasyncore.close_all, sockets))  # run() returns once all are closed.
         thread.join()
-        wasyncore.close_all(sockets)
-
-
-def _failure(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser("python -m plants.testing", description="Serve the plant store to a test.")
     parser.add_argument("--port", type=int, default=0, help="a port of 127.0.0.1; if 0, the system chooses one")
     parser.add_argument("--token", help="the valid token; a new one if there is none")
-    parser.add_argument("--fail", type=_failure, help="an HTTP error status, close or cut")
+    parser.add_argument("--fail", help="an HTTP error status, close or cut")
     parser.add_argument("--times", type=int, default=math.inf, help="how many requests fail; all if there is no number")
     parser.add_argument("--delay", type=float, default=0.0, help="how long a create takes, in seconds")
     args = parser.parse_args()
@@ -263,7 +255,7 @@ def _main() -> None:
     try:
         with serve(token=args.token, port=args.port) as server:
             if args.fail is not None:
-                server.fail(args.fail, times=args.times)
+                server.fail(int(args.fail) if args.fail.isdecimal() else args.fail, times=args.times)
             server.store.delay = args.delay
             print(json.dumps({"url": server.url, "token": server.token}), flush=True)
             for _ in sys.stdin or ():  # It is None if standard input was closed at the start.
