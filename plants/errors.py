@@ -4,8 +4,7 @@ import json
 import logging
 from enum import IntEnum
 from http.client import responses
-from typing import Any, Self
-from wsgiref.types import StartResponse
+from typing import Self
 
 import falcon
 
@@ -70,14 +69,6 @@ def error_response(error: BaseException) -> tuple[int, list[tuple[str, str]], by
     message = error_message(code, http.description)
     body = json.dumps({"error": code, "message": message}) + "\n"
     return http.status_code, [*headers.items()], body.encode(), (code, message)
-
-
-def respond(error: Exception, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
-    """Respond to a request with an exception, as a WSGI application (PEP 3333) does."""
-    status, headers, body, code_and_message = error_response(error)
-    environ.get("server.errors", []).append(code_and_message)
-    start_response(falcon.code_to_http_status(status), [*headers, ("Content-Length", str(len(body)))])
-    return [body] if environ["REQUEST_METHOD"] != "HEAD" else []
 
 
 def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _params: object) -> None:

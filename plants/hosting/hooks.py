@@ -29,8 +29,8 @@ class PlantHooks(Hooks):
     """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
     def __init__(self, hosted: HostedService, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = hosted.api.auth
-        self._router = hosted.api.router
+        self._auth = hosted.app.auth
+        self._router = hosted.app.router
         self._access_log = access_log
         self._metrics = metrics
         self._id_prefix = secrets.token_hex(6)

@@ -130,7 +130,7 @@ def test_several_processes_never_store_plants_in_memory(caplog: pytest.LogCaptur
     app = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
 
     def send(method: str, path: str) -> Response:
-        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "wsgi_input_terminated": True}
+        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "HTTP_AUTHORIZATION": f"Bearer {TOKEN}"}
         return call(app, io.BytesIO(new_plant()), wsgi_multiprocess=True, **environ)
 
     assert [send("POST", "/plants").error, send("GET", "/livez").error] == [50000] * 2
