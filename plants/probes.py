@@ -34,12 +34,14 @@ class Constant:
     public = True
     blocks = False
 
-    def __init__(self, content: bytes, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, content: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
         self._content = content
         self._headers = headers or {}
+        self._status = status
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Respond with the content."""
+        resp.status = self._status
         resp.data = self._content
         resp.set_headers(self._headers)
 

@@ -6,6 +6,7 @@ from typing import Final
 import falcon
 
 from plants import __version__
+from plants.errors import error_response
 from plants.probes import Constant
 
 # The page loads only its own script and style, sends requests only to this service, and cannot be framed.
@@ -15,27 +16,16 @@ _POLICY = (
 )
 
 
-class Redirect:
-    """``/``: a redirect to the page."""
-
-    public = True
-    blocks = False
-
-    def on_get(self, _req: falcon.Request, _resp: falcon.Response) -> None:
-        """Redirect. The location is relative, because a proxy may add a prefix."""
-        raise falcon.HTTPError(302, headers={"Location": "docs"})
-
-    on_head = on_get
-
-
 def _file(name: str, content_type: str) -> Constant:
     content = files("plants.hosting").joinpath(name).read_bytes().replace(b"PACKAGE_VERSION", __version__.encode())
     return Constant(content, {"Content-Type": content_type, "Content-Security-Policy": _POLICY})
 
 
-# Links between these files are relative, so that a proxy may add a prefix.
+_FOUND = error_response(falcon.HTTPError(302))[2]
+
+# Links between these files are relative, and so is the location of the redirect, so that a proxy may add a prefix.
 PAGE: Final[dict[str, object]] = {
-    "/": Redirect(),
+    "/": Constant(_FOUND, {"Location": "docs"}, 302),
     "/docs": _file("page.html", "text/html; charset=utf-8"),
     "/docs/page.css": _file("page.css", "text/css; charset=utf-8"),
     "/docs/page.js": _file("page.js", "text/javascript; charset=utf-8"),
