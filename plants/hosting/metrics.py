@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from http import HTTPStatus
 from itertools import accumulate, product
-from typing import Any, Final
+from typing import Any
 
 import falcon
 
@@ -24,7 +24,6 @@ from plants.server.exchange import Exchange
 from plants.server.request import WSGIApplication
 from plants.server.response import Response
 
-METRICS_PATH: Final = "/metrics"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*map(str, _BUCKETS), "+Inf")
 
@@ -103,7 +102,7 @@ class Metrics:
     def app(self) -> WSGIApplication:
         """Return the WSGI application of the metrics' address: ``/metrics``, and nothing else."""
         app = App()
-        app.add_route(METRICS_PATH, self)
+        app.add_route("/metrics", self)
         return app
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
