@@ -36,7 +36,6 @@ class Worker(ServerWorker):
 
     def init_signals(self) -> None:
         """Handle signals as Gunicorn does, but ignore ``HUP``, which the whole process group may get."""
-        self._access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
         super().init_signals()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -46,7 +45,8 @@ class Worker(ServerWorker):
 
     def make_hooks(self) -> PlantHooks:
         """Return the object whose methods the event loop calls."""
-        return PlantHooks(self.hosted, self._access_log, self.metrics)
+        access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
+        return PlantHooks(self.hosted, access_log, self.metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
