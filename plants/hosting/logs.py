@@ -105,8 +105,6 @@ class Logger(glogging.Logger):
     def _set_handler(self, log: logging.Logger, output: Any, fmt: logging.Formatter, stream: Any = None) -> None:
         if output not in (None, "-", *_outputs):
             check_is_writable(output)  # If it is not, Gunicorn prints this error.
-            with suppress(OSError):  # so that workers of another user can open it again
-                os.chown(output, self.cfg.user, self.cfg.group)
         super()._set_handler(log, "-", fmt)
         handler: Any = log.handlers[-1]
         handler.stream = output_to(output, stream or sys.stderr)
