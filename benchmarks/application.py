@@ -21,7 +21,7 @@ import falcon
 import plants
 from benchmarks.measure import measured_with
 from plants.auth import BearerAuth
-from plants.falcon_defaults import App
+from plants.falcon_defaults import App, Router
 from plants.fast_path import loader
 from plants.json_body import read_json
 from plants.schemas import NewPlantSchema
@@ -57,7 +57,7 @@ def with_route(app: Any, steps: int) -> Any:
 
 
 def bearer() -> BearerAuth:
-    return BearerAuth(Tokens([TOKEN]), routes={})
+    return BearerAuth(Tokens([TOKEN]), router=Router())
 
 
 STEPS: dict[str, Callable[[], Any]] = {

@@ -49,7 +49,7 @@ class PlantApp(App):
     ) -> None:
         routes = {template: make(store, max_body_bytes) for template, make in OPERATIONS.items()} | dict(resources)
         super().__init__()
-        self.auth = BearerAuth(*checks, routes=self.router.routes)
+        self.auth = BearerAuth(*checks, router=self.router)
         self.add_middleware(self.auth)
         for template, resource in routes.items():
             self.add_route(template, resource)

@@ -1,12 +1,11 @@
 """The check of the bearer token (RFC 6750), for the application and for a server that checks it earlier."""
 
 import re
-from collections.abc import Mapping
 
 import falcon
 
 from plants.errors import ErrorCode, http_error
-from plants.falcon_defaults import NO_ROUTE, Route
+from plants.falcon_defaults import Router
 from plants.tokens import B64TOKEN, TokenCheck
 
 _BEARER = re.compile(f"[Bb][Ee][Aa][Rr][Ee][Rr] ++({B64TOKEN})")
@@ -17,12 +16,12 @@ class BearerAuth:
     """Falcon middleware that checks the token before Falcon looks at the path, the method or the body.
 
     :param checks: a token is valid if any of these accepts it.
-    :param routes: the routes by path; requests for the public ones need no token.
+    :param router: finds the route of a path; a request for a public one needs no token.
     """
 
-    def __init__(self, *checks: TokenCheck, routes: Mapping[str, Route]) -> None:
+    def __init__(self, *checks: TokenCheck, router: Router) -> None:
         self._checks = checks
-        self._routes = routes
+        self._router = router
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """Raise an error unless the request has a valid token or its path is public.
@@ -31,7 +30,7 @@ class BearerAuth:
 
         :raises falcon.HTTPError: 401.
         """
-        if req.env.get("plants.auth") is self or self._routes.get(req.path, NO_ROUTE).public:
+        if req.env.get("plants.auth") is self or self._router.route_of(req.path).public:
             return
         if rejection := self.rejection(str(req.env.get("HTTP_AUTHORIZATION") or "")):
             raise rejection
@@ -52,11 +51,8 @@ class BearerAuth:
 
     def _accepts(self, token: str) -> bool:
         # Call all checks, so that the time does not show which one accepted the token.
-        accepted = False
-        for check in self._checks:
-            result: object = check.accepts(token)
-            if result is True:
-                accepted = True
-            elif result is not False:  # A coroutine would be truthy for every token.
+        results: list[object] = [check.accepts(token) for check in self._checks]
+        for result in results:
+            if not isinstance(result, bool):  # A coroutine would be truthy for every token.
                 raise TypeError(f"accepts() returned {type(result).__name__}, not True or False")
-        return accepted
+        return True in results

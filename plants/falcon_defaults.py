@@ -16,11 +16,11 @@ class Route(NamedTuple):
     """The facts of a path that a server needs before it calls the application; a resource declares the last two."""
 
     template: str
-    public: bool = False  #: whether a request needs no token, and reads no body; then the path has no parameters
+    public: bool = False  #: whether a request needs no token, and reads no body
     blocks: bool = True  #: whether a call may wait
 
 
-NO_ROUTE = Route("other")  # of a path that has none
+_NO_ROUTE = Route("other")  # of a path that has none
 
 
 class App(falcon.App):  # type: ignore[type-arg]  # Not generic before 4.2, or if OpenTelemetry replaced it.
@@ -60,31 +60,26 @@ class Router(CompiledRouter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.routes: dict[str, Route] = {}  #: the routes without parameters, by path
-        self._found: dict[str, Any] = {}  # what Falcon needs of them
+        self._routes: dict[str, Route] = {}  # by template
+        self._found: dict[str, Any] = {}  # what Falcon needs of the routes without parameters, by path
 
     def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
         """Add the route of a resource."""
         super().add_route(uri_template, resource, **options)
+        public, blocks = getattr(resource, "public", False), getattr(resource, "blocks", True)
+        self._routes[uri_template] = Route(uri_template, public, blocks)
         if "{" not in uri_template:
-            blocks = getattr(resource, "blocks", True)
-            self.routes[uri_template] = Route(uri_template, getattr(resource, "public", False), blocks)
             self._found[uri_template] = super().find(uri_template)
 
     def find(self, uri: str, req: Any = None) -> Any:
         """Return what Falcon needs of the route for a path, or None."""
-        fixed = self._found.get(uri)  # Falcon prefers these, but splits the path first.
-        if fixed:
-            resource, responders, _, template = fixed
-            return resource, responders, {}, template
-        return None if uri.startswith("//") else super().find(uri, req)
+        # Falcon prefers the routes without parameters, too, but splits the path first.
+        return self._found.get(uri) or (None if uri.startswith("//") else super().find(uri, req))
 
     def route_of(self, path: str) -> Route:
         """Return the route of a path, or a route with the template ``other``."""
-        if path in self.routes:
-            return self.routes[path]
         found = self.find(path)
-        return Route(found[3], blocks=getattr(found[0], "blocks", True)) if found else NO_ROUTE
+        return self._routes[found[3]] if found else _NO_ROUTE
 
     def map_http_methods(self, resource: object, **options: Any) -> Any:
         """Return the responders of a resource by method."""
