@@ -115,14 +115,6 @@ class Logger(glogging.Logger):
         """Let the next ``flush`` open the files again (``USR1``). A signal handler may call this."""
         for output in _outputs.values():
             output.reopen()
-        try:
-            # Gunicorn closes the other files, such as those of --log-config, before it opens them again.
-            for handler in [handler for log in glogging.loggers() for handler in log.handlers]:
-                if isinstance(handler, logging.FileHandler):
-                    check_is_writable(handler.baseFilename)
-            super().reopen_files()
-        except (OSError, RuntimeError) as error:
-            _log.error("not all log files were opened again: %s", error)
 
 
 def _is_json(log_format: str | None, output: "Output") -> bool:
