@@ -80,7 +80,7 @@ class TokenFile(Tokens):
         now = time.monotonic()
         if now >= self._next_check:
             self._check_file()
-            self._next_check = now + CHECK_SECONDS  # Last, so that no thread passes by before the first use is over.
+            self._next_check = now + CHECK_SECONDS  # Set it last: a second thread must not skip the first check.
         return super().accepts(token)
 
     def _check_file(self) -> None:

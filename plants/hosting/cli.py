@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import plants
 from plants import server
-from plants.hosting.settings import SETTINGS, stop
+from plants.hosting.settings import SETTINGS, exit_with
 from plants.tokens import digest_of
 
 CHECK_SECONDS: Final = 2
@@ -68,14 +68,14 @@ def _check(options: Namespace) -> None:
     url = options.url or f"http://localhost:{os.environ.get('PORT', '8000')}"
     address = f"{url.rstrip('/')}/readyz"
     if not url.startswith(("http://", "https://")):
-        stop(f"{url}: a URL begins with http:// or https://, such as http://127.0.0.1:8000")
+        exit_with(f"{url}: a URL begins with http:// or https://, such as http://127.0.0.1:8000")
     try:
         build_opener(ProxyHandler({})).open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:
         with error:  # It has a connection, and Python 3.14 warns if it is not closed.
             stop(f"{address}: {error}")
     except (OSError, ValueError, HTTPException) as error:
-        stop(f"{address}: {getattr(error, 'reason', error)}")
+        exit_with(f"{address}: {getattr(error, 'reason', error)}")
     print(f"{address}: ready")
 
 

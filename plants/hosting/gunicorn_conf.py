@@ -16,7 +16,7 @@ from typing import Any
 import plants
 from plants.hosting.logs import Logger, output_to
 from plants.hosting.metrics import Metrics
-from plants.hosting.settings import SettingsError, stop
+from plants.hosting.settings import SettingsError, exit_with
 from plants.hosting.worker import Worker
 from plants.server import implementation
 from plants.server.loop import allow_descriptors
@@ -26,7 +26,7 @@ from plants.stores import StoreUnavailable, StoreUnusable
 try:  # Report a bad setting in one line, before any fork.
     from plants.wsgi import service
 except SettingsError as error:
-    stop(error)
+    exit_with(error)
 
 # What was imported lives as long as the service. If the collector visited it, each process would end 0.1 s later.
 gc.freeze()
@@ -66,21 +66,21 @@ def on_starting(server: Any) -> None:
                 attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 attempt.bind((host, port))  # It does not listen, so no client can connect to it.
         except (OSError, OverflowError) as error:
-            stop(f"cannot listen on {host}:{port}, so set another address (--bind or PORT): {error}")
+            exit_with(f"cannot listen on {host}:{port}, so set another address (--bind or PORT): {error}")
     server.app.reload = partial(_reload_or_keep, server.app, server.app.reload)
     if settings.metrics_bind:
         try:
             Worker.metrics = Metrics(settings.metrics_bind)
         except (OSError, OverflowError) as error:  # The port may be above 65535.
-            stop(f"PLANTS_METRICS_BIND is not usable: {error}")
+            exit_with(f"PLANTS_METRICS_BIND is not usable: {error}")
     try:
         settings.store.prepare()
     except StoreUnusable as error:
-        stop(f"PLANTS_STORE is not usable: {error}")
+        exit_with(f"PLANTS_STORE is not usable: {error}")
     except StoreUnavailable as error:
         log.warning("the store cannot be used yet: %s", " ".join(str(error).split()))
     except Exception as error:  # A store of somebody else's may raise any error, whose message may have a password.
-        stop(f"the store {settings.shown_store} failed in prepare with {type(error).__name__}")
+        exit_with(f"the store {settings.shown_store} failed in prepare with {type(error).__name__}")
 
 
 def when_ready(server: Any) -> None:
@@ -105,7 +105,7 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
         "use one (WEB_CONCURRENCY or --workers), or set PLANTS_STORE to a store that can be shared"
     )
     if old_value is None:
-        stop(problem)
+        exit_with(problem)
     server.log.error(problem)
     server.num_workers = old_value
 
@@ -124,22 +124,22 @@ def check(cfg: Any) -> None:
     try:
         allow_descriptors(cfg.worker_connections)
     except ValueError as error:
-        stop(error)
+        exit_with(error)
     for name, pattern in _RELATIVE_PATHS.items():
         if Path.cwd() != _FOLDER and re.match(pattern, os.environ.get(name, "")):
-            stop(f"{name} has a relative path, for which chdir comes too late; set an absolute path")
+            exit_with(f"{name} has a relative path, for which chdir comes too late; set an absolute path")
     for name in cfg.env:
         if name.startswith("PLANTS_"):
-            stop(f"{name} in raw_env or --env comes too late; set it in the environment")
+            exit_with(f"{name} in raw_env or --env comes too late; set it in the environment")
     if cfg.syslog:
-        stop("--log-syslog is not supported, because it could block the service; pipe its output to logger(1)")
+        exit_with("--log-syslog is not supported, because it could block the service; pipe its output to logger(1)")
     if cfg.is_ssl:
         try:
             tls_context(cfg)
         except Exception as error:  # any error of the system, of OpenSSL, or of the user's hook
-            stop(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
+            exit_with(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
     if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
-        stop("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
+        exit_with("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
 
 
 def _reload_or_keep(app: Any, load: Callable[[], None]) -> None:

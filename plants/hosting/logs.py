@@ -200,7 +200,7 @@ class Output:
         self._is_stale = False
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
-        atexit.register(self.stop)
+        atexit.register(self.drain)
 
     def _reset(self) -> None:
         self._waiting = bytearray()
@@ -258,7 +258,7 @@ class Output:
         except OSError as error:
             _log.error("a log file cannot be opened again, so the old one stays until the next USR1: %s", error)
 
-    def stop(self) -> None:
+    def drain(self) -> None:
         """Write the lines that wait, unless a reader or a disk has stalled."""
         deadline = time.monotonic() + STOP_SECONDS
         while self._waiting and time.monotonic() < deadline:

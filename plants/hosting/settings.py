@@ -19,7 +19,7 @@ class SettingsError(ValueError):
     """A bad setting, which the message names."""
 
 
-def stop(problem: object) -> NoReturn:
+def exit_with(problem: object) -> NoReturn:
     """End the process with one line on standard error: the first line of the problem's text."""
     first, *_ = [*str(problem).strip().splitlines(), repr(problem)]
     sys.exit(f"plants: {first.rstrip(' .:')}.")

@@ -31,7 +31,7 @@ def write(output: Output, lines: str) -> None:
 def output_to(target: str | int) -> Iterator[Output]:
     output = Output(target)
     yield output
-    atexit.unregister(output.stop)  # When this process ends, the descriptor may be another file's.
+    atexit.unregister(output.drain)  # When this process ends, the descriptor may be another file's.
 
 
 @pytest.fixture
