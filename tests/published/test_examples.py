@@ -47,27 +47,22 @@ def mount(example: str) -> tuple[Any, MemoryStore]:
         return load(example), store
 
 
-@pytest.fixture
-def mounted(request: pytest.FixtureRequest) -> tuple[Any, MemoryStore]:
-    return mount(request.cls.example)
-
-
 class Mounted(HostContract):
     """The rows of the contract whose result may depend on a framework that mounts the application under /store."""
 
     example: ClassVar[str]
 
     @pytest.fixture(autouse=True)
-    def store(self, mounted: tuple[Any, MemoryStore]) -> PlantStore:
-        _, store = mounted
+    def store(self) -> PlantStore:
+        _, store = mount(self.example)
         # Empty the store, because the cached application cannot be given another one.
         MemoryStore.__init__(store)
         return store
 
     @pytest.fixture
-    def host(self, mounted: tuple[Any, MemoryStore]) -> Send:
+    def host(self) -> Send:
         """Send a request to the host application."""
-        return sender(mounted[0])
+        return sender(mount(self.example)[0])
 
     @pytest.fixture
     def send(self, host: Send) -> Send:

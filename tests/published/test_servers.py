@@ -114,10 +114,3 @@ TestCheroot = served(
     | POST_IN_LOWER_CASE
     | SLASHES,
 )
-
-
-def test_a_server_does_not_import_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "plants.py").write_text("raise SystemExit")
-    monkeypatch.chdir(tmp_path)
-    with running_server(COMMANDS["Gunicorn, as packaged"], environment(PLANTS_TOKENS=TOKEN)) as (port, _):
-        assert port
