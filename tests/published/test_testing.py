@@ -106,23 +106,20 @@ def test_a_server_responds_with_a_status_on_demand(server: Server, status: int, 
     assert post(server).status == 200
 
 
-def test_a_connection_that_is_closed_stores_nothing(server: Server) -> None:
+def test_a_closed_connection_stores_nothing_and_a_cut_response_the_plant(server: Server) -> None:
     server.fail("close", times=2)
     for _ in range(2):
         with pytest.raises(http.client.RemoteDisconnected):
             post(server)
     assert server.store.get(1) is None
-    assert [(request.status, request.response) for request in server.requests] == [(0, b"")] * 2
-    assert post(server).status == 200
-
-
-def test_a_cut_response_stores_the_plant(server: Server) -> None:
     server.fail("cut", times=1)
     with pytest.raises(http.client.IncompleteRead) as caught:
         post(server, tag="shade")
-    assert caught.value.partial == server.requests[0].response == b'{"name": "Fern",'
     assert server.store.get(1) == Plant(1, "Fern", "shade")
     assert post(server).error == 40003
+    half = b'{"name": "Fern",'
+    assert caught.value.partial == half
+    assert [(request.status, request.response) for request in server.requests[:3]] == [(0, b"")] * 2 + [(200, half)]
 
 
 def test_an_unusable_token_or_failure_is_rejected(server: Server) -> None:
@@ -266,20 +263,14 @@ def test_the_documented_shell_starts_a_server_that_ends_with_it(tmp_path: Path) 
     assert output_of("sh", "-e", "-c", script % new_plant().decode(), cwd=tmp_path, PATH=path) == '{"name": "Fern"}\n'
 
 
-def test_a_port_in_use_or_an_unknown_failure_ends_the_command_in_one_line(server: Server) -> None:
-    for option, value, reason in [
-        ("--port", server.url.rpartition(":")[2], "[Errno "),
-        ("--fail", "200", "a failure is"),
-    ]:
-        result = run(sys.executable, "-m", "plants.testing", option, value)
-        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-        assert result.stderr.startswith(f"plants.testing: {reason}")
-
-
-def test_the_command_ends_at_an_interrupt() -> None:
-    port = free_port()
-    with start_command("--port", str(port)) as process:
+def test_the_command_ends_at_an_interrupt_and_another_on_its_port_in_one_line() -> None:
+    port = str(free_port())
+    with start_command("--port", port) as process:
         assert process.stdout
         assert json.loads(process.stdout.readline())["url"] == f"http://127.0.0.1:{port}"
+        for option, value, reason in (("--port", port, "[Errno "), ("--fail", "200", "a failure is")):
+            result = run(sys.executable, "-m", "plants.testing", option, value)
+            assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+            assert result.stderr.startswith(f"plants.testing: {reason}")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
