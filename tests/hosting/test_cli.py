@@ -15,7 +15,7 @@ from tests.support.hosted import Service, call, error_line, run
 from tests.support.process import free_port
 
 
-def test_help_names_the_commands_and_the_settings() -> None:
+def test_help_and_version_name_commands_settings_and_the_server() -> None:
     result = call("--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert re.findall(r"^    (\w+) ", result.stdout, re.MULTILINE) == ["serve", "check", "token"]
@@ -23,9 +23,6 @@ def test_help_names_the_commands_and_the_settings() -> None:
     assert call().stdout == result.stdout
     assert "the exit status is 0 if it is, else 1" in call("check", "--help").stdout
     assert "print a new token to standard error" in call("token", "--help").stdout
-
-
-def test_version_prints_the_version_and_whether_the_server_is_compiled() -> None:
     assert call("--version").stdout == f"plants {plants.__version__} ({server.implementation()} server)\n"
 
 
@@ -37,17 +34,11 @@ def test_plants_token_prints_the_token_beside_its_line(tmp_path: Path) -> None:
     assert [check.accepts(result.stderr.strip()) for result in results] == [True, True]
 
 
-# plants check
-
-
-def test_plants_check_reports_whether_a_service_is_ready(service: Service) -> None:
+def test_plants_check_reports_whether_a_service_is_ready_or_why_not(service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
     local = f"http://localhost:{service.port}"
     for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/"), url)):
         assert (result.stdout, result.stderr, result.returncode) == (f"{found}/readyz: ready\n", "", 0)
-
-
-def test_plants_check_reports_an_address_that_does_not_respond() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         checked = run(sys.executable, "-m", "plants", "check", PORT=port)
@@ -60,16 +51,6 @@ def test_plants_check_reports_an_address_that_does_not_respond() -> None:
         line = error_line(call("check", url))
         assert line.startswith(url)
         assert line.endswith(reason)
-
-
-# plants serve
-
-
-def test_a_second_service_on_the_same_port_fails_in_one_line(service: Service) -> None:
-    result = call("serve", f"--bind=127.0.0.1:{service.port}", "--log-level=error", PLANTS_TOKENS=TOKEN)
-    assert re.match(
-        rf"cannot listen on 127.0.0.1:{service.port}, .*--bind.*: \[Errno \d+\] Address already", error_line(result)
-    )
 
 
 @pytest.mark.parametrize("source", ["option", "environment"])

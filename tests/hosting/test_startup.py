@@ -142,7 +142,7 @@ def test_a_configuration_that_cannot_serve_fails_in_one_line(given: str | dict[s
     assert error_line(result).startswith(line)
 
 
-def test_port_listens_on_ipv4_and_ipv6() -> None:
+def test_port_listens_on_ipv4_and_ipv6_and_a_second_service_fails() -> None:
     port = free_port()
     with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN, "PORT": str(port)}) as service:
         service.wait_for("Booting worker")
@@ -151,6 +151,8 @@ def test_port_listens_on_ipv4_and_ipv6() -> None:
                 request = f"GET /livez HTTP/1.1\r\nHost: a\r\nX-Request-ID: {name}\r\n\r\n"
                 assert client.send(request.encode()).response().status == 200
             assert service.line_of(name)["remote_ip"] == address
+        result = call("serve", "--log-level=error", PLANTS_TOKENS=TOKEN, PORT=str(port))
+        assert re.match(rf"cannot listen on :::{port}, .*--bind.*: \[Errno \d+\] Address already", error_line(result))
 
 
 # Signals
