@@ -84,19 +84,6 @@ def test_a_pipe_that_another_process_fills_first_never_blocks(
     assert 0 < os.read(pipe[0], 2 * PIPE_BYTES).count(b"\n") < 200
 
 
-def test_each_write_has_whole_lines_of_at_most_pipe_buf() -> None:
-    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # It keeps the bounds of each write.
-    lines = [f"{number}\n" * (number % 7 + 1) for number in range(500)]
-    with ours, theirs, output_to(ours.fileno()) as output:
-        write(output, "".join(lines))
-        received: list[str] = []
-        while sum(map(len, received)) < sum(map(len, lines)):
-            received.append(theirs.recv(2 * PIPE_BUF).decode())
-    assert "".join(received) == "".join(lines)
-    assert all(text.endswith("\n") for text in received)
-    assert max(map(len, received)) <= PIPE_BUF
-
-
 def test_no_gap_is_left_if_another_program_truncates_the_file(log_file: Path) -> None:
     with log_file.open("wb") as file, output_to(file.fileno()) as output:
         for line in ("first\n", "second\n"):
@@ -104,21 +91,6 @@ def test_no_gap_is_left_if_another_program_truncates_the_file(log_file: Path) ->
             write(output, line)
             assert log_file.read_text() == line
         os.close(output.descriptor)
-
-
-def test_a_file_that_cannot_be_opened_again_stays_until_it_can(
-    log_file: Path, file_output: Output, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = log_file.rename(log_file.with_suffix(".1"))
-    log_file.mkdir()
-    for line in ("first\n", "second\n"):
-        file_output.reopen()
-        write(file_output, line)
-    assert [message.count("Is a directory") for message in caplog.messages] == [1, 1]
-    log_file.rmdir()
-    file_output.reopen()
-    file_output.flush()
-    assert (old.read_text(), log_file.read_text()) == ("first\nsecond\n", "")
 
 
 def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Output) -> None:
@@ -156,21 +128,27 @@ def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkey
     wait_until(lambda: threads() == 0)
 
 
-def test_a_thread_writes_to_what_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket, or a pipe of another user."""
-    write_now, writers = os.write, []
+def test_a_thread_writes_whole_lines_of_at_most_pipe_buf_to_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be opened again to make it non-blocking, and neither can a pipe of another user."""
+    write_now, writers = os.write, set()
 
     def recorded(descriptor: int, data: bytes) -> int:
-        writers.append(threading.current_thread().name)
+        writers.add(threading.current_thread().name)
         return write_now(descriptor, data)
 
     monkeypatch.setattr(os, "write", recorded)
     monkeypatch.setattr(logs, "MASTER_PID", 0)
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # It keeps the bounds of each write.
+    lines = [f"{number}\n" * (number % 7 + 1) for number in range(500)]
     with ours, theirs, output_to(ours.fileno()) as output:
-        write(output, LINE)
-        assert theirs.recv(len(LINE), socket.MSG_WAITALL).decode() == LINE
-    assert writers == [logs.__name__]
+        write(output, "".join(lines))
+        received: list[str] = []
+        while sum(map(len, received)) < sum(map(len, lines)):
+            received.append(theirs.recv(2 * PIPE_BUF).decode())
+    assert "".join(received) == "".join(lines)
+    assert all(text.endswith("\n") for text in received)
+    assert max(map(len, received)) <= PIPE_BUF
+    assert writers == {logs.__name__}
 
 
 @pytest.mark.parametrize("is_master", [True, False])
