@@ -1,11 +1,13 @@
-"""The documents: their links, the tables of names that the code also has, and the application of docs/embedding.md."""
+"""The documents: their links, the tables of names that the code also has, their commands, and the whole tutorial."""
 
 import inspect
+import json
 import os
 import re
 import shlex
+import shutil
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT, Service, output_of, run
 from tests.support.needs import needs
+from tests.support.process import free_port
 from tests.support.servers import BIN
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*.md"), *CHECKOUT.glob("tests/**/*.md")])
@@ -137,3 +140,40 @@ def test_the_documented_commands_install_the_units(tmp_path: Path) -> None:
 )
 def test_a_checkout_runs_without_an_installation(command: str) -> None:
     assert output_of("sh", "-c", f"{command} --version").startswith("plants ")
+
+
+(_, INSTALL), *STEPS = re.findall(r"^```(\w+)\n(.*?)\n^```$", page("tutorial"), re.DOTALL | re.MULTILINE)
+
+
+@needs("curl")
+@pytest.mark.usefixtures("no_subprocess_coverage")
+def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    path = f"{BIN}:{os.environ['PATH']}"
+    outputs: list[str] = []
+    command = token = ""
+    with ExitStack() as service:
+        for language, step in STEPS:
+            if language == "json":
+                # If a second response follows, the reader has sent the same request again.
+                output = outputs.pop() if outputs else output_of("sh", "-c", command, cwd=tmp_path, PATH=path)
+                assert json.loads(output) == json.loads(step)
+            elif step.endswith("plants serve"):
+                service.close()
+                start = ["sh", "-c", f"exec env {step} --bind {address}"]
+                service.enter_context(Service(start, tmp_path, {"PATH": path})).wait_until_it_serves()
+            else:
+                command = step.replace("127.0.0.1:8000", address).replace("Bearer TOKEN", f"Bearer {token}")
+                result = run("sh", "-c", command, cwd=tmp_path, PATH=path)
+                outputs, token = [result.stdout], result.stderr.strip()
+                assert (result.returncode, '"error"' in result.stdout) == (0, False), result.stderr
+                assert "sqlite3" not in step or f"prints `{result.stdout.splitlines()[-1]}`" in page("tutorial")
+    assert (tmp_path / "tokens").read_text().startswith("sha256:")
+
+
+@pytest.mark.network
+def test_the_tutorial_installs_the_command(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info")
+    shutil.copytree(CHECKOUT, tmp_path / "plants", ignore=ignored)
+    command = INSTALL.replace("python3", shlex.quote(sys.executable), 1)
+    assert output_of("sh", "-c", f"{command} && plants --version", cwd=tmp_path / "plants").startswith("plants ")
