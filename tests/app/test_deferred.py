@@ -61,14 +61,6 @@ def store(tmp_path: Path) -> Iterator[PlantStore]:
         yield store
 
 
-ERRORS = {
-    "in use": PlantIdInUse(1),
-    "unavailable": StoreUnavailable("no connection"),
-    "a fault": ZeroDivisionError("secret detail"),
-    "Falcon's status": falcon.HTTPStatus(204),
-}
-
-
 class FailingStore(MemoryStore):
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -81,7 +73,9 @@ class FailingStore(MemoryStore):
         return lambda done, key: done([(key, self.error)])
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(
+    "error", [PlantIdInUse(1), StoreUnavailable("away"), ZeroDivisionError(), falcon.HTTPStatus(204)], ids=repr
+)
 def test_a_pending_error_is_like_any_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     app = plants.create_app(FailingStore(error), tokens=[TOKEN])
     found = []
@@ -195,18 +189,10 @@ class Proxy:
         return getattr(self.store, name)
 
 
-class SubclassStore(SQLiteStore):
-    def add(self, plant: Plant) -> None:
-        self.replacement(self, plant)  # type: ignore[attr-defined]
-
-
-def subclass(store: Any, add: Callable[..., None], _patch: object) -> None:
-    store.__class__ = SubclassStore
-    store.replacement = add
-
-
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
-    "by a subclass": subclass,
+    "by a subclass": lambda store, add, patch: patch.setattr(
+        store, "__class__", type("Subclass", (SQLiteStore,), {"add": add})
+    ),
     "by a proxy object": lambda store, add, _: Proxy(store, add),
     "on the class": lambda _store, add, patch: patch.setattr(SQLiteStore, "add", add, raising=False),
     "on the base class": lambda _store, add, patch: patch.setattr(GroupCommitStore, "add", add),
