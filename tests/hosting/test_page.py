@@ -127,24 +127,20 @@ def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> No
 
 
 @needs("chromedriver")
-@pytest.mark.parametrize(
-    ("plant_id", "next_id", "hint"),
-    [
-        (2**53 + 1, 2**53 + 2, "The id in the body was incremented."),
+def test_after_a_200_the_form_has_the_next_id(browser: Browser) -> None:
+    for plant_id, next_id, hint in [
+        (2**53 + 1, 2**53 + 2, "The id in the body was incremented."),  # It is not rounded.
         (2**63 - 1, 2**63 - 1, "You can also press Ctrl+Enter."),
-    ],
-    ids=["not rounded", "the largest id"],
-)
-def test_after_a_200_the_form_has_the_next_id(browser: Browser, plant_id: int, next_id: int, hint: str) -> None:
-    fill(browser, TOKEN, f'{{"name": "Fern", "id": {plant_id}}}')
-    assert send(browser).startswith("200 ")
-    assert browser.run("return document.getElementById('body').value") == f'{{"name": "Fern", "id": {next_id}}}'
-    assert text_of(browser, "hint") == hint
-    assert f'"id": {plant_id}' in text_of(browser, "curl")  # of the request, not of the form
-    assert f'"id": {plant_id}' in copied(browser)
-    browser.run("document.getElementById('token').value = 'wrong'")
-    assert send(browser).startswith("401 ")
-    assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
+    ]:
+        fill(browser, TOKEN, f'{{"name": "Fern", "id": {plant_id}}}')
+        assert send(browser).startswith("200 ")
+        assert browser.run("return document.getElementById('body').value") == f'{{"name": "Fern", "id": {next_id}}}'
+        assert text_of(browser, "hint") == hint
+        assert f'"id": {plant_id}' in text_of(browser, "curl")  # of the request, not of the form
+        assert f'"id": {plant_id}' in copied(browser)
+        browser.run("document.getElementById('token').value = 'wrong'")
+        assert send(browser).startswith("401 ")
+        assert text_of(browser, "hint") == "You can also press Ctrl+Enter."
 
 
 @needs("chromedriver")
