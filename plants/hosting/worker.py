@@ -21,7 +21,7 @@ class Worker(ServerWorker):
     hosted: HostedService
     metrics: Metrics | None = None
 
-    # The deadlines: a statement (1.5 s) < a commit (2 s) < the wait for its begin (2.5 s) < the response, which has
+    # The deadlines: a statement (1.35 s) < a commit (1.8 s) < the wait for its begin (2.6 s) < the response, which has
     # time for both (4.5 s) < what is promised (5 s).
     response_timeout: float = 4.5
 
