@@ -29,7 +29,7 @@ class Connection:
 
     def close(self) -> None:
         self.store.open.remove(self)
-        if self.store.fault == "no memory":
+        if self.store.fault == "closing a connection":
             raise MemoryError
 
 
@@ -61,6 +61,8 @@ class GardenStore(GroupCommitStore):
         self.batches.append([plant.id for plant in plants])
         if any(plant.id > 999 for plant in plants):
             self.released.wait()
+        if self.fault == "a commit":
+            sys.exit()
         if self.fault:
             raise StoreUnavailable(self.fault)
         return [self._insert_one(plant) for plant in plants]
@@ -151,16 +153,34 @@ def hanging(store: GardenStore) -> Iterator[None]:
     outcome(pending.result)
 
 
-def test_late_plants_take_no_room_in_a_batch_and_cost_no_commit() -> None:
+def test_while_a_commit_hangs_calls_time_out_and_then_fail_fast(caplog: pytest.LogCaptureFixture) -> None:
+    """The plants that have waited too long take no room in a later batch, and cost no commit."""
     with closing(GardenStore(timeout=0.5)) as store:
-        with hanging(store):
+        with hanging(store), ThreadPoolExecutor(2) as threads:
             late = [submit(store, Plant(plant_id, "oak")) for plant_id in range(500)]
-            time.sleep(1.1)  # They wait for at most 1 s.
-            # The store is not down, but a call does not wait behind a commit that is stuck.
-            assert outcome(partial(store.add, Plant(500, "oak"))) == "unavailable"
-        wait_until(lambda: outcome(partial(store.add, Plant(500, "oak"))) == "added")
+            calls: list[Callable[[], None]] = [partial(store.add, Plant(500, "oak")), store.check]
+            assert [outcome(call.result) for call in map(threads.submit, calls)] == ["unavailable"] * 2
+            began = time.monotonic()
+            for call in calls * 10:
+                with pytest.raises(StoreUnavailable, match="no response in time"):
+                    call()
+            assert time.monotonic() < began + 1
+        store.add(Plant(501, "oak"))
         assert {outcome(future.result) for future in late} == {"unavailable"}
-        assert [batch for batch in store.batches if batch] == [[1000], [500]]
+        assert [batch for batch in store.batches if batch] == [[1000], [501]]
+        wait_until(lambda: len(caplog.messages) == 2)
+    assert caplog.messages == [
+        "the store is unavailable: no response in time",
+        "the store is available again; requests rejected meanwhile: 511",
+    ]
+
+
+def test_closing_a_store_times_out_while_a_commit_hangs() -> None:
+    with closing(GardenStore(timeout=0.5)) as store, hanging(store):
+        queued = submit(store, Plant(1, "fern"))
+        store.close()
+        with pytest.raises(StoreUnavailable, match="the store is closed"):
+            queued.result(0)
 
 
 def test_if_no_plant_of_a_batch_can_be_stored_checks_fail_and_it_connects_anew(store: GardenStore) -> None:
@@ -220,18 +240,21 @@ def test_a_wait_for_clients_that_do_not_return_is_repeated_ever_more_rarely(monk
     assert sorted(waited_before) == [1, 5, 21, 85]
 
 
-@pytest.mark.parametrize("fails", ["closing a connection", "passing on an outcome"])
-def test_no_exception_ends_the_committer(store: GardenStore, fails: str) -> None:
+@pytest.mark.parametrize("fails", ["a commit", "closing a connection", "passing on an outcome"])
+def test_no_exception_ends_the_committer(store: GardenStore, caplog: pytest.LogCaptureFixture, fails: str) -> None:
     def done(outcomes: object) -> None:
         raise MemoryError(outcomes)
 
     with hanging(store):
-        if fails == "closing a connection":
-            store.fault = "no memory"
+        if fails != "passing on an outcome":
+            store.fault = fails
         elif wait := store.begin(Plant(1, "oak")):
             wait(done, None)
         other = submit(store, Plant(2, "fern"))
     assert outcome(other.result) == ("unavailable" if store.fault else "added")
+    if fails == "a commit":
+        assert str(other.exception()) == "SystemExit; the log has the details"
+        assert "a commit failed" in caplog.messages
     store.fault = ""
     wait_until(lambda: outcome(partial(store.add, Plant(3, "fern"))) == "added")
 

@@ -9,10 +9,7 @@ import signal
 import sqlite3
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,7 @@ from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, adding, is_available, outcome, reason, submit
 from tests.support.hosted import CHECKOUT, output_of, run
 from tests.support.needs import needs
-from tests.support.process import PATIENCE_SECONDS, wait_until
+from tests.support.process import wait_until
 
 
 @pytest.fixture
@@ -38,13 +35,6 @@ def path() -> Iterator[Path]:
 @pytest.fixture
 def store(path: Path) -> Iterator[SQLiteStore]:
     with closing(SQLiteStore(str(path), timeout=20)) as store:
-        yield store
-
-
-@pytest.fixture
-def impatient_store(path: Path) -> Iterator[SQLiteStore]:
-    with closing(SQLiteStore(str(path), timeout=1)) as store:
-        wait_until(lambda: is_available(store))
         yield store
 
 
@@ -112,7 +102,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 WHILE_OPEN = [moved_away, directory_moved_away, replaced, a_link_to_the_moved_file, a_second_name, disk_full]
-WHILE_CLOSED = [directory_moved_away, disk_full]
 Breakage = Callable[[Path], AbstractContextManager[None]]
 
 
@@ -130,17 +119,6 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
     wait_until(lambda: is_available(store))
     assert store.get(1) == Plant(1, "oak")
     store.add(Plant(3, "moss"))
-
-
-@pytest.mark.parametrize("breakage", WHILE_CLOSED)
-def test_a_store_that_failed_to_open_recovers(path: Path, breakage: Breakage) -> None:
-    with closing(SQLiteStore(str(path))) as earlier:
-        earlier.add(Plant(1, "oak"))
-    with closing(SQLiteStore(str(path))) as store:
-        with breakage(path), pytest.raises(StoreUnavailable, match=str(path)):
-            store.check()
-        wait_until(lambda: is_available(store))
-        assert store.get(1) == Plant(1, "oak")
 
 
 def leave_a_log(path: Path) -> None:
@@ -205,86 +183,17 @@ def test_a_file_whose_log_remains_is_not_created_anew(store: SQLiteStore, path: 
         assert later.get(1) == Plant(1, "oak")
 
 
-def name_that_calls(action: Callable[[], object]) -> str:
-    """Return a plant name that calls ``action`` when SQLite binds it, in the middle of a transaction."""
-
+def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     class Name(str):
+        """SQLite calls this when it binds the name, in the middle of the transaction."""
+
         def __conform__(self, _protocol: object) -> str:
-            action()
+            path.unlink()
             return str(self)
 
-    return Name("oak")
-
-
-@contextmanager
-def disk_hanging(store: SQLiteStore) -> Iterator[None]:
-    """Block the commit of plant 0."""
-    has_begun, released = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        has_begun.set()
-        released.wait()
-
-    future = submit(store, Plant(0, name_that_calls(hang)))
-    try:
-        assert has_begun.wait(PATIENCE_SECONDS)
-        yield
-    finally:
-        released.set()
-    future.result()
-
-
-def test_while_the_disk_hangs_calls_time_out_and_then_fail_fast(
-    impatient_store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("plants.stores.health.FRESH_SECONDS", -1.0)
-    monkeypatch.setattr("plants.stores.health.QUIET_SECONDS", 0.2)
-    impatient_store.add(Plant(2, "oak"))  # From now on, a check does not rely on an earlier one.
-    caplog.clear()
-    with disk_hanging(impatient_store), ThreadPoolExecutor(2) as threads:
-        calls: list[Callable[[], None]] = [partial(impatient_store.add, Plant(1, "oak")), impatient_store.check]
-        for error in [threads.submit(call).exception() for call in calls]:
-            assert re.search("^no response in time$", str(error))
-        began = time.monotonic()
-        for call in calls * 10:
-            with pytest.raises(StoreUnavailable, match="no response in time"):
-                call()
-        assert time.monotonic() < began + 1
-    wait_until(lambda: is_available(impatient_store))
-    assert [impatient_store.get(plant_id) for plant_id in (0, 1)] == [Plant(0, "oak"), None]
-    wait_until(lambda: len(caplog.messages) == 2)
-    assert caplog.messages == [
-        "the store is unavailable: no response in time",
-        "the store is available again; requests rejected meanwhile: 11",
-    ]
-
-
-def test_closing_a_store_times_out_when_the_disk_hangs(impatient_store: SQLiteStore) -> None:
-    with disk_hanging(impatient_store):
-        queued = submit(impatient_store, Plant(1, "fern"))
-        impatient_store.close()
-        with pytest.raises(StoreUnavailable, match="the store is closed"):
-            queued.result(0)
-
-
-def test_an_exception_in_a_commit_fails_its_whole_batch(
-    store: SQLiteStore, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.check()
-    with locked(path):
-        futures = [submit(store, plant) for plant in (Plant(1, "oak"), Plant(2, name_that_calls(sys.exit)))]
-    for future in futures:
-        with pytest.raises(StoreUnavailable, match="SystemExit; the log has the details"):
-            future.result()
-    assert "a commit failed" in caplog.messages
-    wait_until(lambda: is_available(store))
-    assert store.get(1) is None
-
-
-def test_a_commit_to_a_removed_file_is_not_acknowledged(store: SQLiteStore, path: Path) -> None:
     store.check()
     with pytest.raises(StoreUnavailable, match="the file is gone"):
-        store.add(Plant(1, name_that_calls(path.unlink)))
+        store.add(Plant(1, Name("oak")))
 
 
 ADD = """
@@ -403,15 +312,6 @@ def test_the_log_shrinks_after_a_long_read(store: SQLiteStore, path: Path) -> No
         reader.execute("SELECT * FROM plants").fetchall()
         assert add(1, 80) > 80_000_000
     assert add(100, 10) <= 64 << 20
-
-
-def test_a_table_that_is_gone_after_prepare_is_not_recreated(store: SQLiteStore, path: Path) -> None:
-    store.prepare()
-    path.write_bytes(b"")
-    with pytest.raises(StoreUnavailable, match="the table plants is gone; it is not recreated"):
-        store.add(Plant(1, "fern"))
-    with closing(sqlite3.connect(path)) as other:
-        assert other.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
 def test_the_file_may_be_behind_a_symbolic_link(path: Path) -> None:
@@ -551,15 +451,6 @@ def test_a_new_nullable_member_gets_a_column_under_load(store: SQLiteStore, path
     assert numbers == (len(outcomes) + 2, 1)
 
 
-def test_a_running_service_adds_no_column(store: SQLiteStore, path: Path) -> None:
-    store.check()
-    execute(path, f"DROP TABLE plants; {WITHOUT_TAG}")
-    with pytest.raises(StoreUnavailable, match="the table plants has no column tag TEXT"):
-        store.add(Plant(1, "oak"))
-    with closing(sqlite3.connect(path)) as other:
-        assert other.execute("SELECT sql FROM sqlite_master").fetchall() == [(WITHOUT_TAG,)]
-
-
 PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: 'TEXT'}) for column in COLUMNS)})"
 UNUSABLE = {
     "no key": (PLANTS.replace(" PRIMARY KEY", ""), "no column id"),
@@ -590,12 +481,28 @@ def test_a_file_that_is_refused_is_not_changed(path: Path, definition: str, mess
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_trigger_that_is_created_under_a_running_store_is_refused(store: SQLiteStore, path: Path) -> None:
+CHANGES = {
+    "no table": ("DROP TABLE plants", "the table plants is gone; it is not recreated"),
+    "no tag": (f"DROP TABLE plants; {WITHOUT_TAG}", "the table plants has no column tag TEXT"),
+    "a trigger": (TRIGGER, "the trigger never of the table"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_running_store_refuses_a_changed_table_and_adds_nothing(
+    store: SQLiteStore, path: Path, change: str, message: str
+) -> None:
+    def schema() -> list[object]:
+        with closing(sqlite3.connect(path)) as other:
+            return other.execute("SELECT sql FROM sqlite_master").fetchall()
+
     store.add(Plant(0, "oak"))
-    execute(path, TRIGGER)
+    execute(path, change)
+    changed = schema()
     for use in (partial(store.add, Plant(1, "fern")), store.check):
-        with pytest.raises(StoreUnavailable, match="the trigger never of the table"):
+        with pytest.raises(StoreUnavailable, match=message):
             use()
+    assert schema() == changed
 
 
 REFUSALS = {
