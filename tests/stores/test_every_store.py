@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,30 +67,6 @@ except StoreUnavailable as error:
 else:
     os._exit(1)
 """
-COMPETITOR = """
-import os, sys
-from concurrent.futures import ThreadPoolExecutor
-from random import Random
-from plants.stores import Plant, PlantIdInUse, StoreUnavailable, open_store
-
-def add(plant_id):
-    while True:
-        try:
-            store.add(Plant(plant_id, name))
-        except PlantIdInUse:
-            return
-        except StoreUnavailable:  # A busy machine may hold a lock for long.
-            continue
-        os.write(1, b"%d\\n" % plant_id)
-        return
-
-_, url, name = sys.argv
-store = open_store(url)
-os.write(1, b"ready\\n")
-sys.stdin.readline()
-with ThreadPoolExecutor(4) as threads:
-    list(threads.map(add, Random(name).sample(range(300), 300)))
-"""
 GREENLETS = """
 import sys
 from plants.stores import Plant, StoreUnavailable, open_store
@@ -123,23 +98,6 @@ def run_forking(program: str, url: str) -> str:
     warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
     command = [sys.executable, *warnings, "-c", FORKING + program, url]
     return subprocess.run(command, check=True, timeout=60, stderr=subprocess.PIPE, text=True).stderr
-
-
-def start_competitor(url: str, name: str) -> "subprocess.Popen[str]":
-    """Start a process that will add the ids from 0 to 299 in an order of its own, and print each that it has added."""
-    command = [sys.executable, "-c", COMPETITOR, url, name]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def added_ids(process: "subprocess.Popen[str]", before_kill: int) -> list[int]:
-    """Return the ids that a competitor has printed; kill it after some of them."""
-    assert process.stdout
-    lines = list(islice(process.stdout, before_kill))
-    process.kill()
-    return [int(line) for line in (*lines, *process.stdout)]
 
 
 def outcome(result: Callable[[], None]) -> str:
@@ -263,22 +221,6 @@ class PersistentContract(StoreContract):
     def test_greenlets_use_a_store_opened_before_gevent_patched(self, store_url: str) -> None:
         pytest.importorskip("gevent")
         subprocess.run([sys.executable, "-c", GREENLETS, store_url], check=True, timeout=60)
-
-    @pytest.mark.usefixtures("no_subprocess_coverage")
-    def test_processes_that_compete_and_are_killed_share_a_store(self, store: PlantStore, store_url: str) -> None:
-        with contextlib.ExitStack() as stack:
-            processes = {name: stack.enter_context(start_competitor(store_url, name)) for name in "abcd"}
-            for process in processes.values():
-                assert process.stdin
-                process.stdin.write("go\n")
-                process.stdin.flush()
-            before_kill = {"a": 10, "b": 20, "c": 30, "d": 300}
-            added = [(each, name) for name in processes for each in added_ids(processes[name], before_kill[name])]
-        assert len({plant_id for plant_id, _ in added}) == len(added)
-        stored = [store.get(plant_id) for plant_id in range(300)]
-        assert all(stored[plant_id] == Plant(plant_id, name) for plant_id, name in added)
-        # Of those that were killed, a plant may be stored without having been reported.
-        assert all(stored[plant_id] in {Plant(plant_id, name) for name in processes} for plant_id in range(300))
 
 
 class TestMemoryStore(StoreContract):
