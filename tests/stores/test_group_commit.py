@@ -221,22 +221,16 @@ def test_clients_that_send_again_after_a_commit_share_the_next_one() -> None:
 
 
 def test_a_wait_for_clients_that_do_not_return_is_repeated_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
-    commits: list[int] = []
+    commits = 0
     waited_before = set()
-
-    def note_and_sleep(seconds: float) -> None:
-        waited_before.add(len(commits))
-        sleep(seconds)
-
-    monkeypatch.setattr("time.sleep", note_and_sleep)
+    monkeypatch.setattr("time.sleep", lambda _: waited_before.add(commits))
     client_wait = ClientWait(queue.SimpleQueue())
-    while len(commits) < 90:
+    while commits < 90:
         client_wait.wait(1)
         client_wait.began = time.monotonic()
         threading.Event().wait(0.003)
         client_wait.note_commit(2)
-        commits.append(2)
+        commits += 1
     assert sorted(waited_before) == [1, 5, 21, 85]
 
 
@@ -270,37 +264,33 @@ def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> 
     assert outcomes == [[(1, None), (2, None), (3, None)]]
 
 
-def test_every_future_completes_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_every_future_completes_whatever_fails(store: GardenStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("plants.stores.committer.RETRY_SECONDS", 0.001)
     monkeypatch.setattr("plants.stores.health.QUIET_SECONDS", 0.01)
-    random = Random(1)
+    random = Random(seed)
+    futures: list[Future[None]] = []
+    ids = count()
+    closed = threading.Event()
 
-    def submit_many(store: GardenStore, first_id: int, closed: threading.Event) -> list[Future[None]]:
-        futures = []
-        for plant_id in count(first_id, 4):
-            futures.append(submit(store, Plant(plant_id, "oak")))
-            if closed.is_set():
-                break
+    def submit_many() -> None:
+        while not closed.is_set():
+            futures.append(submit(store, Plant(next(ids), "oak")))
             time.sleep(0)
-        return futures
 
-    for _ in range(5):
-        with closing(GardenStore()) as store, ThreadPoolExecutor(4) as threads:
-            closed = threading.Event()
-            submitting = [threads.submit(submit_many, store, number, closed) for number in range(4)]
-            for _ in range(20):
-                store.fault = random.choice(["", "full"])
-                store.room = random.choice([0, 9])
-                time.sleep(0.005)
-            store.close()
-            has_ended = "plants.stores" not in {thread.name for thread in threading.enumerate()}
-            closed.set()
-        assert has_ended
-        futures = [future for each in submitting for future in each.result()]
-        assert all(future.done() for future in futures)
-        added = sum(outcome(future.result) == "added" for future in futures)
-        assert added == len(store.plants)
-        assert store.open == []
+    with ThreadPoolExecutor(4) as threads:
+        submitting = [threads.submit(submit_many) for _ in range(4)]
+        for _ in range(20):
+            store.fault = random.choice(["", "full"])
+            store.room = random.choice([0, 9])
+            time.sleep(0.005)
+        store.close()
+        has_ended = "plants.stores" not in {thread.name for thread in threading.enumerate()}
+        closed.set()
+    assert has_ended
+    assert [each.exception() for each in submitting] == [None] * 4
+    assert all(future.done() for future in futures)
+    assert sum(outcome(future.result) == "added" for future in futures) == len(store.plants)
 
 
 STILL_OPEN = """
