@@ -45,6 +45,7 @@ class GardenStore(GroupCommitStore):
         self.open: list[Connection] = []
         self.fault = ""
         self.room = 9  # for connections
+        self.commit_seconds = 0.0
         self.batches: list[list[int]] = []
         self.reads = 0
         self.released = threading.Event()
@@ -61,6 +62,7 @@ class GardenStore(GroupCommitStore):
         self.batches.append([plant.id for plant in plants])
         if any(plant.id > 999 for plant in plants):
             self.released.wait()
+        threading.Event().wait(self.commit_seconds)
         if self.fault == "a commit":
             sys.exit()
         if self.fault:
@@ -196,27 +198,19 @@ def test_if_no_plant_of_a_batch_can_be_stored_checks_fail_and_it_connects_anew(s
     assert store.open != [connection]
 
 
-class SlowStore(GardenStore):
-    """Each commit takes 50 ms."""
-
-    def _insert(self, connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
-        outcomes = super()._insert(connection, collect)
-        threading.Event().wait(0.05)
-        return outcomes
-
-
-def test_clients_that_send_again_after_a_commit_share_the_next_one() -> None:
+def test_clients_that_send_again_after_a_commit_share_the_next_one(store: GardenStore) -> None:
     """Otherwise two groups of clients would take turns, and each would wait for two commits."""
-    ids = iter(range(1000))
+    ids = count()
     shared = threading.Event()
-    with closing(SlowStore()) as store, ThreadPoolExecutor(6) as clients:
+    store.commit_seconds = 0.05
 
-        def add_until_four_commits_are_shared(_client: int) -> None:
-            while not shared.is_set():
-                store.add(Plant(next(ids), "oak"))
-                if [len(batch) for batch in store.batches[-4:]] == [6] * 4:
-                    shared.set()
+    def add_until_four_commits_are_shared(_client: int) -> None:
+        while not shared.is_set():
+            store.add(Plant(next(ids), "oak"))
+            if [len(batch) for batch in store.batches[-4:]] == [6] * 4:
+                shared.set()
 
+    with ThreadPoolExecutor(6) as clients:
         list(clients.map(add_until_four_commits_are_shared, range(6)))
 
 
