@@ -118,7 +118,8 @@ class Calls:
 
     def done(self, outcomes: list[tuple[Any, BaseException | None]]) -> None:
         """Report the outcomes of work: of each exchange, why it failed, or None. Any thread may do so."""
-        self._outcomes.append(outcomes)
+        # If the reporter has passed something else, it fails here, and not the loop.
+        self._outcomes.append([(exchange, error) for exchange, error in outcomes if not exchange.over])
         self.wake()
 
     def wake(self) -> None:

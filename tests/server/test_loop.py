@@ -639,6 +639,23 @@ def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, capl
     assert caplog.messages == ["the response to a failure failed"]
 
 
+@pytest.mark.parametrize("outcomes", [None, ["key"], [("key", None)]], ids=str)
+def test_an_outcome_that_nobody_waits_for_fails_only_its_reporter(make: Make, outcomes: Any) -> None:
+    reporters: list[Any] = []
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        environ["server.pending"].append((lambda done, _key: reporters.append(done), None))
+        start_response("200 OK", [])
+        return []
+
+    driver = make(app=app)
+    driver.connect(GET)
+    driver.run_until(lambda: reporters)
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        reporters[0](outcomes)
+    driver.run_once()
+
+
 def test_each_completed_request_wakes_the_loop(make: Make) -> None:
     gated = GatedApp()
     driver = make(app=gated, threads=1, body_bytes=10**6)
