@@ -122,10 +122,15 @@ class Connection:
             self._send_close_notify()
         self.close()
 
-    def limit_wait(self) -> None:
-        """Wait at most STOPPING_SECONDS for a new request, or for the client to close."""
+    def limit_wait(self, seconds: float) -> None:
+        """Wait at most STOPPING_SECONDS for a new request, or for the client to close.
+
+        Wait at most ``seconds`` for the rest of a request, or for the client to read its response.
+        """
         if self.state in (OPEN, IDLE, CLOSING) and self not in self._shared.unfinished_connections:
-            self.deadline = min(self.deadline, self._shared.now + STOPPING_SECONDS)
+            seconds = STOPPING_SECONDS
+        if self.state is not RESPONDING:
+            self.deadline = min(self.deadline, self._shared.now + seconds)
 
     def close(self) -> None:
         """Close the connection and release everything that it holds."""

@@ -8,6 +8,7 @@ one connection it does in ``step``, and a failure there closes only this connect
 ``stop``, and only the loop's thread may call everything else.
 """
 
+import math
 import os
 import resource
 import socket
@@ -29,6 +30,8 @@ from plants.server.state import RESPONDING, LoopState, network_of
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
+# After max_requests, nobody is accepted until the worker has ended, so slow clients must not delay that.
+_RETIRING_SECONDS: Final = 1.0
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
 
@@ -164,8 +167,9 @@ class Loop:
             for listener in self.listeners:  # again, if accepting has failed
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
         else:
+            seconds = _RETIRING_SECONDS if self._requests_left <= 0 else math.inf
             for connection in list(shared.connections):
-                self.step(connection, connection.limit_wait)
+                self.step(connection, connection.limit_wait, seconds)
         expired = [connection for connection in shared.connections if connection.deadline <= shared.now]
         for connection in expired[:_MAX_EXPIRED_PER_ITERATION]:
             self.step(connection, connection.expire)

@@ -671,8 +671,8 @@ def test_each_completed_request_wakes_the_loop(make: Make) -> None:
 # The worker stops
 
 
-def test_max_requests_stops_the_loop_after_slow_requests(make: Make) -> None:
-    driver = make(max_requests=1)
+def test_max_requests_stops_the_loop_after_slow_requests_but_for_new_ones(make: Make) -> None:
+    driver = make(max_requests=1, request_seconds=600)
     client, slow = driver.connect(post("/slow", 9)[:-1])
     driver.run_until(lambda: slow.exchange)
     slow.exchange.started -= 1
@@ -683,6 +683,8 @@ def test_max_requests_stops_the_loop_after_slow_requests(make: Make) -> None:
     client.sendall(b"x")
     assert driver.status(client) == 200
     driver.run_until(lambda: driver.loop.shared.stopping)
+    client, _ = driver.connect(post("/slow", 9)[:-1])
+    assert driver.status(client) == 408
 
 
 def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:
