@@ -73,7 +73,7 @@ def _check(options: Namespace) -> None:
         build_opener(ProxyHandler({})).open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:
         with error:  # It has a connection, and Python 3.14 warns if it is not closed.
-            stop(f"{address}: {error}")
+            exit_with(f"{address}: {error}")
     except (OSError, ValueError, HTTPException) as error:
         exit_with(f"{address}: {getattr(error, 'reason', error)}")
     print(f"{address}: ready")

@@ -33,7 +33,6 @@ class Calls:
         self._log = log
         self._wake_fd = wake_fd
         self._woken = False
-        self._may_call_in_loop = not threads
         self._outcomes: deque[list[tuple[Any, BaseException | None]]] = deque()
         # Exchanges do not wait behind slower ones: those that never block, those of strangers, and those with a large
         # body have queues of their own.
@@ -55,7 +54,7 @@ class Calls:
 
     def wait_for_loop(self) -> bool:
         """Return whether calls wait for the loop's thread."""
-        return self._may_call_in_loop and bool(self._public.exchanges or self._others.exchanges)
+        return not self._others.threads and bool(self._public.exchanges or self._others.exchanges)
 
     def call_in_loop(self) -> None:
         """Make calls that wait for the loop's thread, for a limited time."""
@@ -137,7 +136,7 @@ class Queue:
         """Start the threads."""
         self.exchanges: deque[Exchange] = deque()
         self._calls = calls
-        self._threads = threads
+        self.threads = threads
         self._changed = threading.Condition()  # guards the queue, if there are threads
         for _ in range(threads):
             # Daemon threads, because a call that is stuck must not delay the end of the process.
@@ -145,7 +144,7 @@ class Queue:
 
     def put(self, exchange: Exchange) -> None:
         """Add an exchange."""
-        if not self._threads:
+        if not self.threads:
             self.exchanges.append(exchange)
             return
         with self._changed:

@@ -45,8 +45,7 @@ def make_response(request: Request, line: str | int, headers: Headers, body: byt
     :raises ValueError: the status or a header is malformed, or the announced length is wrong.
     """
     status, head, length = _render_head(line, tuple(headers), request.id != "")
-    if error and error[0] // 100 != status:
-        error = None
+    error = error if error and error[0] // 100 == status else None
     if status == _NO_CONTENT:  # RFC 9110, section 8.6: it has no length.
         return Response(status, head, None, b"", error)
     # RFC 9110, sections 9.3.2 and 15.4.5: there is no body, and the length is that of another response.

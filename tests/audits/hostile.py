@@ -29,8 +29,8 @@ from tests.support.process import wait_until
 from tests.support.tls_client import Records13, make_certificate, trusting
 
 KIB = 1024
-# No body of this size that is accepted takes longer to parse: escapes, and as many values as are allowed. The event loop
-# itself parses bodies of up to 32 KiB.
+# No body of this size that is accepted takes longer to parse: escapes, and as many values as are allowed. The loop itself
+# parses bodies of up to 32 KiB.
 SMALL_BODY, LARGE_BODY = (
     b'{"id":1,"name":"%b","more":[%b{}]}' % (rb"\\," * escapes, b"{}," * 990) for escapes in (9_900, 348_000)
 )
@@ -139,7 +139,7 @@ def cost_of(service: Target, head: bytes, count: int) -> float:
     return statistics.median(costs) * 1000
 
 
-def dear_requests(service: Target, count: int = 60, most: float = 1.0) -> Verdict:
+def dear_requests(service: Target, count: int = 60, most: float = 0.5) -> Verdict:
     """Send the dearest heads of strangers; none may cost more than ``most`` ms of processor time."""
     memory = service.memory()
     costs = {cost_of(service, head, count): head for head in dear_heads()}
@@ -215,7 +215,7 @@ def large_bodies(
     return together(*verdicts, Verdict(bool(times), large))
 
 
-def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: float = 1) -> Verdict:
+def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: float = 0.5) -> Verdict:
     """Send bodies of 32 KB that take long to parse, from many clients with a token."""
     return large_bodies(service, clients, seconds, limit, SMALL_BODY)
 

@@ -656,6 +656,18 @@ def test_an_outcome_that_nobody_waits_for_fails_only_its_reporter(make: Make, ou
     driver.run_once()
 
 
+def test_pending_work_of_a_call_that_is_too_late_never_begins(make: Make) -> None:
+    gated, app = GatedApp(), PendingApp()
+    driver = make(app=lambda *arguments: gated(*arguments) and app(*arguments), threads=1)
+    _, connection = driver.connect(get("/late"))
+    driver.run_until(lambda: gated.paths)
+    driver.step(connection, connection.expire)
+    gated.gate.set()
+    driver.connect(get("/next"))
+    driver.run_until(lambda: "/next" in app.done)
+    assert "/late" not in app.done
+
+
 def test_each_completed_request_wakes_the_loop(make: Make) -> None:
     gated = GatedApp()
     driver = make(app=gated, threads=1, body_bytes=10**6)

@@ -63,6 +63,11 @@ def test_the_servers_request_id_replaces_that_of_the_application() -> None:
         assert re.findall(rb"X-Request-ID: (.*)\r", to_bytes(response, exchange, close=False), re.IGNORECASE) == [sent]
 
 
+@pytest.mark.parametrize(("status", "error"), [(400, (40001, "no JSON")), (503, None)])
+def test_a_response_has_only_the_error_of_its_status(status: int, error: tuple[int, str] | None) -> None:
+    assert make_response(new_exchange(), status, [], b"", (40001, "no JSON")).error == error
+
+
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
