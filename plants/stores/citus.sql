@@ -9,6 +9,6 @@ WHEN NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1::regclass
 WHEN EXISTS (SELECT FROM pg_dist_shard JOIN pg_dist_placement USING (shardid) WHERE logicalrelid = $1::regclass
     GROUP BY shardid HAVING count(*) > 1) THEN 'has a replication factor above 1'
 -- A former coordinator answers by its old map. A node that is down does not respond.
-ELSE (SELECT 'is on a coordinator of Citus that not every node names; the nodes name ' || string_agg(DISTINCT result, ', ')
+ELSE (SELECT 'is on a coordinator that not every node names; the nodes name ' || string_agg(DISTINCT result, ', ')
     FROM run_command_on_all_nodes('SELECT nodename || '':'' || nodeport FROM pg_dist_node WHERE groupid = 0')
     WHERE success HAVING count(DISTINCT result) > 1) END

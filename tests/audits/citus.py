@@ -4,12 +4,12 @@
     python -m tests.audits.citus --only dead_node
 
 This needs Citus (https://github.com/citusdata/citus) for the PostgreSQL that tests.support.postgres_server finds. The
-audit runs a coordinator and two workers. A check passes if every acknowledged plant is stored, no id is used by two
-plants, and every other plant is stored whole or not at all. In addition:
+audit runs a coordinator and two workers, and all conditions of tests.audits.kills must hold, with no id twice:
 
+- ``kills``: each node is killed in turn.
 - ``dead_node``: at least 95 % of the creates whose ids are on a healthy node are served.
-- ``setting_off``: for two seconds, ``synchronous_commit`` is off for the role on a worker, which is then killed.
-- ``former_coordinator``: two services use the coordinator that was replaced, and the present one.
+- ``setting_off``: ``synchronous_commit`` is off for the role; each plant is flushed when it is acknowledged.
+- ``former_coordinator``: clients use the coordinator that was replaced, and the present one, with the same ids.
 """
 
 import re
