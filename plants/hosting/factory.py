@@ -1,7 +1,6 @@
-"""The factory of the hosted service, for any WSGI server: the API, its probes and the page, with their settings."""
+"""The factory of a hosted service's application: the API, its probes and the page, for any WSGI server."""
 
 import logging
-from typing import NamedTuple
 
 import falcon
 
@@ -15,20 +14,13 @@ from plants.stores.health import LoggedStore
 _log = logging.getLogger(__name__)
 
 
-class HostedService(NamedTuple):
-    """A service: its application, and the settings from which it was made."""
-
-    settings: Settings
-    app: PlantApp
-
-
-def create_service(settings: Settings) -> HostedService:
-    """Return the service that these settings describe. It opens nothing: the store connects at its first use."""
+def create_hosted_app(settings: Settings) -> PlantApp:
+    """Return the application that these settings describe. It opens nothing: the store connects at its first use."""
     store = LoggedStore(settings.store) if settings.store.worker_threads else settings.store
     app = PlantApp(store, settings.token_checks, public_resources(store) | PAGE, settings.max_body_bytes)
     if not settings.store.multiprocess:
         app.add_middleware(_OneProcess())
-    return HostedService(settings, app)
+    return app
 
 
 class _OneProcess:

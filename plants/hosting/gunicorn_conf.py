@@ -24,15 +24,15 @@ from plants.server.worker import tls_context
 from plants.stores import StoreUnavailable, StoreUnusable
 
 try:  # Report a bad setting in one line, before any fork.
-    from plants.wsgi import service
+    from plants.wsgi import app, settings
 except SettingsError as error:
     exit_with(error)
 
 # What was imported lives as long as the service. If the collector visited it, each process would end 0.1 s later.
 gc.freeze()
 
-settings = service.settings
-Worker.hosted = service
+Worker.settings = settings
+Worker.hosted_app = app
 Logger.log_format = settings.log_format
 
 wsgi_app = "plants.wsgi:app"
@@ -138,7 +138,7 @@ def check(cfg: Any) -> None:
             tls_context(cfg)
         except Exception as error:  # any error of the system, of OpenSSL, or of the user's hook
             exit_with(f"cannot use certfile={cfg.certfile} and keyfile={cfg.keyfile}: {error}")
-    if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted"):
+    if settings.metrics_bind and not hasattr(cfg.worker_class, "hosted_app"):
         exit_with("PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class)")
 
 

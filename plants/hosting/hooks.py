@@ -11,8 +11,8 @@ from typing import Final
 
 import falcon
 
+from plants.app import PlantApp
 from plants.errors import error_message, error_response
-from plants.hosting.factory import HostedService
 from plants.hosting.logs import AccessLog
 from plants.hosting.metrics import Metrics
 from plants.server.exchange import Exchange, current
@@ -28,9 +28,9 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 class PlantHooks(Hooks):
     """The check of the token when a head is complete, request ids, Error bodies, the access log and the metrics."""
 
-    def __init__(self, hosted: HostedService, access_log: AccessLog, metrics: Metrics | None) -> None:
-        self._auth = hosted.app.auth
-        self._router = hosted.app.router
+    def __init__(self, app: PlantApp, access_log: AccessLog, metrics: Metrics | None) -> None:
+        self._auth = app.auth
+        self._router = app.router
         self._access_log = access_log
         self._metrics = metrics
         self._id_prefix = secrets.token_hex(6)
@@ -79,7 +79,7 @@ class PlantHooks(Hooks):
             code = response.status * 100
             error = response.error or (code, error_message(code))
         if self._metrics:
-            self._metrics.count_response(exchange, response, error, seconds)
+            self._metrics.count_response(exchange, response, error[0], seconds)
         self._access_log.write(exchange, response, error, seconds)
 
     def after_iteration(self) -> None:

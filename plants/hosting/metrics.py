@@ -58,7 +58,6 @@ class Metrics:
         """Listen on the address. Gunicorn's master calls this once, before it starts workers."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.listener = socket.create_server(address, family=family)
-        self.listener.setblocking(False)
         table = memoryview(mmap.mmap(-1, 8 * _MAX_ROWS * _ROW_CELLS)).cast("d")
         self._rows = [table[start : start + _ROW_CELLS] for start in range(0, len(table), _ROW_CELLS)]
         self._workers = [0] * _MAX_ROWS  # the number of living workers of each row
@@ -76,22 +75,20 @@ class Metrics:
         self._workers[number] -= 1
         self._rows[number][_CONNECTIONS] = self._rows[number][_WAITING] = 0
 
-    def count_response(self, request: Exchange, response: Response, error: tuple[int, str], seconds: float) -> None:
-        """Count a response and its duration, unless the request was one for the metrics.
-
-        :param error: the code and the message of the Error body, or zero and an empty string.
-        """
+    def count_response(self, request: Exchange, response: Response, code: int, seconds: float) -> None:
+        """Count a response, its duration, and the code of its error (or 0), unless the request was for the metrics."""
         if request.listener.sock is self.listener:
             return
         method = request.method if request.method in _METHODS else _OTHER
         route = request.route if request.route in _ROUTES else _OTHER
-        outcome = (str(response.status), str(error[0] or ""))
+        outcome = (str(response.status), str(code or ""))
         cell = _CELLS.get((method, route, *outcome)) or _CELLS[method, route, _OTHER, ""]
         self._rows[0][cell] = True
         self._row[cell + 1] += seconds
         self._row[cell + 2 + bisect_left(_BUCKETS, seconds)] += 1
-        # A 503 of the server's own has the same number as its code, but no ErrorCode.
-        if error[0] is ErrorCode.UNAVAILABLE and (method, route) == ("POST", PLANTS_PATH):
+        # The server's own 503 is another response, and that of middleware has no error.
+        is_of_store = code == ErrorCode.UNAVAILABLE and response is request.response and response.error
+        if is_of_store and (method, route) == ("POST", PLANTS_PATH):
             self._row[_STORE_FAILURES] += 1
 
     def set_gauges(self, connections: int, waiting: int) -> None:

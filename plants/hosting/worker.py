@@ -4,10 +4,11 @@ import signal
 import sys
 from typing import Any
 
-from plants.hosting.factory import HostedService
+from plants.app import PlantApp
 from plants.hosting.hooks import PlantHooks
 from plants.hosting.logs import AccessLog, output_to
 from plants.hosting.metrics import Metrics
+from plants.hosting.settings import Settings
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
@@ -18,7 +19,8 @@ class Worker(ServerWorker):
     """A worker of a hosted service."""
 
     # The packaged configuration sets these.
-    hosted: HostedService
+    settings: Settings
+    hosted_app: PlantApp
     metrics: Metrics | None = None
 
     # The deadlines: a statement (1.35 s) < a commit (1.8 s) < the wait for its begin (2.6 s) < the response, which has
@@ -28,9 +30,8 @@ class Worker(ServerWorker):
     def __init__(self, *args: Any) -> None:
         """Create the worker in the master."""
         super().__init__(*args)
-        settings = self.hosted.settings
-        self.max_body_bytes = settings.max_body_bytes
-        self.request_timeout = settings.request_timeout
+        self.max_body_bytes = self.settings.max_body_bytes
+        self.request_timeout = self.settings.request_timeout
         if self.metrics:
             self.metrics_row = self.metrics.add_worker()
 
@@ -41,12 +42,12 @@ class Worker(ServerWorker):
 
     def may_block(self) -> bool:
         """Return whether the store blocks its callers, or the application is wrapped."""
-        return self.wsgi is not self.hosted.app or self.hosted.settings.store.worker_threads > 0
+        return self.wsgi is not self.hosted_app or self.settings.store.worker_threads > 0
 
     def make_hooks(self) -> PlantHooks:
         """Return the object whose methods the event loop calls."""
-        access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.hosted.settings.log_format)
-        return PlantHooks(self.hosted, access_log, self.metrics)
+        access_log = AccessLog(self.cfg.accesslog, self.log.loglevel, self.settings.log_format)
+        return PlantHooks(self.hosted_app, access_log, self.metrics)
 
     def make_listeners(self) -> list[Listener]:
         """Return the listening sockets of Gunicorn and of the metrics."""
@@ -67,4 +68,4 @@ class Worker(ServerWorker):
         try:
             super().run()
         finally:
-            self.hosted.settings.store.close()
+            self.settings.store.close()

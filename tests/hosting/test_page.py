@@ -16,7 +16,7 @@ import plants
 from plants import MAX_BODY_BYTES, MemoryStore
 from plants.app import PlantApp
 from plants.errors import ErrorCode
-from plants.hosting.factory import create_service
+from plants.hosting.factory import create_hosted_app
 from plants.hosting.page import PAGE
 from plants.hosting.settings import Settings
 from plants.probes import Constant
@@ -36,7 +36,7 @@ LABELS_OF_FIELDS = """
 
 @pytest.fixture
 def app() -> WebTestApp:
-    return WebTestApp(create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app, lint=True)
+    return WebTestApp(create_hosted_app(Settings.from_environ({"PLANTS_TOKENS": TOKEN})), lint=True)
 
 
 @pytest.mark.parametrize(("path", "content_type"), FILES.items(), ids=FILES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plants.hosting.factory import create_service
+from plants.hosting.factory import create_hosted_app
 from plants.hosting.settings import Settings
 from tests.contract import AUTH, JSON_TYPE, TOKEN, Response, new_plant
 from tests.support.calls import call
@@ -121,7 +121,7 @@ def test_a_custom_token_check_may_raise_and_decides_beside_the_tokens(own_servic
 
 
 def test_several_processes_never_store_plants_in_memory(caplog: pytest.LogCaptureFixture) -> None:
-    app = create_service(Settings.from_environ({"PLANTS_TOKENS": TOKEN})).app
+    app = create_hosted_app(Settings.from_environ({"PLANTS_TOKENS": TOKEN}))
 
     def send(method: str, path: str) -> Response:
         environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "HTTP_AUTHORIZATION": f"Bearer {TOKEN}"}
