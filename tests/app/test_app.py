@@ -1,7 +1,6 @@
 """The application, called in this process."""
 
 import io
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from plants.stores.health import LoggedStore
 from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
 from tests.support.calls import call
+from tests.support.hosted import run
 
 
 class TestInProcess(Contract):
@@ -92,5 +92,5 @@ print(simulate_get(plants.create_app(tokens=["secret"]), "/plants").status_code)
 
 def test_a_monitoring_tool_may_replace_the_falcon_app() -> None:
     """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
-    result = subprocess.run([sys.executable, "-c", OBSERVED], capture_output=True, text=True, check=False)
+    result = run(sys.executable, "-c", OBSERVED)
     assert (result.stdout.splitlines(), result.stderr) == (["GET /plants", "401"], "")
