@@ -10,8 +10,11 @@ import re
 import socket
 from collections.abc import Callable
 from functools import partial
+from logging.handlers import SysLogHandler
 from pathlib import Path
 from typing import Any
+
+from gunicorn.glogging import loggers
 
 import plants
 from plants.hosting.logs import Logger, output_to
@@ -131,8 +134,10 @@ def check(cfg: Any) -> None:
     for name in cfg.env:
         if name.startswith("PLANTS_"):
             exit_with(f"{name} in raw_env or --env comes too late; set it in the environment")
-    if cfg.syslog:
-        exit_with("--log-syslog is not supported, because it could block the service; pipe its output to logger(1)")
+    # A log configuration may have such a handler, too.
+    handlers = [handler for log in (logging.root, *loggers()) for handler in log.handlers]
+    if cfg.syslog or any(isinstance(handler, SysLogHandler) for handler in handlers):
+        exit_with("syslog is not supported, because it could block the service; pipe the service's output to logger(1)")
     if cfg.is_ssl:
         try:
             tls_context(cfg)

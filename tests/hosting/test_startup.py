@@ -102,6 +102,12 @@ def test_a_log_configuration_gets_the_lines_of_the_service(tmp_path: Path) -> No
     assert not any("the token file" in line for line in service.lines)
 
 
+def test_a_log_configuration_must_not_log_to_syslog(tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text(re.sub('FileHandler".*"', 'handlers.SysLogHandler"', LOG_CONFIG))
+    result = call("serve", "--log-level=error", f"--log-config-json={tmp_path}/conf", PLANTS_TOKENS=TOKEN, PORT="0")
+    assert error_line(result).startswith("syslog is not supported, because it could block the service; ")
+
+
 def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     code = "import os, plants.wsgi; print(os.environ['PLANTS_TOKENS'])"
     result = run(sys.executable, "-c", code)
@@ -121,7 +127,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
             "--check-config --env A=x --env PLANTS_STORE=x",
             "PLANTS_STORE in raw_env or --env comes too late; set it in the ",
         ),
-        ("--check-config --log-syslog", "--log-syslog is not supported, because it could block the service; "),
+        ("--check-config --log-syslog", "syslog is not supported, because it could block the service; "),
         ("--check-config --keyfile /x", "cannot use certfile=None and keyfile=/x: certfile should be a valid filesyst"),
         ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
         (
