@@ -1,9 +1,11 @@
-"""The fixtures, the servers and the command for tests of other projects."""
+"""The fixtures, the servers and the command for tests of other projects, and clients that tools generate."""
 
 import http.client
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +277,36 @@ def test_the_command_ends_at_an_interrupt_and_another_on_its_port_in_one_line() 
             assert result.stderr.startswith(f"plants.testing: {reason}")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
+
+
+# Clients that tools generate from the interface description
+
+PYTHON_CLIENT = (
+    f"{shlex.quote(sys.executable)} -m venv env && env/bin/pip install --quiet openapi-python-client >&2 && "
+    "env/bin/openapi-python-client generate --path openapi.json --output-path plant_store --meta none >&2 && "
+    "env/bin/python client.py URL TOKEN"
+)
+TYPESCRIPT_CLIENT = (
+    "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN"
+)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param(PYTHON_CLIENT, id="openapi-python-client"),
+        pytest.param(TYPESCRIPT_CLIENT, marks=needs("node", "npm"), id="openapi-typescript and openapi-fetch"),
+    ],
+)
+def test_a_client_creates_a_plant_and_gets_an_error(plants_server: Server, tmp_path: Path, commands: str) -> None:
+    shutil.copytree(CHECKOUT / "tests/published/clients", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "openapi.json").write_bytes(files("plants").joinpath("openapi.json").read_bytes())
+    script = commands.replace("URL", plants_server.url).replace("TOKEN", f"'{plants_server.token}'")
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    plant, error = map(json.loads, result.stdout.splitlines())
+    assert plant == {"name": "Fern"}
+    assert error["error"] == 40003
