@@ -464,7 +464,7 @@ def test_a_running_store_refuses_a_changed_table_and_adds_nothing(
     store.add(Plant(0, "oak"))
     execute(path, change)
     changed = schema()
-    for use in (partial(store.add, Plant(1, "fern")), store.check):
+    for use in (partial(store.add, Plant(1, "fern")), store.check, partial(store.get, 0)):
         with pytest.raises(StoreUnavailable, match=message):
             use()
     assert schema() == changed
