@@ -1,6 +1,6 @@
 """A base class of stores that commit the plants of concurrent calls in one transaction (group commit).
 
-The store has the connections: one for the committer, which no other thread uses, and idle ones for ``get``. The
+The store has the connections: one for the committer, which no other thread uses, and one for each ``get``. The
 committer has the queue and the batches, and the store's health decides whether a plant is queued at all.
 """
 
@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from types import NoneType
 from typing import Any, Final
@@ -42,7 +42,6 @@ class GroupCommitStore(PlantStore):
         self._owner = OwnerProcess()
         self._health = Health()
         self._connection: Any = None  # the committer's
-        self._idle_readers: list[Any] = []  # for ``get``; rarely more than one
 
     @abc.abstractmethod
     def _connect(self) -> Any:
@@ -156,14 +155,8 @@ class GroupCommitStore(PlantStore):
             raise StoreUnavailable(CLOSED)
         if not INT64_MIN <= plant_id <= INT64_MAX:
             return None
-        with ExitStack() as unless_idle:
-            reader = self._take_idle_reader() or self._connect()
-            unless_idle.callback(reader.close)
-            plant = self._find(reader, plant_id)
-            if not (self._closed or self._idle_readers):
-                unless_idle.pop_all()
-                self._idle_readers.append(reader)
-        return plant
+        with closing(self._connect()) as connection:
+            return self._find(connection, plant_id)
 
     def prepare(self) -> None:
         with closing(self._connect()) as connection:
@@ -174,16 +167,6 @@ class GroupCommitStore(PlantStore):
             return  # What this process has inherited belongs to its parent.
         self._closed = True
         self._committer.close(self.timeout)
-        while reader := self._take_idle_reader():
-            reader.close()
-
-    def _take_idle_reader(self) -> Any:
-        with suppress(IndexError):
-            reader = self._idle_readers.pop()
-            if self._is_usable(reader):
-                return reader
-            reader.close()
-        return None
 
 
 _OWN_ADD: Final = GroupCommitStore.add
