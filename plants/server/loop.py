@@ -30,7 +30,7 @@ from plants.server.state import RESPONDING, LoopState, network_of
 _MAX_ACCEPTS_PER_ITERATION: Final = 256
 _MAX_EXPIRED_PER_ITERATION: Final = 32
 _SWEEP_SECONDS: Final = 0.1  # between two checks of all deadlines
-# After max_requests, nobody is accepted until the worker has ended, so slow clients must not delay that.
+# After max_requests, the next worker accepts clients when this one has ended, so slow clients must not delay that.
 _RETIRING_SECONDS: Final = 1.0
 _REPORT_SECONDS: Final = 10.0  # between two warnings that clients are turned away or cannot be accepted
 _OTHER_DESCRIPTORS: Final = 100  # reserved for listeners, logs, the store and the connections beyond the maximum
@@ -58,7 +58,6 @@ class Loop:
         self._calls = Calls(config.threads, log, wake_fds[1])
         self.on_sweep: Callable[[], None] = lambda: None  # called about every 0.1 s
         self._sweep_at = 0.0
-        self._retire_by = 0.0
         self._report_at = 0.0
         self._base_environ: Environ = {
             "REMOTE_ADDR": "",
@@ -146,23 +145,13 @@ class Loop:
             self._requests_left -= 1
             if self._requests_left == 0:
                 self._log.info("Autorestarting worker after current request.")
-                self._retire_by = self.shared.now + self.shared.config.request_seconds
-                self._retire()
+                self.stop()
         self.shared.ready_exchanges.clear()
-
-    def _retire(self) -> None:
-        # The next worker starts when this one has ended. Until then nobody is accepted, so first let slow requests end.
-        shared = self.shared
-        started = min([each.exchange.started for each in shared.connections if each.exchange], default=shared.now)
-        if started >= shared.now - _SWEEP_SECONDS or shared.now >= self._retire_by:
-            self.stop()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.
         shared = self.shared
         self.on_sweep()
-        if self._requests_left <= 0:
-            self._retire()
         if not shared.stopping:
             for listener in self.listeners:  # again, if accepting has failed
                 shared.watch(listener.sock.fileno(), READABLE, partial(self._accept, listener))
