@@ -40,7 +40,7 @@ def test_the_description_is_valid_openapi() -> None:
     validate(DESCRIPTION)
 
 
-def test_the_description_has_the_values_and_shapes_of_the_contract() -> None:
+def test_the_description_has_what_the_contract_fixes() -> None:
     assert DESCRIPTION["openapi"].startswith("3.1.")
     assert DESCRIPTION["info"]["version"] == "1.0.0"
     assert DESCRIPTION["info"]["license"] == {"name": "MIT", "identifier": "MIT"}
@@ -136,14 +136,10 @@ plants = st.fixed_dictionaries({"id": integers, "name": texts}, optional={"tag":
 documents = plants | st.dictionaries(names | texts, texts | values, max_size=4) | values
 
 
-def fail(*_arguments: Any) -> None:
-    raise AssertionError("marshmallow was called")
-
-
 @pytest.mark.parametrize(("body", "plant"), [row[1:] for row in NEW_PLANT], ids=[row[0] for row in NEW_PLANT])
 def test_a_valid_plant_does_not_reach_marshmallow(body: bytes, plant: Plant) -> None:
     schema = NewPlantSchema()
-    schema.load = fail  # type: ignore[assignment]  # It must not be called.
+    schema.load = None  # type: ignore[assignment]  # It must not be called.
     assert repr(loader(schema)(json.loads(body))) == repr(plant)
 
 

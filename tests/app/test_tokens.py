@@ -19,16 +19,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def digest_line(token: str) -> str:
-    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}\n"
-
-
 def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
-    upper_case = digest_line("four").upper().replace("SHA256", "sha256")
-    path.write_text("\ufeff# ours\n  # theirs\n\none\r\n  two  \n" + digest_line("three") + upper_case + "#five\n")
+    three, four = (hashlib.sha256(token).hexdigest() for token in (b"three", b"four"))
+    digests = f"sha256:{three}\nsha256:{four.upper()}\n"
+    path.write_text(f"\ufeff# ours\n  # theirs\n\none\r\n  two  \n{digests}#five\n")
     tokens = TokenFile(path)
-    digest = digest_line("three").strip().removeprefix("sha256:")
-    presented = ["one", "two", "three", "four", "five", "#five", digest]
+    presented = ["one", "two", "three", "four", "five", "#five", three]
     assert [token for token in presented if tokens.accepts(token)] == presented[:4]
 
 

@@ -34,7 +34,7 @@ def test_plants_token_prints_the_token_beside_its_line(tmp_path: Path) -> None:
     assert [check.accepts(result.stderr.strip()) for result in results] == [True, True]
 
 
-def test_plants_check_reports_whether_a_service_is_ready_or_why_not(service: Service) -> None:
+def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
     local = f"http://localhost:{service.port}"
     for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/"), url)):

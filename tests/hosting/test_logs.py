@@ -441,7 +441,7 @@ def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkey
     wait_until(lambda: threads() == 0)
 
 
-def test_a_thread_writes_whole_lines_of_at_most_pipe_buf_to_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_writes_lines_of_at_most_pipe_buf_to_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be opened again to make it non-blocking, and neither can a pipe of another user."""
     write_now, writers = os.write, set()
 

@@ -51,7 +51,7 @@ def test_a_start_without_privileges_and_stdout_says_in_one_line_what_started(tmp
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
 
 
-def test_port_listens_on_ipv4_and_ipv6_and_a_killed_worker_loses_plants_in_memory() -> None:
+def test_port_listens_on_ipv4_and_ipv6_and_a_lost_worker_is_logged() -> None:
     port = free_port()
     with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN, "PORT": str(port)}) as service:
         wait_for_workers(service.process.pid, 1)
@@ -262,9 +262,8 @@ def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> No
 
 def test_importing_plants_has_no_side_effect() -> None:
     code = (
-        "import sys, threading, logging, os, json; before = dict(os.environ); import plants;"
+        "import sys, threading, logging, os; before = dict(os.environ); import plants;"
         "assert os.environ == before and threading.active_count() == 1 and not logging.getLogger('plants').handlers;"
-        "print(json.dumps(sorted(name for name in sys.modules if name.startswith(('gunicorn', 'plants.')))))"
+        "print([name for name in sys.modules if name.startswith(('gunicorn', 'plants.hosting', 'plants.wsgi'))])"
     )
-    modules = json.loads(run(sys.executable, "-c", code, PLANTS_UNKNOWN="x").stdout)
-    assert not [name for name in modules if name.startswith(("gunicorn", "plants.hosting", "plants.wsgi"))]
+    assert run(sys.executable, "-c", code, PLANTS_UNKNOWN="x").stdout == "[]\n"

@@ -23,8 +23,6 @@ from tests.support.proxies import COMMANDS, running_proxy
 from tests.support.tls_client import make_certificate
 
 DEPLOY = CHECKOUT / "deploy"
-UNIT = DEPLOY / "plants.service"
-STATE = "/var/lib/plants"
 
 
 @needs("systemd-analyze")
@@ -54,8 +52,8 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path, drop_in
     for name in ("cert.pem", "key.pem"):
         (credentials / name).symlink_to(make_certificate(tmp_path))
     env = dict(
-        setting.replace("%d", str(credentials)).replace(STATE, str(state)).split("=", 1)
-        for file in (UNIT, drop_in)
+        setting.replace("%d", str(credentials)).replace("/var/lib/plants", str(state)).split("=", 1)
+        for file in (DEPLOY / "plants.service", drop_in)
         for setting in re.findall('^Environment="?(.*?)"?$', file.read_text() if file else "", re.MULTILINE)
     )
     with (

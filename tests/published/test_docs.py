@@ -55,7 +55,7 @@ def test_every_link_leads_to_a_file_and_a_heading(origin: Path) -> None:
     assert [link for link in links if not link.startswith("https://") and is_dead(link, origin)] == []
 
 
-def test_the_tables_of_errors_settings_and_metrics_have_every_one() -> None:
+def test_the_tables_of_errors_settings_and_metrics_are_complete() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d{5}) \|", page("interface"), re.MULTILINE)}
     # The server rejects these requests; each code is the status times 100.
     assert codes - {41400, 41700, 43100, 50100, 50500} == set(ErrorCode)
@@ -195,7 +195,7 @@ def test_the_readme_shows_the_responses_to_its_requests() -> None:
 
 @needs("curl")
 @pytest.mark.network
-def test_a_clean_copy_needs_only_the_commands_of_readme_or_tutorial(tmp_path: Path) -> None:
+def test_a_clean_copy_needs_only_the_documented_commands(tmp_path: Path) -> None:
     copy = tmp_path / "plants"
     ignored = shutil.ignore_patterns(".git*", ".venv", ".*_cache", "build", "*.egg-info", "__pycache__")
     shutil.copytree(CHECKOUT, copy, ignore=ignored)

@@ -109,7 +109,7 @@ def test_a_server_responds_with_a_status_on_demand(server: Server, status: int, 
     assert post(server).status == 200
 
 
-def test_a_closed_connection_stores_nothing_and_a_cut_response_the_plant(server: Server) -> None:
+def test_a_close_stores_nothing_and_a_cut_response_the_plant(server: Server) -> None:
     server.fail("close", times=2)
     for _ in range(2):
         with pytest.raises(http.client.RemoteDisconnected):
@@ -266,7 +266,7 @@ def test_the_documented_shell_starts_a_server_that_ends_with_it(tmp_path: Path) 
     assert output_of("sh", "-e", "-c", script % new_plant().decode(), cwd=tmp_path, PATH=path) == '{"name": "Fern"}\n'
 
 
-def test_the_command_ends_at_an_interrupt_and_another_on_its_port_in_one_line() -> None:
+def test_the_command_ends_at_an_interrupt_or_with_one_line() -> None:
     port = str(free_port())
     with start_command("--port", port) as process:
         assert process.stdout
