@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -89,35 +88,26 @@ check = Check()
 """
 
 
-@pytest.fixture(scope="module")
-def own_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with a token check of its own, and a short time for a request to arrive."""
-    folder = tmp_path_factory.mktemp("garden")
-    (folder / "garden.py").write_text(OWN_CHECK)
-    with serving(cwd=folder, PLANTS_TOKENS_CHECK="garden:check", PLANTS_REQUEST_TIMEOUT="1") as service:
-        yield service
+def test_a_custom_token_check_may_raise_and_timeouts_are_logged(tmp_path: Path) -> None:
+    (tmp_path / "garden.py").write_text(OWN_CHECK)
+    with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check", PLANTS_REQUEST_TIMEOUT="1") as service:
 
+        def error_of(token: str) -> int:
+            headers = [("Authorization", f"Bearer {token}"), ("X-Request-ID", f"-{token[::-1]}")]
+            return service.send(headers=headers).error
 
-def test_a_request_timeout_is_logged_with_id_method_and_path(own_service: Service) -> None:
-    head = b"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer correct-horse\r\nContent-Length: 9\r\n\r\n"
-    clients = [own_service.client().send(head[:length]) for length in (19, len(head))]
-    for client, request in zip(clients, [("", ""), ("POST", "/plants")], strict=True):
-        (response,) = client.responses()
-        line = own_service.line_of(response.headers["x-request-id"])
-        assert (response.status, line["status"], line["error_code"]) == (408, 408, 40800)
-        assert (line["method"], line["path"]) == request
-
-
-def test_a_custom_token_check_may_raise_and_decides_beside_the_tokens(own_service: Service) -> None:
-    def error_of(token: str) -> int:
-        headers = [("Authorization", f"Bearer {token}"), ("X-Request-ID", f"-{token[::-1]}")]
-        return own_service.send(headers=headers).error
-
-    workers = children(own_service.process.pid)
-    assert [error_of(token) for token in ("tulip", TOKEN, "rose")] == [41500, 41500, 40101]
-    assert [error_of(token) for token in ("os", "cancelled", "exit")] == [50000] * 3
-    own_service.wait_for('.*"msg":"a request failed","request_id":"-so"')
-    assert children(own_service.process.pid) == workers
+        workers = children(service.process.pid)
+        assert [error_of(token) for token in ("tulip", TOKEN, "rose")] == [41500, 41500, 40101]
+        assert [error_of(token) for token in ("os", "cancelled", "exit")] == [50000] * 3
+        service.wait_for('.*"msg":"a request failed","request_id":"-so"')
+        head = f"POST /plants?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n\r\n"
+        clients = [service.client().send(head[:length].encode()) for length in (19, len(head))]
+        for client, request in zip(clients, [("", ""), ("POST", "/plants")], strict=True):
+            (response,) = client.responses()
+            line = service.line_of(response.headers["x-request-id"])
+            assert (response.status, line["status"], line["error_code"]) == (408, 408, 40800)
+            assert (line["method"], line["path"]) == request
+        assert children(service.process.pid) == workers
 
 
 def test_several_processes_never_store_plants_in_memory(caplog: pytest.LogCaptureFixture) -> None:
