@@ -50,10 +50,17 @@ class Target(Service):
 
     def connect(self, host: str = "127.0.0.1", receive_buffer: int = 0) -> socket.socket:
         """Connect from this address."""
-        sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_SECONDS, (host, 0))
+        sock = socket.socket()
+        sock.settimeout(PATIENCE_SECONDS)
+        sock.bind((host, 0))
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            sock.connect(("127.0.0.1", self.port))
+        except OSError:
+            sock.close()
+            raise
         return sock
 
     def create(self) -> Response:
