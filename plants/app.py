@@ -73,14 +73,13 @@ class PlantCollection:
 
 def begin(store: PlantStore, plant: Plant | None, environ: dict[str, Any]) -> None:
     """Add a plant, or check the store (None); leave it to the server to wait for the outcome, if it can."""
-    pending: list[Any] | None = environ.get("server.pending")
-    if pending is None:
+    if "server.pending" not in environ:
         PlantStore.begin(store, plant)
         return
     # Look it up on the type, because a proxy object would pass it on to its store, past an ``add`` of its own.
     wait = getattr(type(store), "begin", PlantStore.begin)(store, plant)
     if wait:
-        pending.append((wait, error_response))
+        environ["server.pending"].append((wait, error_response))
 
 
 #: The operations of the interface: the class of each resource by URI template. The metrics have a label for each.
