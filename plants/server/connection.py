@@ -123,10 +123,7 @@ class Connection:
         self.close()
 
     def limit_wait(self, seconds: float) -> None:
-        """Wait at most STOPPING_SECONDS for a new request, or for the client to close.
-
-        Wait at most ``seconds`` for the rest of a request, or for the client to read its response.
-        """
+        """Wait at most ``seconds`` for the client, and less for a new request or for the client to close."""
         if self.state in (OPEN, IDLE, CLOSING) and self not in self._shared.unfinished_connections:
             seconds = STOPPING_SECONDS
         if self.state is not RESPONDING:
