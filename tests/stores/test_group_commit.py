@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ class Connection:
 class GardenStore(GroupCommitStore):
     """A dictionary. Inserts fail if it has a fault, and those of negative ids always.
 
-    A read, and the insert of an id above 999, wait until the store is released.
+    A transaction begins when the store is ready. A read, and the insert of an id above 999, wait until it is released.
     """
 
     def __init__(self, timeout: float = 20.0) -> None:
@@ -48,7 +49,8 @@ class GardenStore(GroupCommitStore):
         self.commit_seconds = 0.0
         self.batches: list[list[int]] = []
         self.reads = 0
-        self.released = threading.Event()
+        self.ready, self.released = threading.Event(), threading.Event()
+        self.ready.set()
         self.released.set()
 
     def _connect(self) -> Connection:
@@ -58,6 +60,7 @@ class GardenStore(GroupCommitStore):
         return connection
 
     def _insert(self, _connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
+        self.ready.wait()
         plants = collect()
         self.batches.append([plant.id for plant in plants])
         if any(plant.id > 999 for plant in plants):
@@ -65,6 +68,8 @@ class GardenStore(GroupCommitStore):
         threading.Event().wait(self.commit_seconds)
         if self.fault == "a commit":
             sys.exit()
+        if self.fault == "counting":
+            return []
         if self.fault:
             raise StoreUnavailable(self.fault)
         return [self._insert_one(plant) for plant in plants]
@@ -245,6 +250,29 @@ def test_no_exception_ends_the_committer(store: GardenStore, caplog: pytest.LogC
         assert "a commit failed" in caplog.messages
     store.fault = ""
     wait_until(lambda: outcome(partial(store.add, Plant(3, "fern"))) == "added")
+
+
+def test_a_wrong_number_of_outcomes_does_not_end_the_committer(
+    store: GardenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.fault = "counting"
+    outcomes: list[Any] = []
+    wait = store.begin(Plant(1, "oak"))
+    assert wait
+    wait(outcomes.append, None)
+    wait_until(lambda: "the committer failed, and continues" in caplog.messages)
+    store.fault = ""
+    store.add(Plant(2, "oak"))
+
+
+def test_a_transaction_that_begins_too_late_for_its_plants_says_nothing_of_the_store() -> None:
+    with closing(GardenStore(timeout=0.1)) as store:
+        store.ready.clear()
+        assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"  # This takes longer than it may wait.
+        store.ready.set()
+        wait_until(lambda: store.batches)
+        store.check()
+        assert store.batches[:2] == [[], []]
 
 
 def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> None:
