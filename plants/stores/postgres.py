@@ -63,6 +63,7 @@ _URL_SYNTAX = (
     "with no other parameters (?name=value) than libpq's"
 )
 
+_FLUSH_VERSION = 170000  # From this on, pg_logical_emit_message has a fourth parameter.
 LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that has inserted one of the batch's ids.
 RECHECK_SECONDS = 5.0  # A batch looks at the table again after this long, because an operator may alter it.
 _CANCEL_SECONDS = 0.3  # how long closing a connection may wait until its statement is canceled
@@ -294,7 +295,8 @@ class PostgresStore(GroupCommitStore):
         try:
             self._execute(connection, connection.statements.insert_nothing)
             self._execute(connection, connection.statements.select, [None])
-            rights = "EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text)"
+            flush = ", boolean" if connection.info.server_version >= _FLUSH_VERSION else ""
+            rights = f"EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text{flush})"
             # Without this condition, it would fail if a node of Citus is down.
             self._execute(connection, connection.statements.select_in_use + b" AND false", ["{}"])
         except errors.InsufficientPrivilege as error:

@@ -300,13 +300,15 @@ def test_a_new_trigger_does_not_make_a_free_id_look_in_use(store: PostgresStore,
         store.add(Plant(1, "fern"))
 
 
-EMIT = "EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text)"
+# The parameters of the function depend on the version of PostgreSQL.
+EMIT = """DO $$ BEGIN EXECUTE (SELECT string_agg(format('{} EXECUTE ON FUNCTION %s {} PUBLIC', oid::regprocedure), ';')
+    FROM pg_proc WHERE proname = 'pg_logical_emit_message'); END $$"""
 MISSING = {
     "table": "DROP TABLE plants",
     "column": "ALTER TABLE plants DROP tag",
     "right to read": "REVOKE SELECT ON plants FROM gardener",
     "right to insert": "REVOKE INSERT ON plants FROM gardener",
-    "right to write to the log": f"REVOKE {EMIT} FROM PUBLIC",
+    "right to write to the log": EMIT.format("REVOKE", "FROM"),
 }
 
 
@@ -318,7 +320,7 @@ def test_a_start_without_a_privilege_has_the_statement_that_grants_it(
         store = stack.enter_context(closing(PostgresStore(gardener, timeout=20)))
         running = stack.enter_context(closing(PostgresStore(gardener, timeout=20)))
         running.add(Plant(0, "oak"))
-        stack.callback(server.execute, f"GRANT {EMIT} TO PUBLIC")
+        stack.callback(server.execute, EMIT.format("GRANT", "TO"))
         server.execute(statement)
         with pytest.raises(StoreUnavailable, match=r"its owner must send: |is gone"):
             running.add(Plant(0, "oak"))
