@@ -64,7 +64,7 @@ def cpu_seconds(process: int) -> float:
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         descendants = children(process)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     # proc_pid_stat(5): utime, stime, and the same of the children that have ended
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, descendants))
