@@ -26,6 +26,7 @@ RETRY_SECONDS = 0.5  # between two attempts in an outage
 CLOSED: Final = "the store is closed"
 _MAX_CHARACTERS = 2_000_000  # per batch, so that a batch of the largest plants commits in time
 _MIN_COMMIT_SECONDS = 0.002  # After a shorter commit, waiting for its clients costs more than it saves.
+_MAX_RETURN = 0.6  # of a commit: clients that take longer to send again are served faster in two groups.
 _MAX_SKIPPED = 63  # commits between two waits for clients
 _texts_of = itemgetter(*(index for index, column in enumerate(COLUMNS) if column.type is str))
 
@@ -175,20 +176,23 @@ class ClientWait:
     """A wait, before a commit, for the clients of the last one: they may send again when they have their responses.
 
     Without it, two groups of clients take turns, and each client waits for the commits of both groups. If fewer than
-    half of the missing clients come, the wait was in vain, and some commits follow without one.
+    half of the missing clients come, or if they come so late that two groups would commit more, the wait was in vain,
+    and some commits follow without one.
     """
 
     def __init__(self, entries: "queue.SimpleQueue[Any]") -> None:
         self._entries = entries
         self._expected = 0  # the entries of the last commit, and those that were queued at its end
         self.began = 0.0  #: when the commit began
+        self._ended = 0.0
         self._seconds = 0.0  # how long the last commit took
         self._commits_without = 0
         self._skipped = 0
 
     def note_commit(self, size: int) -> None:
         """Note that a commit has ended, whose batch had this size."""
-        self._seconds = time.monotonic() - self.began
+        self._ended = time.monotonic()
+        self._seconds = self._ended - self.began
         self._expected = min(size + self._entries.qsize(), MAX_BATCH)
 
     def wait(self, size: int) -> None:
@@ -202,8 +206,10 @@ class ClientWait:
         until = time.monotonic() + self._seconds / 4
         while (arrived := self._entries.qsize()) < missing and time.monotonic() < until:
             time.sleep(self._seconds / 32)
+        # A busy event loop delays the end of a sleep, so the wait itself may have taken far longer.
+        in_vain = 2 * arrived < missing or time.monotonic() > self._ended + _MAX_RETURN * self._seconds
         self._skipped = 0
-        self._commits_without = min(4 * self._commits_without + 3, _MAX_SKIPPED) if 2 * arrived < missing else 0
+        self._commits_without = min(4 * self._commits_without + 3, _MAX_SKIPPED) if in_vain else 0
 
 
 def _pass_on(outcomes: list[tuple[_Entry, Any]]) -> None:

@@ -219,15 +219,25 @@ def test_clients_that_send_again_after_a_commit_share_the_next_one(store: Garden
         list(clients.map(add_until_four_commits_are_shared, range(6)))
 
 
-def test_a_wait_for_clients_that_do_not_return_is_repeated_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clients", ["do not return", "return late"])
+def test_a_wait_in_vain_for_clients_is_repeated_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, clients: str) -> None:
+    def sleep(seconds: float) -> None:
+        waited_before.add(commits)
+        threading.Event().wait(seconds)
+        if clients == "return late":
+            threading.Event().wait(32 * seconds)  # as long as the last commit
+            entries.put(None)
+
     commits = 0
-    waited_before = set()
-    monkeypatch.setattr("time.sleep", lambda _: waited_before.add(commits))
-    client_wait = ClientWait(queue.SimpleQueue())
+    waited_before: set[int] = set()
+    monkeypatch.setattr("time.sleep", sleep)
+    client_wait = ClientWait(entries := queue.SimpleQueue[None]())
     while commits < 90:
         client_wait.wait(1)
         client_wait.began = time.monotonic()
         threading.Event().wait(0.003)
+        while entries.qsize():
+            entries.get()
         client_wait.note_commit(2)
         commits += 1
     assert sorted(waited_before) == [1, 5, 21, 85]
