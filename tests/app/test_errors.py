@@ -3,18 +3,18 @@
 import copy
 import json
 import logging
+from functools import partial
 
 import falcon
 import pytest
 from marshmallow import ValidationError
 
 import plants
-from plants import PlantIdInUse, StoreUnavailable
+from plants import MemoryStore, Plant, PlantIdInUse, StoreUnavailable
 from plants.errors import ErrorCode, error_response, http_error
-from plants.stores import PlantRefused
-from plants.testing import FaultyStore
-from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.calls import sender
+from plants.stores import PlantRefused, Wait
+from tests.app.test_deferred import served, waiting
+from tests.contract import TOKEN, new_plant
 
 
 def test_a_store_error_can_be_copied() -> None:
@@ -22,27 +22,45 @@ def test_a_store_error_can_be_copied() -> None:
     assert (error.plant_id, str(error)) == (17, "a plant with the id 17 is already in the store")
 
 
+class FailingStore(MemoryStore):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def add(self, _plant: Plant) -> None:
+        raise self.error
+
+    def begin(self, _plant: Plant | None) -> Wait:
+        return lambda done, key: done([(key, self.error)])
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "retry_after", "logged"),
     [
-        (StoreUnavailable("secret detail"), 50300, "1", []),
-        (PlantRefused("secret detail"), 50301, None, ["the store refused a plant: secret detail"]),
-        (ZeroDivisionError("secret detail"), 50000, None, ["a request failed"]),
-        (ValidationError("secret detail"), 50000, None, ["a request failed"]),
+        (PlantIdInUse(1), 40003, False, []),
+        (StoreUnavailable("secret detail"), 50300, True, []),
+        (PlantRefused("secret detail"), 50301, False, ["the store refused a plant: secret detail"]),
+        (ZeroDivisionError("secret detail"), 50000, False, ["a request failed"]),
+        (ValidationError("secret detail"), 50000, False, ["a request failed"]),
+        (falcon.HTTPStatus("204 secret detail"), 50000, False, ["a request failed"]),
     ],
     ids=repr,
 )
 def test_the_details_of_a_failure_are_only_in_the_log(
-    fault: Exception, error: int, retry_after: str | None, logged: list[str], caplog: pytest.LogCaptureFixture
+    fault: Exception, error: int, retry_after: bool, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FaultyStore()
-    store.fault = fault
-    response = sender(plants.create_app(store, tokens=[TOKEN]))(new_plant(), headers=[AUTH, JSON_TYPE])
-    assert (response.error, response.headers.get("retry-after")) == (error, retry_after)
-    assert "secret" not in response.message
-    assert caplog.record_tuples == [("plants.errors", logging.ERROR, message) for message in logged]
-    assert ("secret detail" in caplog.text) == bool(logged)
-    assert TOKEN not in caplog.text
+    app = plants.create_app(FailingStore(fault), tokens=[TOKEN])
+    responses = set()
+    for each in (app, partial(waiting, app)):  # The server waits for the store, or the application does.
+        caplog.clear()
+        with served(each) as create:
+            responses.add(create(new_plant()))
+        assert caplog.record_tuples == [("plants.errors", logging.ERROR, message) for message in logged]
+        assert ("secret detail" in caplog.text) == bool(logged)
+        assert TOKEN not in caplog.text
+    [(head, body)] = responses
+    assert (json.loads(body)["error"], b"\r\nRetry-After: 1" in head) == (error, retry_after)
+    assert b"secret" not in body
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,14 @@
 """The public paths: probes and the interface description."""
 
 from importlib.resources import files
-from typing import Any
 
 import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
-from plants import MAX_BODY_BYTES, MemoryStore, PlantStore
-from plants.app import PlantApp
-from plants.probes import public_resources
-from plants.testing import FaultyStore
-from plants.tokens import Tokens
+from plants.testing import Server
 from tests.contract import AUTH, TOKEN
 from tests.support.calls import sender
-
-
-def client(store: PlantStore | None = None, environ: dict[str, Any] | None = None) -> WebTestApp:
-    store = store or MemoryStore()
-    app = PlantApp(store, [Tokens([TOKEN])], public_resources(store), MAX_BODY_BYTES)
-    return WebTestApp(app, extra_environ=environ, lint=True)
-
 
 PUBLIC_BODIES = {
     "/livez": b'{"status": "live"}\n',
@@ -31,7 +19,7 @@ PUBLIC_BODIES = {
 
 @pytest.mark.parametrize(("path", "body"), PUBLIC_BODIES.items(), ids=PUBLIC_BODIES)
 def test_a_public_path_needs_no_token_and_allows_only_get(path: str, body: bytes) -> None:
-    app = client()
+    app = WebTestApp(Server(), lint=True)
     response = app.get(path)
     assert (response.body, response.headers["Cache-Control"]) == (body, "no-store")
     assert app.head(path).headers["Content-Length"] == str(len(response.body))
@@ -44,18 +32,20 @@ def test_a_public_path_needs_no_token_and_allows_only_get(path: str, body: bytes
 
 @pytest.mark.parametrize("path", ["/livez/", "//livez", "/livez%00", "/Livez", "/", "", "/plants"], ids=repr)
 def test_a_path_that_is_not_public_needs_a_token(path: str) -> None:
-    assert client().get(path, expect_errors=True).json["error"] == 40100
+    assert WebTestApp(Server(), lint=True).get(path, status=401).json["error"] == 40100
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 @pytest.mark.parametrize("stopping", [False, True], ids=["no store", "stopping"])
 def test_readyz_is_503_and_livez_200_without_a_store_or_at_the_end(method: str, stopping: bool) -> None:
-    store = FaultyStore()
-    assert client(store).request("/readyz", method=method).status_int == 200
-    if not stopping:
-        store.fail()
-    app = client(store, {"server.stopping": stopping})
-    assert app.request("/livez", method=method).status_int == 200
+    server = Server()
+    app = WebTestApp(server, lint=True)
+    app.request("/readyz", method=method, status=200)
+    if stopping:
+        app.extra_environ["server.stopping"] = True
+    else:
+        server.store.fail()
+    app.request("/livez", method=method, status=200)
     response = app.request("/readyz", method=method, status=503)
     assert response.headers["Retry-After"] == "1"
     assert method == "HEAD" or response.json["error"] == 50300
