@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -186,8 +186,6 @@ def test_serve_accepts_a_token_a_port_and_a_store(tmp_path: Path) -> None:
             assert server.store.get(1) == store.get(1) == Plant(1, "Fern")
             assert post(server).error == 40003
             assert get(server, "/readyz").status == 200
-            with ExitStack() as stack, pytest.raises(OSError, match="in use"):
-                stack.enter_context(serve(port=port))
         server.store.close()
         with pytest.raises(StoreUnavailable):
             store.add(Plant(2, "Ivy"))
@@ -197,15 +195,13 @@ def threads_and_descriptors() -> int:
     return threading.active_count() + len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_servers_leak_no_threads_sockets_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_servers_leak_no_threads_or_sockets() -> None:
     before = threads_and_descriptors()
     for _ in range(30):
         with serve() as server:
             assert post(server).status == 200
     # Wait, because threads of earlier tests may open a file for a moment.
     wait_until(lambda: threads_and_descriptors() <= before)
-    assert list(tmp_path.iterdir()) == []
 
 
 # The first test runs in a session that has not used a fixture yet.
@@ -234,7 +230,7 @@ def test_the_fixtures_the_documented_test_and_the_example_emit_no_warning(pytest
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=6)
 
 
-def start_command(*options: str) -> "subprocess.Popen[str]":
+def start_command(*options: str) -> Any:
     return subprocess.Popen(
         [sys.executable, "-m", "plants.testing", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -243,12 +239,10 @@ def start_command(*options: str) -> "subprocess.Popen[str]":
 def test_the_documented_command_serves_until_its_input_ends() -> None:
     (options,) = re.findall(r"^python -m plants\.testing (.*--fail.*)$", TESTING, re.MULTILINE)
     with start_command(*options.split()) as process:
-        assert process.stdout
         started = json.loads(process.stdout.readline())
         assert started.keys() == json.loads(re.findall(r"This prints `(.*?)`", TESTING)[0]).keys()
         server = Server(token=started["token"])
         server.url = started["url"]
-        assert process.stdin
         print("ignored", file=process.stdin, flush=True)
         assert [post(server).status, post(server).status] == [503, 503]
         sent = time.monotonic()
@@ -269,7 +263,6 @@ def test_the_documented_shell_starts_a_server_that_ends_with_it(tmp_path: Path) 
 def test_the_command_ends_at_an_interrupt_or_with_one_line() -> None:
     port = str(free_port())
     with start_command("--port", port) as process:
-        assert process.stdout
         assert json.loads(process.stdout.readline())["url"] == f"http://127.0.0.1:{port}"
         for option, value, reason in (("--port", port, "[Errno "), ("--fail", "200", "a failure is")):
             result = run(sys.executable, "-m", "plants.testing", option, value)
@@ -287,7 +280,10 @@ PYTHON_CLIENT = (
     "env/bin/python client.py URL TOKEN"
 )
 TYPESCRIPT_CLIENT = (
-    "npm install --silent --no-audit --no-fund && npm run --silent build >&2 && node client.js URL TOKEN"
+    "npm install --silent --no-audit --no-fund openapi-fetch@^0.17.0 openapi-typescript@^7.13.0 typescript@^5.9.3 && "
+    "npx openapi-typescript openapi.json -o schema.d.ts >&2 && "
+    "npx tsc --strict --noEmitOnError --module nodenext --target es2022 --lib es2022,dom client.mts >&2 && "
+    "node client.mjs URL TOKEN"
 )
 
 
@@ -303,10 +299,5 @@ def test_a_client_creates_a_plant_and_gets_an_error(plants_server: Server, tmp_p
     shutil.copytree(CHECKOUT / "tests/published/clients", tmp_path, dirs_exist_ok=True)
     (tmp_path / "openapi.json").write_bytes(files("plants").joinpath("openapi.json").read_bytes())
     script = commands.replace("URL", plants_server.url).replace("TOKEN", f"'{plants_server.token}'")
-    result = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    plant, error = map(json.loads, result.stdout.splitlines())
-    assert plant == {"name": "Fern"}
-    assert error["error"] == 40003
+    plant, error = map(json.loads, output_of("sh", "-c", script, cwd=tmp_path).splitlines())
+    assert (plant, error["error"]) == ({"name": "Fern"}, 40003)
