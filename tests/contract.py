@@ -9,6 +9,7 @@ rows with ``host``.
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pytest
@@ -37,7 +38,7 @@ class Response(NamedTuple):
         assert 0 < len(document["message"]) < 500
         assert document["error"] // 100 == self.status
         self.check_headers()
-        return document["error"]
+        return int(document["error"])
 
     @property
     def message(self) -> str:
@@ -70,7 +71,7 @@ def host(*row: Any) -> Any:
 
 
 # Parametrize a test of the suite with rows. The first column is the id; the test gets the others as ``case``.
-table = pytest.mark.table
+table: Callable[..., pytest.MarkDecorator] = pytest.mark.table
 
 
 def new_plant(**members: Any) -> bytes:
@@ -295,17 +296,17 @@ NEW_PLANT = [
 ]
 
 
-def inapplicable(reason: str, *rows: str) -> dict[str, str]:
-    """Return entries of ``HostContract.does_not_apply``, all with the same reason."""
-    return {f"test_{row}": reason for row in rows}
-
-
 class HostContract:
     """The rows of the contract whose result may depend on the server or the framework."""
 
     every_row: ClassVar[bool] = False
-    # Maps the name of a test, as pytest prints it, to the reason why the test does not apply to this host.
+    # Maps a part of the names of tests, as pytest prints them, to the reason why these do not apply to this host.
     does_not_apply: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def on(cls, **attributes: Any) -> type:
+        """Return a subclass: the tests of another host."""
+        return type(cls.__name__, (cls,), attributes)
 
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
@@ -316,8 +317,9 @@ class HostContract:
 
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
-        if reason := self.does_not_apply.get(request.node.name):
-            pytest.skip(reason)
+        for part, reason in self.does_not_apply.items():
+            if part in request.node.name:
+                pytest.skip(reason)
 
     @table(*NO_TOKEN)
     def test_a_request_without_a_bearer_token_is_401(self, send: Send, store: PlantStore, case: Headers) -> None:

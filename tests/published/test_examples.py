@@ -1,6 +1,5 @@
 """The examples. Most of them mount the application in another framework."""
 
-import http.client
 import re
 import runpy
 import shutil
@@ -8,19 +7,19 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import requests
 import uvicorn
 from paste.deploy import loadapp
 
 import plants
 from plants import MemoryStore, PlantStore
 from plants.app import create_app
-from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, HostContract, Send, inapplicable, new_plant
+from tests.contract import AUTH, JSON_TYPE, LIMIT, TOKEN, HostContract, Send, new_plant
 from tests.support.calls import sender
 from tests.support.hosted import CHECKOUT, environment, send_to
 from tests.support.process import NO_SUBPROCESS_COVERAGE, Process
@@ -29,11 +28,8 @@ EXAMPLES = CHECKOUT / "examples"
 
 
 def load(name: str) -> Any:
-    if name.endswith(".ini"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(EXAMPLES)
-            return loadapp(f"config:{EXAMPLES / name}")
-    return runpy.run_path(str(EXAMPLES / name))["app"]
+    path = EXAMPLES / name
+    return loadapp(f"config:{path}") if path.suffix == ".ini" else runpy.run_path(str(path))["app"]
 
 
 # Cache the application, because Django can be configured only once per process. A class-scoped fixture could run twice
@@ -43,6 +39,7 @@ def mount(example: str) -> tuple[Any, MemoryStore]:
     """Return the application of an example, and its store."""
     store = MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)  # for Paste Deploy
         patch.setattr(plants, "create_app", lambda **_: create_app(store, tokens=[TOKEN], max_body_bytes=LIMIT))
         return load(example), store
 
@@ -74,30 +71,19 @@ class Mounted(HostContract):
         assert host(method="GET", path="/", headers=[]).body == b"garden"
 
 
-def mounted_in(example: str, does_not_apply: dict[str, str] | None = None) -> type[Mounted]:
-    """Return the tests of an example."""
-    return type("Mounted", (Mounted,), {"example": example, "does_not_apply": does_not_apply or {}})
-
-
-SLASHES = (
-    "an_unknown_path_is_404[two slashes at the start]",
-    "an_unknown_path_is_404[three slashes at the start]",
+TestFlask = Mounted.on(example="flask_app.py")
+TestDjango = Mounted.on(example="django_app.py")
+TestFalcon = Mounted.on(example="falcon_app.py")
+TestBottle = Mounted.on(
+    example="bottle_app.py", does_not_apply={"404[not UTF-8]": "Bottle drops bytes that are not UTF-8"}
 )
-NOT_UTF_8 = "an_unknown_path_is_404[not UTF-8]"
-TestFlask = mounted_in("flask_app.py")
-TestDjango = mounted_in("django_app.py")
-TestFalcon = mounted_in("falcon_app.py")
-TestBottle = mounted_in("bottle_app.py", inapplicable("Bottle drops bytes that are not UTF-8", NOT_UTF_8))
-TestPasteDeploy = mounted_in("paste.ini", inapplicable("Paste's urlmap merges slashes in the path", *SLASHES))
-TestPyramid = mounted_in(
-    "pyramid_app.py",
-    inapplicable(
-        "Pyramid normalizes the path below a mount",
-        *SLASHES,
-        "an_unknown_path_is_404[dots]",
-        "an_unknown_path_is_404[dots that lead back]",
-    )
-    | inapplicable("Pyramid raises before it looks for a view", NOT_UTF_8),
+TestPasteDeploy = Mounted.on(
+    example="paste.ini", does_not_apply={"slashes at the start]": "Paste's urlmap merges slashes in the path"}
+)
+TestPyramid = Mounted.on(
+    example="pyramid_app.py",
+    does_not_apply=dict.fromkeys(["slashes at the start]", "[dots"], "Pyramid normalizes the path below a mount")
+    | {"404[not UTF-8]": "Pyramid raises before it looks for a view"},
 )
 
 
@@ -120,10 +106,9 @@ class TestASGI(Mounted):
         return partial(send_to, port)
 
     def test_a_chunked_body_is_read(self, port: int) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-            headers = dict([AUTH, JSON_TYPE])
-            connection.request("POST", "/store/plants", iter([new_plant()]), headers, encode_chunked=True)
-            assert connection.getresponse().status == 200
+        url = f"http://127.0.0.1:{port}/store/plants"
+        response = requests.post(url, iter([new_plant()]), headers=dict([AUTH, JSON_TYPE]))
+        assert response.json() == {"name": "Fern"}
 
 
 def test_two_apps_in_one_process_share_nothing() -> None:
