@@ -14,44 +14,25 @@ POST = post("/", 4)
 CLOSING_GET = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
-@pytest.mark.parametrize(("threads", "number"), [(1, signal.SIGTERM), (2, signal.SIGQUIT)])
-def test_a_signal_finishes_requests_and_closes_idle_clients(
-    tmp_path: Path, threads: int, number: signal.Signals
-) -> None:
-    with running_worker(tmp_path, f"--threads={threads}", "--keep-alive=300", "--graceful-timeout=300") as server:
-        idle, unused, begun, pipelined, lingering = (server.client() for _ in range(5))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, number: signal.Signals) -> None:
+    with running_worker(tmp_path, "--threads=2", "--keep-alive=300", "--graceful-timeout=300") as server:
+        idle, unused, begun, pipelined, lingering, called = (server.client() for _ in range(6))
         assert idle.send(GET).response().status == 200
         assert lingering.send(CLOSING_GET).response().status == 200  # The worker waits for this client to close.
         begun.send(POST[:-1])
         pipelined.send(GET + POST[:-1])
         assert pipelined.response().status == 200
+        called.send(get(f"/wait?{tmp_path}/gate"))
+        server.wait_for("waiting for the file")
         server.signal(number)
         assert idle.is_closed()
         os.kill(children(server.process.pid)[0], number)  # A second signal changes nothing.
         assert unused.is_closed()
-        for client in (begun, pipelined):
-            (response,) = client.send(POST[-1:]).responses()
-            assert (response.status, response.headers["connection"]) == (200, "close")
-            assert b'"server.stopping": true' in response.body
-        assert server.wait_for_exit() == 0
-
-
-@pytest.mark.usefixtures("no_subprocess_coverage")
-def test_signal_term_waits_for_responses_from_threads(tmp_path: Path) -> None:
-    with running_worker(tmp_path, "--threads=2", "--keep-alive=60") as server:
-        idle = server.client().send(GET)
-        assert idle.response().status == 200
-        client = server.client().send(get(f"/wait?{tmp_path}/gate") + GET)
-        alone = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        server.wait_for("waiting for the file", times=2)
-        server.signal(signal.SIGTERM)
-        assert idle.is_closed()  # The worker has received the signal.
         (tmp_path / "gate").touch()
-        first, second = client.responses()
-        assert (first.status, second.status) == (200, 200)
-        assert second.headers["connection"] == "close"
-        (response,) = alone.responses()
-        assert response.headers["connection"] == "close"
+        responses = [*begun.send(POST[-1:]).responses(), *pipelined.send(POST[-1:]).responses(), *called.responses()]
+        assert [(response.status, response.headers["connection"]) for response in responses] == [(200, "close")] * 3
+        assert [b'"server.stopping": true' in response.body for response in responses] == [True, True, False]
         assert server.wait_for_exit() == 0
 
 
@@ -78,9 +59,11 @@ def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
 
 def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
-        client = server.client()
-        assert "connection" not in client.send(GET).response().headers
-        assert client.send(GET).response().headers["connection"] == "close"
+        slow = server.client().send(POST[:-1])
+        responses = server.client().send(GET * 3).responses()
+        assert [response.headers.get("connection") for response in responses] == [None, None, "close"]
+        (response,) = slow.responses()  # The next worker accepts clients when this one has ended.
+        assert response.status == 408
         server.wait_for("Autorestarting worker")
         server.wait_for("Booting worker", times=2)
         assert server.client().send(GET).response().status == 200

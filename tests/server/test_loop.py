@@ -517,11 +517,14 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
     assert f"/{first + 1}" not in called
 
 
-@pytest.mark.parametrize(("threads", "size"), [(0, 40_000), (1, 40_000)], ids=["in-the-event-loop", "in-a-thread"])
-def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int, size: int) -> None:
+THREADS = pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+
+
+@THREADS
+def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int) -> None:
     gated = GatedApp()
     driver = make(app=gated, threads=threads, body_bytes=10**6)
-    large = [driver.connect(post("/large", size)) for _ in range(2)]
+    large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
     driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
     sweeps: list[None] = []
     driver.loop.on_sweep = lambda: sweeps.append(None)
@@ -531,23 +534,6 @@ def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int, 
     assert gated.paths == ["/large", "/free"]
     gated.gate.set()
     driver.run_until_readable(*[client for client, _ in large])
-
-
-def test_a_request_that_timed_out_gets_one_503_and_is_not_run(make: Make) -> None:
-    gated = GatedApp()
-    driver = make(app=gated, threads=1)
-    clients = [driver.connect(get(path)) for path in ("/late", "/rejected", "/last")]
-    for _, connection in clients:
-        driver.run_until_state(connection, RESPONDING)
-    driver.run_until(lambda: gated.paths)
-    for client, connection in clients[:2]:
-        driver.step(connection, connection.expire)
-        assert b"could not be answered in time" in client.recv(1000)
-        assert client.recv(1000) == b""
-    gated.gate.set()
-    driver.run_until_readable(clients[2][0])
-    assert gated.paths == ["/late", "/last"]
-    assert driver.hooks.statuses == ["/late 503", "/rejected 503", "/last 200"]
 
 
 @pytest.mark.parametrize("data", [GET, post("/limit", 40_000)], ids=["small", "large"])
@@ -595,6 +581,7 @@ class PendingApp:
     def begin(self, part: str, done: Any, key: Any) -> None:
         if part == "/down":
             raise RuntimeError("down")
+        self.report = done
         self.done[part] = lambda error: done([(key, error)])
 
     @staticmethod
@@ -604,7 +591,7 @@ class PendingApp:
         return 503, [], str(error).encode()
 
 
-@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+@THREADS
 def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads: int) -> None:
     app = PendingApp()
     driver = make(app=app, threads=threads)
@@ -622,7 +609,7 @@ def test_a_response_waits_for_pending_work_and_no_other_does(make: Make, threads
     assert driver.status(both) == 200
 
 
-@pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
+@THREADS
 def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, caplog: pytest.LogCaptureFixture) -> None:
     app = PendingApp()
     driver = make(app=app, threads=threads)
@@ -641,31 +628,32 @@ def test_a_failure_of_pending_work_ends_no_thread(make: Make, threads: int, capl
 
 @pytest.mark.parametrize("outcomes", [None, ["key"], [("key", None)]], ids=str)
 def test_an_outcome_that_nobody_waits_for_fails_only_its_reporter(make: Make, outcomes: Any) -> None:
-    reporters: list[Any] = []
-
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        environ["server.pending"].append((lambda done, _key: reporters.append(done), None))
-        start_response("200 OK", [])
-        return []
-
+    app = PendingApp()
     driver = make(app=app)
     driver.connect(GET)
-    driver.run_until(lambda: reporters)
+    driver.run_until(lambda: app.done)
     with pytest.raises((AttributeError, TypeError, ValueError)):
-        reporters[0](outcomes)
+        app.report(outcomes)
     driver.run_once()
 
 
-def test_pending_work_of_a_call_that_is_too_late_never_begins(make: Make) -> None:
+def test_after_a_timeout_and_its_503_no_call_and_no_pending_work_begins(make: Make) -> None:
     gated, app = GatedApp(), PendingApp()
     driver = make(app=lambda *arguments: gated(*arguments) and app(*arguments), threads=1)
-    _, connection = driver.connect(get("/late"))
+    clients = [driver.connect(get(path)) for path in ("/late", "/rejected", "/last")]
+    for _, connection in clients:
+        driver.run_until_state(connection, RESPONDING)
     driver.run_until(lambda: gated.paths)
-    driver.step(connection, connection.expire)
+    for client, connection in clients[:2]:
+        driver.step(connection, connection.expire)
+        assert b"could not be answered in time" in client.recv(1000)
+        assert client.recv(1000) == b""
     gated.gate.set()
-    driver.connect(get("/next"))
-    driver.run_until(lambda: "/next" in app.done)
-    assert "/late" not in app.done
+    driver.run_until(lambda: app.done)
+    assert (gated.paths, [*app.done]) == (["/late", "/last"], ["/last"])
+    app.done["/last"](None)
+    driver.run_until_readable(clients[2][0])
+    assert driver.hooks.statuses == ["/late 503", "/rejected 503", "/last 200"]
 
 
 def test_each_completed_request_wakes_the_loop(make: Make) -> None:
@@ -678,20 +666,6 @@ def test_each_completed_request_wakes_the_loop(make: Make) -> None:
         assert select.select([PIPE[0]], [], [], 60)[0]
         assert driver.status(client) == 200
         gated.gate.clear()
-
-
-# The worker stops
-
-
-def test_max_requests_stops_the_loop_and_ends_slow_requests(make: Make) -> None:
-    """The next worker accepts clients when this one has ended."""
-    driver = make(max_requests=1, request_seconds=600)
-    slow, connection = driver.connect(post("/slow", 9)[:-1])
-    driver.run_until(lambda: connection.exchange)
-    client, _ = driver.connect(GET)
-    assert driver.status(client) == 200
-    assert driver.loop.shared.stopping
-    assert driver.status(slow) == 408
 
 
 def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:

@@ -56,20 +56,14 @@ def large(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def written(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Write the first part with write(), and return the rest."""
-    write = start_response("200 OK", [("Content-Type", "text/plain")])
-    write(b"written ")
-    return [b"and returned"]
-
-
-def second_thought(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Replace an unsent response with an error response."""
+    """Replace an unsent response with an error response, whose first part is written with write()."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     try:
         raise KeyError("fault")
     except KeyError:
-        start_response("503 Service Unavailable", [("Content-Type", "text/plain")], sys.exc_info())
-    return [b"sorry"]
+        write = start_response("503 Service Unavailable", [("Content-Type", "text/plain")], sys.exc_info())
+    write(b"written ")
+    return [b"and returned"]
 
 
 def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

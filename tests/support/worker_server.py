@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from http.client import parse_headers
 from pathlib import Path
 from typing import Self
 
@@ -42,21 +43,16 @@ class Client(AbstractContextManager["Client"]):
 
     def response(self) -> Response:
         """Read one response."""
-        version, status, _ = self._line().split(" ", 2)
-        assert version == "HTTP/1.1"
-        fields = dict(line.split(": ", 1) for line in iter(self._line, ""))
-        headers = {name.lower(): value for name, value in fields.items()}
-        size = int(headers["content-length"]) if status != "100" else 0
-        body = self._file.read(size)
-        assert len(body) == size
-        return Response(int(status), headers, body)
-
-    def _line(self) -> str:
-        line = self._file.readline().decode("latin-1")
+        line = self._file.readline()
         if not line:
             raise EOFError
-        assert line.endswith("\r\n")
-        return line.removesuffix("\r\n")
+        assert line.startswith(b"HTTP/1.1 ")
+        status = int(line[9:12])
+        headers = {name.lower(): value for name, value in parse_headers(self._file).items()}
+        size = int(headers["content-length"]) if status != 100 else 0
+        body = self._file.read(size)
+        assert len(body) == size
+        return Response(status, headers, body)
 
     def responses(self) -> list[Response]:
         """Read responses until the server closes the connection."""
