@@ -22,25 +22,15 @@ import pytest
 from plants.hosting import logs
 from plants.hosting.logs import Formatter, Output
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, environment, send_to, serving
-from tests.support.process import (
-    END,
-    PATIENCE_SECONDS,
-    children,
-    free_port,
-    kill,
-    start,
-    text_of,
-    wait_for_workers,
-    wait_until,
-)
-from tests.support.servers import is_ready
-from tests.support.worker_server import Client
+from tests.support.hosted import SERVE, Service, serving
+from tests.support.process import END, PATIENCE_SECONDS, children, text_of, wait_for_workers, wait_until
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
-# If this path were logged verbatim, it would end its line and forge a second one, and have the columns of a success.
+# If this path were logged verbatim, it would end its line and forge a second one, and have the columns of a success. It
+# would also be longer than PIPE_BUF, if it were not cut.
 FORGED = (
     "/caf%C3%A9%20200%2015%E2%80%A8%0A%0D%1B[2J%22,%22level%22:%22info%22%7D%0A2026-11-21T00:00:00.000000Z%20info%C2%85"
+    + "%FF" * 1300
 )
 
 OWN = """
@@ -62,22 +52,6 @@ def app(environ, start_response):
     except KeyError:
         raise SystemExit(SECRETS[1])
 """
-
-
-@contextmanager
-def serving_to(stdout: int, stderr: int, *options: str) -> Iterator[tuple[int, int]]:
-    """A service that writes to these descriptors; yield its process id and its port, and stop it."""
-    port = free_port()
-    command = [*SERVE, f"--bind=127.0.0.1:{port}", *options]
-    process = start(command, cwd=CHECKOUT, env=environment(PLANTS_TOKENS=TOKEN), stdout=stdout, stderr=stderr)
-    os.close(stderr)
-    try:
-        wait_until(lambda: is_ready(port))
-        yield process.pid, port
-        process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        kill(process)
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +82,6 @@ def test_each_request_is_logged_on_standard_output_with_a_level(service: Service
         assert service.line_of(response.headers["x-request-id"])["level"] == level
 
 
-def test_a_log_line_is_never_longer_than_pipe_buf(service: Service) -> None:
-    with service.client() as client:
-        request_id = "x" * 128
-        client.send(f"GET /{'%FF' * 1300} HTTP/1.1\r\nHost: a\r\nX-Request-ID: {request_id}\r\n\r\n".encode())
-        assert client.response().status == 401
-    assert service.line_of(request_id)["path"] == "/" + "\ufffd" * 199
-    (line,) = [line for line in service.access if request_id in line]
-    assert len(line) <= PIPE_BUF
-
-
 @pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_access_log_of_another_worker_class_has_no_query() -> None:
     headers = [AUTH, JSON_TYPE, ("Referer", "http://a/?access_token=b")]
@@ -132,12 +96,13 @@ def test_no_path_and_no_header_can_forge_a_line(name: str, request: pytest.Fixtu
     service = request.getfixturevalue(name)
     hostile = [("X-Request-ID", 'a"\\u000a'), ("User-Agent", "\xff\x85\x9b"), ("Referer", '"}')]
     request_id = service.send(method="GET", path=FORGED, headers=hostile).headers["x-request-id"]
-    wait_until(lambda: request_id in "".join(service.access))
-    (forged,) = [line for line in service.access if request_id in line]
+    (forged,) = wait_until(lambda: [line for line in service.access if request_id in line])
     assert forged.removesuffix("\n").isprintable()
+    assert len(forged.encode()) <= PIPE_BUF
     if service.is_json:
         line = json.loads(forged)
         assert (line["level"], line["path"][:15]) == ("warning", "/café 200 15\u2028\n\r")
+        assert line["path"].endswith("\ufffd" * 99)
     else:
         path = r"'/café 200 15\\u2028\\n\\r[^']*'"
         assert re.match(rf"{TIMESTAMP} warning plants\.access {request_id} GET {path} 401 ", forged)
@@ -176,47 +141,37 @@ def test_the_messages_in_a_debug_traceback_forge_no_line(text_service: Service) 
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_the_middle_of_a_long_traceback_or_message_is_cut_to_fit_into_pipe_buf(is_json: bool) -> None:
-    def ping(depth: int) -> None:
-        pong(depth - 1)
-
-    def pong(depth: int) -> None:
-        assert depth
-        ping(depth - 1)
-
-    try:
-        ping(101)
-    except AssertionError as error:
-        info = (type(error), error, None)
-    for message, exc_info, parts in [
-        ("failed", info, ["failed", "Traceback (most recent call last):", "[...]", "AssertionError"]),
-        ("first" + "\xe9\n" * 9999 + "last", None, ["first", "[...]", "last"]),
+def test_the_middle_of_a_long_traceback_or_message_is_cut_to_fit_into_pipe_buf(
+    is_json: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "plants")
+    long = "first" + "\xe9\n" * 9999 + "last"
+    for message, error, parts in [
+        ("failed", RuntimeError(long), ["failed", "RuntimeError: first", "[...]", "last"]),
+        (long, None, ["first", "[...]", "last"]),
     ]:
-        text = Formatter(is_json=is_json).format(
-            logging.LogRecord("plants", logging.ERROR, "", 1, message, None, exc_info)
-        )
+        exc_info = (type(error), error, None) if error else None
+        record = logging.LogRecord("plants", logging.ERROR, "", 1, message, None, exc_info)
+        text = Formatter(is_json=is_json).format(record)
         assert len(text.encode()) < PIPE_BUF
         assert [text.count(part) for part in parts] == [1] * len(parts)
 
 
 def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:
     user, terminal = pty.openpty()
-    read_end, write_end = os.pipe()
-    with serving_to(terminal, write_end) as (_, port):
-        assert send_to(port, headers=[]).status == 401
-    text, lines = (os.read(descriptor, 65536).decode() for descriptor in (user, read_end))
-    for descriptor in (user, terminal, read_end):
-        os.close(descriptor)
+    command = ["sh", "-c", 'exec "$@" > "$0"', os.ttyname(terminal), *SERVE]
+    with serving(command=command, GUNICORN_CMD_ARGS="") as service:  # All lines of standard error must be JSON.
+        assert service.send(headers=[]).status == 401
+        assert service.stop() == 0
+    text = os.read(user, 65536).decode()
+    os.close(user)
+    os.close(terminal)
     assert re.fullmatch(f"{TIMESTAMP} warning plants.access .* 401 .*\r\n", text)
-    assert {json.loads(line)["logger"] for line in lines.splitlines()} == {"gunicorn.error"}
 
 
 def test_the_logs_go_to_files_and_usr1_opens_them_again(tmp_path: Path) -> None:
-    file, renamed, errors, port = tmp_path / "access", tmp_path / "access.1", tmp_path / "errors", free_port()
-    command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--access-logfile={file}", f"--error-logfile={errors}"]
-    with Service(command, CHECKOUT, {"PLANTS_TOKENS": TOKEN}) as service:
-        wait_until(lambda: is_ready(port))
-        service.port = port
+    file, renamed, errors = tmp_path / "access", tmp_path / "access.1", tmp_path / "errors"
+    with serving(f"--access-logfile={file}", f"--error-logfile={errors}") as service:
 
         def send_until(request_id: str, path: Path) -> None:
             def is_logged() -> bool:
@@ -264,13 +219,10 @@ def test_killed_workers_have_written_the_lines_of_their_responses(service: Servi
 
 
 def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(tmp_path: Path) -> None:
-    conf, port = tmp_path / "own.py", free_port()
+    conf = tmp_path / "own.py"
     conf.write_text(f"{OWN}loglevel = 'warning'\n")
     # --log-level in GUNICORN_CMD_ARGS would override the file.
-    env = {"GUNICORN_CMD_ARGS": "", "PLANTS_TOKENS": TOKEN}
-    with Service([*SERVE, f"--bind=127.0.0.1:{port}", "-c=own.py"], tmp_path, env) as service:
-        wait_until(lambda: is_ready(port))
-        service.port = port
+    with serving("-c=own.py", cwd=tmp_path, GUNICORN_CMD_ARGS="") as service:
         [worker] = children(service.process.pid)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.send(headers=[]).status == 401
@@ -296,24 +248,27 @@ def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(t
 # A pipe whose reader stalls, a full or frozen disk, and several processes
 
 
-def test_a_log_reader_that_stalls_or_ends_blocks_no_request() -> None:
-    read_end, write_end = os.pipe()
+def test_a_log_reader_that_stalls_or_ends_blocks_no_request(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    read_end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(read_end, True)
     requests = f"GET /{'x' * 190} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode() * 100
-    with serving_to(write_end, write_end, "--log-level=debug") as (master, port):
-        [worker] = children(master)
-        with Client(socket.create_connection(("127.0.0.1", port))) as client:
+    with serving(command=["sh", "-c", 'exec "$@" > "$0" 2>&1', f"{tmp_path}/pipe", *SERVE]) as service:
+        [worker] = children(service.process.pid)
+        with service.client() as client:
             for _ in range(30):  # They fill the pipe, and what may wait in the worker.
                 client.send(requests)
                 assert {client.response().status for _ in range(100)} == {404}
         received = b""
         while b"were dropped" not in received:
             received += os.read(read_end, 65536)
-            assert send_to(port, method="GET", path="/livez", headers=[]).status == 200
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
         report = json.loads(next(line for line in received.splitlines() if b"were dropped" in line))
         assert report["level"] == "warning"
         os.close(read_end)
-        assert send_to(port, headers=[]).status == 401
-        assert children(master) == [worker]
+        assert service.send(headers=[]).status == 401
+        assert children(service.process.pid) == [worker]
+        assert service.stop() == 0
 
 
 PIPE_BYTES = 65536
@@ -391,21 +346,6 @@ def test_no_gap_is_left_if_another_program_truncates_the_file(log_file: Path) ->
         os.close(output.descriptor)
 
 
-def test_a_file_that_cannot_be_opened_again_stays_until_it_can(
-    log_file: Path, file_output: Output, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = log_file.rename(log_file.with_suffix(".1"))
-    log_file.mkdir()
-    for line in ("first\n", "second\n"):
-        file_output.reopen()
-        write(file_output, line)
-    assert [message.count("Is a directory") for message in caplog.messages] == [1, 1]
-    log_file.rmdir()
-    file_output.reopen()
-    file_output.flush()
-    assert (old.read_text(), log_file.read_text()) == ("first\nsecond\n", "")
-
-
 def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Output) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
@@ -419,7 +359,9 @@ def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Ou
     assert log_file.read_text() == "first\nsecond\nthird\n"
 
 
-def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["file", "socket"])
+def test_a_frozen_disk_or_a_socket_delays_nobody(kind: str, log_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket cannot be opened again to make it non-blocking, and neither can a pipe of another user."""
     write_now = os.write
     thawed = threading.Event()
 
@@ -432,36 +374,16 @@ def test_a_frozen_disk_delays_nobody(log_file: Path, file_output: Output, monkey
 
     monkeypatch.setattr(os, "write", waiting_for_the_disk)
     monkeypatch.setattr(logs, "MASTER_PID", 0)
-    for line in ("first\n", "second\n"):
-        write(file_output, line)
-    assert log_file.read_text() == ""
-    assert threads() == 1
-    thawed.set()
-    wait_until(lambda: log_file.read_text() == "first\nsecond\n")
-    wait_until(lambda: threads() == 0)
-
-
-def test_a_thread_writes_lines_of_at_most_pipe_buf_to_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot be opened again to make it non-blocking, and neither can a pipe of another user."""
-    write_now, writers = os.write, set()
-
-    def recorded(descriptor: int, data: bytes) -> int:
-        writers.add(threading.current_thread().name)
-        return write_now(descriptor, data)
-
-    monkeypatch.setattr(os, "write", recorded)
-    monkeypatch.setattr(logs, "MASTER_PID", 0)
-    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # It keeps the bounds of each write.
-    lines = [f"{number}\n" * (number % 7 + 1) for number in range(500)]
-    with ours, theirs, output_to(ours.fileno()) as output:
-        write(output, "".join(lines))
-        received: list[str] = []
-        while sum(map(len, received)) < sum(map(len, lines)):
-            received.append(theirs.recv(2 * PIPE_BUF).decode())
-    assert "".join(received) == "".join(lines)
-    assert all(text.endswith("\n") for text in received)
-    assert max(map(len, received)) <= PIPE_BUF
-    assert writers == {logs.__name__}
+    ours, theirs = socket.socketpair()
+    with ours, theirs, log_file.open("w+b") as file:
+        with output_to(file.fileno() if kind == "file" else ours.fileno()) as output:
+            for line in ("first\n", "second\n"):
+                write(output, line)
+            assert threads() == 1
+            thawed.set()
+            wait_until(lambda: threads() == 0)
+        received = file.read() if kind == "file" else theirs.recv(100)
+    assert received == b"first\nsecond\n"
 
 
 @pytest.mark.parametrize("is_master", [True, False])

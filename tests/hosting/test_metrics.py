@@ -6,7 +6,7 @@ import sqlite3
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,32 +21,24 @@ from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import Service, send_to, serving
 from tests.support.process import children, free_port, wait_for_workers, wait_until
 
-COUNT = "http_server_request_duration_seconds_count"
 
-
-def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Return the labels and the value of each sample, by name."""
+def scrape(port: int, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the value of each sample of this name, by the values of its labels."""
     response = send_to(port, method="GET", path="/metrics", headers=[])
     assert response.status == 200
     assert response.headers["content-type"].startswith("text/plain; version=")
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(response.body.decode()):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return found
+    families = text_string_to_metric_families(response.body.decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels[label] for label in labels): sample.value for sample in samples}
 
 
 def value(port: int, name: str) -> float:
-    (sample,) = scrape(port)[name]
-    return sample[1]
+    return scrape(port, name)[()]
 
 
-def request_counts(port: int) -> Counter[tuple[str, str, str, str]]:
-    """Return the number of requests by method, route, status and error."""
-    found: Counter[tuple[str, str, str, str]] = Counter()
-    for labels, count in scrape(port).get(COUNT, []):
-        found[labels["method"], labels["route"], labels["status"], labels["error"]] += int(count)
-    return found
+def request_counts(port: int) -> Counter[tuple[str, ...]]:
+    name = "http_server_request_duration_seconds_count"
+    return Counter(scrape(port, name, "method", "route", "status", "error"))
 
 
 def create(service: Service, first: int, count: int) -> None:
@@ -85,8 +77,8 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(service: Service, me
         ("other", "other", "400", "40000"): 1,
     }
     assert value(metrics_port, "plants_created_total") - created_before == 60
-    build = {"version": plants.__version__, "server": server.implementation()}
-    assert scrape(metrics_port)["plants_build_info"] == [(build, 1)]
+    build = (plants.__version__, server.implementation())
+    assert scrape(metrics_port, "plants_build_info", "version", "server") == {build: 1}
     wait_for_workers(service.process.pid, 2)
 
 
@@ -98,15 +90,15 @@ def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_po
         locker.execute("ROLLBACK")
         waiting.result()
     wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 0)
-    clients = [service.client() for _ in range(8)]
+    for _ in range(8):
+        service.client()
     wait_until(lambda: value(metrics_port, "plants_connections") >= 8)
     workers = children(service.process.pid)
     service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
     os.kill(workers[-1], signal.SIGKILL)
     service.wait_for(rf"Worker \(pid:{workers[-1]}\) was sent SIGKILL")
     wait_for_workers(service.process.pid, 1)
-    for client in clients:
-        client.close()
+    service.clients.close()
     wait_until(lambda: value(metrics_port, "plants_connections") <= 1)
     service.signal(signal.SIGTTIN)
     wait_for_workers(service.process.pid, 2)
@@ -194,11 +186,10 @@ def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path
         assert (response.error, response.headers["allow"]) == (40500, "DELETE, GET, OPTIONS")
         line = service.line_of("stranger")
         assert (line["path"], line["route"]) == ("/pots/7", ROUTE)
-        with ExitStack() as clients:
-            head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
-            for _ in range(SLOTS + 1):
-                clients.enter_context(service.client()).send(head.encode() + b" " * 17000)
-            wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
+        head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 20000\r\n\r\n"
+        for _ in range(SLOTS + 1):
+            service.client().send(head.encode() + b" " * 17000)
+        wait_until(lambda: request_counts(port)["POST", "/plants", "503", "50300"] == 1)
         assert value(port, "plants_store_failures_total") == 0  # The store did not fail, the worker was full.
         counts = request_counts(port)
         (tmp_path / "plants.db").rename(tmp_path / "elsewhere")

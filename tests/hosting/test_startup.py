@@ -13,17 +13,9 @@ import pytest
 import plants
 from plants import server
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, error_line, run, send_to, serving
-from tests.support.process import (
-    END,
-    Process,
-    children,
-    free_port,
-    text_of,
-    wait_for_workers,
-    wait_until,
-)
-from tests.support.servers import is_ready
+from tests.stores.test_plugins import install
+from tests.support.hosted import CHECKOUT, SERVE, Service, call, environment, error_line, run, serving
+from tests.support.process import END, Process, children, free_port, text_of, wait_for_workers, wait_until
 from tests.support.tls_client import make_certificate
 from tests.support.worker_server import Client
 
@@ -88,16 +80,13 @@ LOG_CONFIG = """{
 
 
 def test_a_log_configuration_gets_the_lines_of_the_service(tmp_path: Path) -> None:
-    tokens, log, port = tmp_path / "tokens", tmp_path / "log", free_port()
+    tokens, log = tmp_path / "tokens", tmp_path / "log"
     tokens.write_text("first\n")
     (tmp_path / "conf").write_text(LOG_CONFIG.replace("FOLDER", str(tmp_path)))
-    command = [*SERVE, f"--bind=127.0.0.1:{port}", f"--log-config-json={tmp_path}/conf"]
-    with Service(command, CHECKOUT, {"PLANTS_TOKENS_FILE": str(tokens)}) as service:
-        wait_until(lambda: is_ready(port))
+    with serving(f"--log-config-json={tmp_path}/conf", PLANTS_TOKENS_FILE=str(tokens)) as service:
         tokens.write_text("not a token\n")
-        wait_until(
-            lambda: send_to(port, headers=[AUTH]).status == 401 and "the token file cannot be used" in text_of(log)
-        )
+        wrong = [("Authorization", "Bearer wrong")]
+        wait_until(lambda: service.send(headers=wrong).error == 40101 and "the token file cannot" in text_of(log))
     assert re.search("^the token file", log.read_text(), re.MULTILINE)
     assert not any("the token file" in line for line in service.lines)
 
@@ -242,9 +231,7 @@ class Garden(FaultyStore):
 
 
 def test_a_store_of_another_package_is_hosted_like_our_own(tmp_path: Path) -> None:
-    (tmp_path / "garden.py").write_text(OWN_STORE)
-    (tmp_path / "garden-1.dist-info").mkdir()
-    (tmp_path / "garden-1.dist-info" / "entry_points.txt").write_text("[plants.stores]\ngarden = garden:Garden\n")
+    install(tmp_path, "garden", OWN_STORE, {"garden": "garden:Garden"})
     env = {"PYTHONPATH": str(tmp_path), "PLANTS_STORE": "garden://me:secret@home", "PLANTS_TOKENS": TOKEN}
     path = f"unix:{tmp_path}/socket"
     with serving(f"--bind={path}", **env) as service:  # type: ignore[arg-type]  # env has settings only.

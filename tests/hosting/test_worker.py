@@ -3,7 +3,6 @@
 import io
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -65,10 +64,10 @@ def test_an_error_without_a_body_is_logged_with_its_code(service: Service) -> No
 def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
     head = f"POST /plants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
     head += b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
-    with serving("--worker-connections=4") as service, ExitStack() as stack:
-        slow = [stack.enter_context(service.client()).send(head) for _ in range(4)]
+    with serving("--worker-connections=4") as service:
+        slow = [service.client().send(head) for _ in range(4)]
         assert [client.response().status for client in slow] == [100] * 4  # The worker has read the four tokens.
-        refused = stack.enter_context(service.client()).send(head).response()
+        refused = service.client().send(head).response()
         assert (refused.status, refused.error, refused.headers["retry-after"]) == (503, 50300, "1")
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(headers=[]).status == 401

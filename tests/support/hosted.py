@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract import LIMIT, TOKEN, Headers, Response
-from tests.support.process import END, PATIENCE_SECONDS, Process, wait_for_workers
+from tests.support.process import (
+    END,
+    PATIENCE_SECONDS,
+    Process,
+    accepts_connections,
+    free_port,
+    wait_for_workers,
+    wait_until,
+)
 from tests.support.worker_server import Client
 
 CHECKOUT = Path(__file__).parents[2]
@@ -35,16 +43,18 @@ class Service(Process):
         self.is_json = env.get("PLANTS_LOG_FORMAT") != "text"
 
     def wait_until_it_serves(self) -> None:
-        self.port = int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1])
+        self.wait_until_it_responds_on(int(self.wait_for(r"Listening at: http://127\.0\.0\.1:(\d+)")[1]))
+
+    def wait_until_it_responds_on(self, port: int) -> None:
+        self.port = port
+        wait_until(lambda: accepts_connections(port) or self.process.poll() is not None)
         # Wait until the worker responds. Before it has installed its signal handlers, a signal to stop ends it at once,
         # without a graceful stop.
         assert self.send(method="GET", path="/livez", headers=[]).status == 200
 
     def line_of(self, request_id: str) -> dict[str, Any]:
         """Wait for the line about a request, and return it."""
-        with self.line_read:
-            self.line_read.wait_for(lambda: any(request_id in line for line in self.access), PATIENCE_SECONDS)
-            [found] = [line for line in self.access if request_id in line]
+        [found] = wait_until(lambda: [line for line in self.access if request_id in line])
         members: dict[str, Any] = json.loads(found)
         return members
 
@@ -52,7 +62,7 @@ class Service(Process):
         return send_to(self.port, body, method=method, path=path, headers=headers)
 
     def client(self) -> Client:
-        return Client(socket.create_connection(("127.0.0.1", self.port)))
+        return self.clients.enter_context(Client(socket.create_connection(("127.0.0.1", self.port))))
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -80,9 +90,8 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
             connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
         response = connection.getresponse()
-        return Response(
-            response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
-        )
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Response(response.status, found, response.read())
     finally:
         connection.close()
 
@@ -130,7 +139,8 @@ def serving(
     """A service on a free port, with ``TOKEN`` and ``LIMIT`` unless ``env`` overrides them."""
     settings = {"PLANTS_TOKENS": TOKEN, "PLANTS_MAX_BODY_BYTES": str(LIMIT)} | env
     workers_option = [f"--workers={workers}"] if workers > 1 else []
-    with Service([*command, "--bind", "127.0.0.1:0", *workers_option, *options], cwd, settings) as service:
-        service.wait_until_it_serves()
+    port = free_port()
+    with Service([*command, f"--bind=127.0.0.1:{port}", *workers_option, *options], cwd, settings) as service:
+        service.wait_until_it_responds_on(port)
         wait_for_workers(service.process.pid, workers)
         yield service

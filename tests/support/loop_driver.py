@@ -76,6 +76,7 @@ class Driver:
         environ = {"wsgi.errors": sys.stderr, "wsgi.multiprocess": False}
         config = replace(CONFIG, environ=environ, **options)
         self.loop = Loop(config, [self.listener] if sockets else [], self.hooks, LOG, PIPE)
+        self.step = self.loop.step
 
     def connect(self, sent: bytes = b"") -> tuple[socket.socket, Connection]:
         """Return a client that has sent these bytes, and its connection."""
@@ -107,9 +108,6 @@ class Driver:
 
     def run_until_state(self, connection: Connection, state: State) -> None:
         self.run_until(lambda: connection.state is state)
-
-    def step(self, connection: Connection, step: Callable[..., None], *args: Any) -> None:
-        self.loop.step(connection, step, *args)
 
     def close_all(self) -> None:
         for connection in list(self.loop.shared.connections):
@@ -149,9 +147,7 @@ def post(path: str, size: int) -> bytes:
 
 
 def is_readable(client: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(client, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(select.select([client], [], [], 0)[0])
 
 
 class GatedApp:

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -134,6 +134,7 @@ class Process:
         self.lines: list[str] = []
         self.output: list[str] = []
         self.line_read = threading.Condition()
+        self.clients = ExitStack()  # It closes them before the process ends.
         pairs = ((self.process.stderr, self.lines), (self.process.stdout, self.output))
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
         for reader in self._readers:
@@ -173,6 +174,7 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.clients.close()
         self.process.terminate()
         try:
             end(self.process)

@@ -26,9 +26,6 @@ class Client(AbstractContextManager["Client"]):
         self._file = sock.makefile("rb")
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._file.close()
         self.sock.close()
 
@@ -76,7 +73,6 @@ class Server(Process):
     def __init__(self, command: list[str], cwd: Path) -> None:
         super().__init__(command, cwd=cwd, env=dict(os.environ))
         self.address = ""
-        self.clients: list[Client] = []
 
     def client(self) -> Client:
         if self.address.startswith("/"):
@@ -85,12 +81,9 @@ class Server(Process):
         else:
             host, _, port = self.address.rpartition(":")
             sock = socket.create_connection((host, int(port)))
-        self.clients.append(Client(sock))
-        return self.clients[-1]
+        return self.clients.enter_context(Client(sock))
 
     def __exit__(self, *exception: object) -> None:
-        for client in self.clients:
-            client.close()
         super().__exit__(*exception)
         assert not [line for line in self.lines if "exited with code" in line]
 
