@@ -9,7 +9,7 @@ import pytest
 
 import plants
 from plants import server
-from plants.hosting.settings import SETTINGS, Settings
+from plants.hosting.settings import SETTINGS
 from tests.contract import TOKEN
 from tests.support.hosted import Service, call, error_line, run
 from tests.support.process import free_port
@@ -23,15 +23,8 @@ def test_help_and_version_name_commands_settings_and_the_server() -> None:
     assert call().stdout == result.stdout
     assert "the exit status is 0 if it is, else 1" in call("check", "--help").stdout
     assert "print a new token to standard error" in call("token", "--help").stdout
+    assert call("token").stdout != call("token").stdout
     assert call("--version").stdout == f"plants {plants.__version__} ({server.implementation()} server)\n"
-
-
-def test_plants_token_prints_the_token_beside_its_line(tmp_path: Path) -> None:
-    results = [call("token") for _ in range(2)]
-    assert results[0].stdout != results[1].stdout
-    (tmp_path / "tokens").write_text(results[0].stdout + results[1].stdout)  # As plants token >> tokens would.
-    [check] = Settings.from_environ({"PLANTS_TOKENS_FILE": str(tmp_path / "tokens")}).token_checks
-    assert [check.accepts(result.stderr.strip()) for result in results] == [True, True]
 
 
 def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Service) -> None:

@@ -48,8 +48,6 @@ def test_the_page_needs_no_token_and_has_a_strict_csp(app: WebTestApp, path: str
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    assert app.head(path).headers["Content-Length"] == str(len(response.body))
-    assert app.post(path, expect_errors=True).json["error"] == 40500
 
 
 def test_everybody_is_redirected_from_the_root_to_the_page(app: WebTestApp) -> None:
@@ -84,7 +82,10 @@ def fill(browser: Browser, token: str, body: str) -> None:
     )
 
 
-def send(browser: Browser) -> str:
+def send(browser: Browser, *fields: str) -> str:
+    """Fill the form's fields, if they are given, and send it."""
+    if fields:
+        fill(browser, *fields)
     browser.run("document.querySelector('button').click()")
     return response(browser)
 
@@ -106,21 +107,17 @@ def text_of(browser: Browser, part: str) -> str:
 @needs("chromedriver")
 def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> None:
     body = '{"id": 10, "name": "Fern 🌿"}'
-    fill(browser, TOKEN, body)
-    assert body_of(send(browser)) == {"name": "Fern 🌿"}
-    fill(browser, TOKEN, body)
-    assert body_of(send(browser)) == {"error": 40003, "message": "The id 10 is in use."}
-    fill(browser, "wrong", body)
-    status, request_id, challenge, *lines = send(browser).split("\n")
+    assert body_of(send(browser, TOKEN, body)) == {"name": "Fern 🌿"}
+    assert body_of(send(browser, TOKEN, body)) == {"error": 40003, "message": "The id 10 is in use."}
+    status, request_id, challenge, *lines = send(browser, "wrong", body).split("\n")
     assert re.fullmatch(r"401 Unauthorized \(\d+ ms\)", status)
     assert re.fullmatch(r"X-Request-ID: [\w.-]+", request_id)
     assert challenge == 'WWW-Authenticate: Bearer realm="plants", error="invalid_token"'
     assert lines == ["", "{", '  "error": 40101,', '  "message": "The bearer token is not valid."', "}"]
-    fill(browser, "a ✓ that no header can have", body)
-    assert send(browser) == "Not sent: the token has a character that is not ASCII."
+    not_sent = send(browser, "a ✓ that no header can have", body)
+    assert not_sent == "Not sent: the token has a character that is not ASCII."
     browser.run("window.fetch = () => Promise.reject(new Error('no network'))")
-    fill(browser, TOKEN, body)
-    assert send(browser) == "No response: no network"
+    assert send(browser, TOKEN, body) == "No response: no network"
     complaints = browser.console_errors()
     assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
     assert len(complaints) == 2
@@ -132,8 +129,7 @@ def test_after_a_200_the_form_has_the_next_id(browser: Browser) -> None:
         (2**53 + 1, 2**53 + 2, "The id in the body was incremented."),  # It is not rounded.
         (2**63 - 1, 2**63 - 1, "You can also press Ctrl+Enter."),
     ]:
-        fill(browser, TOKEN, f'{{"name": "Fern", "id": {plant_id}}}')
-        assert send(browser).startswith("200 ")
+        assert send(browser, TOKEN, f'{{"name": "Fern", "id": {plant_id}}}').startswith("200 ")
         assert browser.run("return document.getElementById('body').value") == f'{{"name": "Fern", "id": {next_id}}}'
         assert text_of(browser, "hint") == hint
         assert f'"id": {plant_id}' in text_of(browser, "curl")  # of the request, not of the form

@@ -11,14 +11,10 @@ from plants.hosting.settings import SETTINGS, Settings, SettingsError
 def test_separated_tokens_and_those_of_a_file_are_valid_together(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("four\n")
-    only_a_file = {"PLANTS_TOKENS_FILE": str(path)}
-    for environ, valid in (
-        (only_a_file | {"PLANTS_TOKENS": " one ,\n\ttwo,, three "}, ["one", "two", "three", "four"]),
-        (only_a_file, ["four"]),
-    ):
-        checks = Settings.from_environ(environ).token_checks
-        tokens = ["one", "two", "three", "four", "five"]
-        assert [token for token in tokens if any(check.accepts(token) for check in checks)] == valid
+    environ = {"PLANTS_TOKENS": " one ,\n\ttwo,, three ", "PLANTS_TOKENS_FILE": str(path)}
+    checks = Settings.from_environ(environ).token_checks
+    tokens = ["one", "two", "three", "four", "five"]
+    assert [token for token in tokens if any(check.accepts(token) for check in checks)] == tokens[:4]
 
 
 BAD_SETTINGS = [
