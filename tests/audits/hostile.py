@@ -98,10 +98,8 @@ def unread_responses(service: Target, clients: int = 150, unread: int = 400_000,
             with contextlib.suppress(OSError):
                 sock.sendall(create_head(b"Content-Length: %d\r\n" % len(body)) + body)
         for sock in crowd.sockets:
-            left = 3_000_000 - unread
             with contextlib.suppress(OSError):
-                while left > 0 and (data := sock.recv(min(left, 65536))):
-                    left -= len(data)
+                sock.recv(3_000_000 - unread, socket.MSG_WAITALL)
         grown = service.memory() - before
     return Verdict(grown < most, f"{grown // MIB} MiB more resident for {clients} responses of 3 MB, read in part")
 

@@ -98,12 +98,6 @@ def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
 
 
-def test_pipelined_requests_get_responses_in_order(client: Client) -> None:
-    client.send(b"".join(post(b"/echo/%d" % number, b"x" * number) for number in range(50)))
-    echoes = [environ_and_body(client.response()) for _ in range(50)]
-    assert [(environ["PATH_INFO"], len(body)) for environ, body in echoes] == [(f"/echo/{n}", n) for n in range(50)]
-
-
 @pytest.mark.parametrize(
     ("version", "fields", "announced"),
     [
@@ -143,14 +137,6 @@ def test_a_large_response_is_sent_whole_before_the_close(client: Client, client_
         client.end()
     assert len(client.response().body) == 8_000_000
     assert client.is_closed()
-
-
-def test_an_application_failure_is_a_500_with_details_logged(server: Server, client: Client) -> None:
-    response = client.send(request(target=b"/in_the_middle")).response()
-    assert response.status == 500
-    assert response.headers["connection"] == "close"
-    assert b"fault" not in response.body
-    server.wait_for("KeyError: 'a fault in the middle'")
 
 
 def test_a_unix_socket_without_limits_and_keepalive(tmp_path: Path) -> None:
