@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ class Service(Process):
 
 def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
     """Make a request on a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.putrequest(method, path, skip_accept_encoding=True)
         for name, value in headers:
             connection.putheader(name, value)
@@ -92,8 +91,6 @@ def send_to(port: int, body: bytes = b"", *, method: str = "POST", path: str = "
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         return Response(response.status, found, response.read())
-    finally:
-        connection.close()
 
 
 def environment(**env: str) -> dict[str, str]:

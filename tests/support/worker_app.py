@@ -13,7 +13,6 @@ from plants.server import worker
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
-JSON = [("Content-Type", "application/json")]
 LARGE_BODY = bytes(range(250)) * 32_000
 
 
@@ -31,7 +30,7 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     body = environ["wsgi.input"].read(length)
     plain = {key: value for key, value in environ.items() if isinstance(value, bool | str)}
     response = json.dumps({"environ": plain, "body": body.decode("latin-1")}).encode()
-    start_response("200 OK", [*JSON, ("Content-Length", str(len(response)))])
+    start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(response)))])
     return [response]
 
 
