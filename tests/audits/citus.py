@@ -14,14 +14,12 @@ audit runs a coordinator and two workers, and all conditions of tests.audits.kil
 
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
@@ -33,7 +31,7 @@ from tests.audits.kills import Attempts, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, together, verdict_on
 from tests.stores.test_every_store import add_together, outcome
 from tests.support.hosted import CHECKOUT
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer, server_directory
 from tests.support.process import wait_until
 
 CLIENTS = 32
@@ -68,9 +66,7 @@ class Cluster(NamedTuple):
 
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        directory = Path(folder)
-        directory.chmod(0o755)
+    with server_directory() as directory, ExitStack() as stack:
         names = ("coordinator", "successor", "worker1", "worker2")
         coordinator, successor, *workers = nodes = [PostgresServer(directory / name) for name in names]
         for node in nodes:
@@ -117,7 +113,7 @@ def kills() -> Verdict:
     """Kill each node, and start it again."""
     with running_cluster() as cluster:
         nodes = (cluster.workers[0], cluster.coordinator, cluster.workers[1])
-        faults = [fault for node in nodes for fault in (node.kill, partial(node.start, **SETTINGS))]
+        faults = [fault for node in nodes for fault in (node.kill, node.start)]
         return audit([url_of(cluster.coordinator)] * 2, faults)[0]
 
 
@@ -126,7 +122,7 @@ def dead_node() -> Verdict:
     with running_cluster() as cluster:
         dead = cluster.workers[0]
         faults = [dead.kill, lambda: times.append(time.monotonic()), lambda: times.append(time.monotonic())]
-        verdict, journal = audit([url_of(cluster.coordinator)] * 2, [*faults, partial(dead.start, **SETTINGS)])
+        verdict, journal = audit([url_of(cluster.coordinator)] * 2, [*faults, dead.start])
         with psycopg.connect(cluster.coordinator.url) as connection:
             where = """SELECT nodeport FROM pg_dist_placement JOIN pg_dist_node USING (groupid)
                 WHERE shardid = get_shard_id_for_distribution_column('plants', %s)"""

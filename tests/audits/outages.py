@@ -18,7 +18,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -31,7 +30,7 @@ from tests.audits.clients import Bystander
 from tests.audits.deployment import Deployment
 from tests.audits.kills import ID_IN_USE, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, together, verdict_on
-from tests.support.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer, server_directory
 from tests.support.process import wait_until
 
 CLIENTS = 64
@@ -71,13 +70,8 @@ def failed_over(place: Place) -> Iterator[None]:
     place.standby.execute("SELECT pg_promote()")
 
 
-@contextmanager
-def table_locked(place: Place) -> Iterator[None]:
-    import psycopg
-
-    with psycopg.connect(place.server.url) as other:
-        other.execute("LOCK TABLE plants")
-        yield
+def table_locked(place: Place) -> AbstractContextManager[None]:
+    return place.server.transaction("LOCK TABLE plants")
 
 
 @contextmanager
@@ -149,9 +143,7 @@ def prepare(name: str, place: Place) -> str:
 
 
 def run(name: str) -> Verdict:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        directory = Path(folder)
-        directory.chmod(0o755)
+    with server_directory() as directory, ExitStack() as stack:
         if name.endswith("disk_full"):
             stack.enter_context(small_disk(directory))
         place = Place(directory, PostgresServer(directory / "postgres"), PostgresServer(directory / "standby"))

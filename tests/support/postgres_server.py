@@ -7,10 +7,11 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tests.support.process import children, end, free_port, start, wait_until
 
@@ -42,14 +43,12 @@ def _runnable_binaries() -> Path:
         return binaries
     # The programs find their libraries at a relative path, in a directory beside the package. So copy that one, too.
     package = binaries.parents[1]
-    copy = _until_the_end.enter_context(server_directory())
+    copy = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, copy)
+    copy.chmod(0o755)
     for directory in (package.with_name(f"{package.name}.libs"), binaries.parent):
         shutil.copytree(directory, copy / directory.relative_to(package.parent), symlinks=True)
     return copy / binaries.relative_to(package.parent)
-
-
-_until_the_end = ExitStack()
-atexit.register(_until_the_end.close)
 
 
 class PostgresServer:
@@ -59,6 +58,7 @@ class PostgresServer:
         self.directory = directory
         self.port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self._settings: dict[str, str] = {}  # those of the last start
         self._running: list[subprocess.Popen[bytes]] = []  # the postmaster while the server runs, else empty
 
     def create(self) -> None:
@@ -73,15 +73,14 @@ class PostgresServer:
         """Make this server a standby: copy the data of ``primary``, which must be stopped."""
         subprocess.run(["cp", "-a", primary.directory, self.directory], check=True)
         (self.directory / "standby.signal").touch()
-        settings = f"primary_conninfo = 'host=127.0.0.1 port={primary.port} user=postgres application_name=standby'\n"
-        with (self.directory / "postgresql.conf").open("a") as file:
-            file.write(settings)
+        self._settings["primary_conninfo"] = f"{primary.url}?application_name=standby"
 
     def start(self, **settings: str) -> None:
-        """Start the server, and wait until it accepts statements."""
-        settings |= {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
-        command = [str(_runnable_binaries() / "postgres"), "-D", str(self.directory)]
-        command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
+        """Start the server, again with its settings if it has run, and wait until it accepts statements."""
+        self._settings |= settings
+        command = [str(_runnable_binaries() / "postgres"), "-D", str(self.directory), f"--port={self.port}"]
+        command += ["--listen_addresses=127.0.0.1", "--unix_socket_directories="]
+        command += [f"--{name}={value}" for name, value in self._settings.items()]
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
             process = start(command, user=USER, cwd=self.directory.parent, stdout=log, stderr=log)
         self._running.append(process)
@@ -97,11 +96,22 @@ class PostgresServer:
             return False
         return True
 
-    def execute(self, statement: str) -> None:
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Execute statements, and return the rows of the first one."""
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def transaction(self, statement: str) -> Iterator[None]:
+        """Hold the locks of a statement until the end, and commit it."""
+        import psycopg
+
+        with psycopg.connect(self.url) as connection:
             connection.execute(statement.encode())
+            yield
 
     def processes(self) -> list[int]:
         """Return the ids of the server's processes, the postmaster first."""
