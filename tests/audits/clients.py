@@ -115,15 +115,11 @@ class Crowd(contextlib.AbstractContextManager["Crowd"]):
                 selector.register(sock, selectors.EVENT_WRITE, memoryview(own))
             while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(0.1):
-                    sock, rest = cast(socket.socket, key.fileobj), key.data
-                    try:
-                        rest = rest[sock.send(rest[:65536]) :]
-                    except OSError:
-                        rest = b""
-                    if rest:
-                        selector.modify(sock, selectors.EVENT_WRITE, rest)
-                    else:
-                        selector.unregister(sock)
+                    sock = cast(socket.socket, key.fileobj)
+                    selector.unregister(sock)
+                    with contextlib.suppress(OSError):
+                        if rest := key.data[sock.send(key.data[:65536]) :]:
+                            selector.register(sock, selectors.EVENT_WRITE, rest)
 
     def is_held(self) -> bool:
         """Return whether the service, for a second, responds to none of the connections and closes none."""
