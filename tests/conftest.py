@@ -61,5 +61,6 @@ def session_server(server_directory: Path) -> Iterator[PostgresServer]:
 @pytest.fixture
 def server(session_server: PostgresServer) -> PostgresServer:
     """Return a PostgreSQL server that has no table ``plants``."""
-    session_server.execute("DROP TABLE IF EXISTS plants")
+    # A test of Citus may have made the catalog look like that of Citus.
+    session_server.execute("DROP TABLE IF EXISTS plants; DELETE FROM pg_extension WHERE extname = 'citus'")
     return session_server
