@@ -255,12 +255,12 @@ def test_a_batch_is_one_transaction(store: SQLiteStore, path: Path) -> None:
     assert log.stat().st_size - before < 2 * 4096 + 2 * 24
 
 
-def test_a_store_is_down_until_the_disk_accepts_a_write(store: SQLiteStore) -> None:
+def test_a_store_is_down_until_the_disk_accepts_a_write(store: SQLiteStore, path: Path) -> None:
     store.add(Plant(1, "oak"))
-    assert store.get(1)  # This connection stays open. Without one, a new connection would have to write.
     refused_writes: list[int] = []
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with ExitStack() as stack:
+    with closing(sqlite3.connect(path)) as other, ExitStack() as stack:
+        other.execute("SELECT * FROM plants")  # While no connection is open, a new one would have to write.
         handler = signal.signal(signal.SIGXFSZ, lambda number, _: refused_writes.append(number))
         stack.callback(signal.signal, signal.SIGXFSZ, handler)
         stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
