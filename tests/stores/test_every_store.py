@@ -3,9 +3,8 @@
 import contextlib
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from plants.stores.group_commit import GroupCommitStore
 from plants.stores.sqlite import SQLiteStore
 from tests.support.calls import no_reference_cycle
 from tests.support.postgres_server import PostgresServer
-from tests.support.process import PATIENCE_SECONDS, wait_until
+from tests.support.process import PATIENCE_SECONDS
 
-FORKING = """
-import os, sys
+# The beginning of a program, whose argument is the URL of a store.
+OPENING = """
+import os, sys, threading
 from plants.stores import Plant, StoreUnavailable, open_store
 
 def in_a_child(*uses):
@@ -33,6 +33,11 @@ def in_a_child(*uses):
     assert os.waitpid(child, 0)[1] == 0
 
 store = open_store(sys.argv[1])
+"""
+STILL_OPEN = """
+store.add(Plant(1, "oak"))
+assert store.get(1)
+threading.Thread(target=lambda: [store.begin(Plant(n, "oak"))([].append, 0) for n in range(9999)], daemon=True).start()
 """
 AFTER_USE = """
 store.add(Plant(1, "parent"))
@@ -68,10 +73,6 @@ else:
     os._exit(1)
 """
 GREENLETS = """
-import sys
-from plants.stores import Plant, StoreUnavailable, open_store
-
-store = open_store(sys.argv[1])
 store.prepare()
 
 from gevent.monkey import patch_all
@@ -92,11 +93,11 @@ store.close()
 """
 
 
-def run_forking(program: str, url: str) -> str:
+def run_program(program: str, url: str) -> str:
     """Run a program, and return its log."""
     # A store has threads, and Python 3.15 warns of a fork with threads, which the programs do on purpose.
-    warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-    command = [sys.executable, *warnings, "-c", FORKING + program, url]
+    warnings = ["-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *warnings, "-c", OPENING + program, url]
     return subprocess.run(command, check=True, timeout=60, stderr=subprocess.PIPE, text=True).stderr
 
 
@@ -150,23 +151,6 @@ def is_available(store: PlantStore) -> bool:
     return not reason(store)
 
 
-@contextlib.contextmanager
-def adding(store: PlantStore) -> Iterator[list[str]]:
-    """Add the ids from 1 on, one after the other, while the block runs; the list has the outcomes afterward."""
-    stopping = threading.Event()
-    outcomes: list[str] = []
-
-    def add() -> None:
-        while not stopping.is_set():
-            outcomes.append(outcome(partial(store.add, Plant(len(outcomes) + 1, "fern"))))
-
-    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as load:
-        load.callback(stopping.set)
-        thread.submit(add)
-        wait_until(lambda: outcomes)
-        yield outcomes
-
-
 class StoreContract(StoreSuite):
     """The suite for stores, with further tests. Subclasses define ``store_url``."""
 
@@ -180,7 +164,7 @@ class StoreContract(StoreSuite):
         assert store.get(plant_id) is None
 
     def test_a_fork_after_the_first_use_is_logged_once(self, store_url: str) -> None:
-        assert run_forking(AFTER_USE, store_url).count("fork before the first use") == 1
+        assert run_program(AFTER_USE, store_url).count("fork before the first use") == 1
 
 
 class PersistentContract(StoreContract):
@@ -215,12 +199,15 @@ class PersistentContract(StoreContract):
             assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
 
     def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
-        assert "unavailable" not in run_forking(PREPARED, store_url)
+        assert "unavailable" not in run_program(PREPARED, store_url)
+
+    def test_a_process_ends_with_an_open_store(self, store_url: str) -> None:
+        assert run_program(STILL_OPEN, store_url) == ""
 
     @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_greenlets_use_a_store_opened_before_gevent_patched(self, store_url: str) -> None:
         pytest.importorskip("gevent")
-        subprocess.run([sys.executable, "-c", GREENLETS, store_url], check=True, timeout=60)
+        run_program(GREENLETS, store_url)
 
 
 class TestMemoryStore(StoreContract):
@@ -240,7 +227,7 @@ class TestSQLiteStore(PersistentContract):
             yield store
 
     def test_a_file_that_another_process_of_the_service_has_had_is_not_recreated(self, store_url: str) -> None:
-        run_forking(CREATED_BY_A_CHILD, store_url)
+        run_program(CREATED_BY_A_CHILD, store_url)
 
     def test_errors_leave_no_reference_cycles(self, store: GroupCommitStore, store_url: str) -> None:
         store.add(Plant(1, "oak"))

@@ -6,12 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -19,19 +17,8 @@ from plants.stores import Plant, PlantIdInUse, StoreUnavailable
 from plants.stores.committer import ClientWait
 from plants.stores.group_commit import GroupCommitStore
 from plants.stores.health import Outcomes
-from tests.stores.test_every_store import outcome, reason, submit
-from tests.support.hosted import run
+from tests.stores.test_every_store import add_together, outcome, reason, submit
 from tests.support.process import wait_until
-
-
-class Connection:
-    def __init__(self, store: "GardenStore") -> None:
-        self.store = store
-
-    def close(self) -> None:
-        self.store.open.remove(self)
-        if self.store.fault == "closing a connection":
-            raise MemoryError
 
 
 class GardenStore(GroupCommitStore):
@@ -43,23 +30,28 @@ class GardenStore(GroupCommitStore):
     def __init__(self, timeout: float = 20.0) -> None:
         super().__init__(timeout)
         self.plants: dict[int, Plant] = {}
-        self.open: list[Connection] = []
+        self.open: list[ExitStack] = []  # the connections
         self.fault = ""
         self.room = 9  # for connections
         self.commit_seconds = 0.0
         self.batches: list[list[int]] = []
-        self.reads = 0
         self.ready, self.released = threading.Event(), threading.Event()
         self.ready.set()
         self.released.set()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> ExitStack:
         if len(self.open) >= self.room:
             raise StoreUnavailable("no connection")
-        self.open.append(connection := Connection(self))
+        self.open.append(connection := ExitStack())
+        connection.callback(self._close, connection)
         return connection
 
-    def _insert(self, _connection: Connection, collect: Callable[[], list[Plant]]) -> Outcomes:
+    def _close(self, connection: ExitStack) -> None:
+        self.open.remove(connection)
+        if self.fault == "closing a connection":
+            raise MemoryError
+
+    def _insert(self, _connection: ExitStack, collect: Callable[[], list[Plant]]) -> Outcomes:
         self.ready.wait()
         plants = collect()
         self.batches.append([plant.id for plant in plants])
@@ -79,8 +71,7 @@ class GardenStore(GroupCommitStore):
             return StoreUnavailable("a malformed page")
         return None if self.plants.setdefault(plant.id, plant) is plant else PlantIdInUse(plant.id)
 
-    def _find(self, _connection: Connection, plant_id: int) -> Plant | None:
-        self.reads += 1
+    def _find(self, _connection: ExitStack, plant_id: int) -> Plant | None:
         self.released.wait()
         return self.plants.get(plant_id)
 
@@ -97,9 +88,7 @@ def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore)
     store.fault = "the disk is full"
     assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
     batches = len(store.batches)
-    for plant_id in range(1000):
-        with pytest.raises(StoreUnavailable, match="the disk is full"):
-            store.add(Plant(plant_id, "oak"))
+    assert add_together(store, [Plant(plant_id, "oak") for plant_id in range(1000)]) == ["unavailable"] * 1000
     assert reason(store) == "the disk is full"
     assert len(store.batches) <= batches + 4
     store.fault = ""
@@ -108,18 +97,11 @@ def test_in_an_outage_calls_fail_fast_until_a_check_succeeds(store: GardenStore)
     assert time.monotonic() < began + 5
 
 
-def test_a_store_that_is_idle_for_longer_than_its_timeout_is_available() -> None:
-    with closing(GardenStore(timeout=0.1)) as store:
-        wait_until(lambda: outcome(partial(store.add, Plant(1, "oak"))) in {"added", "in use"})
-        time.sleep(0.2)
-        store.add(Plant(2, "oak"))
-
-
 def test_concurrent_reads_neither_wait_nor_outlive_their_store(store: GardenStore) -> None:
     store.released.clear()
     with ThreadPoolExecutor(3) as threads:
         reads = [threads.submit(store.get, 1) for _ in range(3)]
-        wait_until(lambda: store.reads == 3)
+        wait_until(lambda: len(store.open) == 3)
         store.close()
         store.released.set()
         assert [read.result() for read in reads] == [None] * 3
@@ -141,6 +123,7 @@ def test_checks_share_a_commit_and_the_last_plants(store: GardenStore) -> None:
     assert {outcome(check.result) for check in checks} == {"added"}
     assert len(store.batches) < 100
     store.add(Plant(1, "oak"))
+    assert outcome(partial(store.add, Plant(1, "oak"))) == "in use"
     batches = len(store.batches)
     for _ in range(100):
         store.check()
@@ -197,6 +180,7 @@ def test_if_no_plant_of_a_batch_can_be_stored_checks_fail_and_it_connects_anew(s
         check = submit(store, None)
     assert [outcome(future.result) for future in futures] == ["unavailable", "in use", "unavailable"]
     assert outcome(check.result) == "unavailable"
+    assert outcome(partial(store.add, Plant(1000, "oak"))) == "in use"
     assert reason(store) == "a malformed page"
     store.add(Plant(2, "oak"))
     assert not reason(store)
@@ -266,10 +250,7 @@ def test_a_wrong_number_of_outcomes_does_not_end_the_committer(
     store: GardenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.fault = "counting"
-    outcomes: list[Any] = []
-    wait = store.begin(Plant(1, "oak"))
-    assert wait
-    wait(outcomes.append, None)
+    submit(store, Plant(1, "oak"))
     wait_until(lambda: "the committer failed, and continues" in caplog.messages)
     store.fault = ""
     store.add(Plant(2, "oak"))
@@ -323,19 +304,3 @@ def test_every_future_completes_whatever_fails(store: GardenStore, monkeypatch: 
     assert [each.exception() for each in submitting] == [None] * 4
     assert all(future.done() for future in futures)
     assert sum(outcome(future.result) == "added" for future in futures) == len(store.plants)
-
-
-STILL_OPEN = """
-import sys, threading
-from plants.stores import Plant, open_store
-
-store = open_store(sys.argv[1])
-store.add(Plant(1, "oak"))
-assert store.get(1)
-threading.Thread(target=lambda: [store.begin(Plant(n, "oak"))([].append, 0) for n in range(9999)], daemon=True).start()
-"""
-
-
-def test_a_process_ends_with_an_open_store(tmp_path: Path) -> None:
-    result = run(sys.executable, "-X", "dev", "-W", "error", "-c", STILL_OPEN, f"sqlite:///{tmp_path}/plants.db")
-    assert (result.returncode, result.stderr) == (0, "")
