@@ -1,7 +1,6 @@
 """Stores of other packages, found by an entry point, and the example of one on Redis."""
 
 import os
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,17 +18,11 @@ from tests.support.needs import needs
 from tests.support.process import Process, free_port, wait_until
 
 EXAMPLE = CHECKOUT / "examples" / "redis_store"
-PLUGINS = """
-def crash(url):
-    raise RuntimeError(url)
-
-def forget(url):
-    pass
-"""
+PLUGINS = {"broken": "no_module:Store", "crash": "builtins:open", "forget": "builtins:print"}
 REJECTED = {
     "broken": r"^the store broken: \(no_module:Store\) cannot be imported: No module named 'no_module'$",
-    "crash": r"^the store crash: \(plugins:crash\) failed with RuntimeError$",
-    "forget": r"^the store forget: \(plugins:forget\) is no plants.PlantStore$",
+    "crash": r"^the store crash: \(builtins:open\) failed with FileNotFoundError$",
+    "forget": r"^the store forget: \(builtins:print\) is no plants.PlantStore$",
     "mysql": "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$",
 }
 
@@ -45,10 +38,8 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = {name: f"plugins:{name}" for name in ("crash", "forget")}
-    install(tmp_path, "plugins", PLUGINS, schemes | {"broken": "no_module:Store"})
+    install(tmp_path, "plugins", "", PLUGINS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "plugins", raising=False)
 
 
 @pytest.mark.usefixtures("plugins")
