@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
-from random import Random
 
 import pytest
 
@@ -277,30 +276,22 @@ def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> 
     assert outcomes == [[(1, None), (2, None), (3, None)]]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_every_future_completes_whatever_fails(store: GardenStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("plants.stores.committer.RETRY_SECONDS", 0.001)
-    monkeypatch.setattr("plants.stores.health.QUIET_SECONDS", 0.01)
-    random = Random(seed)
+def test_every_future_completes_although_the_store_fails_and_closes(store: GardenStore) -> None:
     futures: list[Future[None]] = []
     ids = count()
     closed = threading.Event()
 
     def submit_many() -> None:
-        while not closed.is_set():
+        while not closed.wait(0.0005):
             futures.append(submit(store, Plant(next(ids), "oak")))
-            time.sleep(0)
 
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4) as threads, ExitStack() as load:
+        load.callback(closed.set)
         submitting = [threads.submit(submit_many) for _ in range(4)]
-        for _ in range(20):
-            store.fault = random.choice(["", "full"])
-            store.room = random.choice([0, 9])
-            time.sleep(0.005)
+        for fault, room, why in (("full", 9, "full"), ("", 0, "no connection"), ("", 9, "")):
+            store.fault, store.room = fault, room
+            wait_until(lambda why=why: reason(store) == why)  # type: ignore[misc]
         store.close()
-        has_ended = "plants.stores" not in {thread.name for thread in threading.enumerate()}
-        closed.set()
-    assert has_ended
     assert [each.exception() for each in submitting] == [None] * 4
     assert all(future.done() for future in futures)
-    assert sum(outcome(future.result) == "added" for future in futures) == len(store.plants)
+    assert sum(outcome(future.result) == "added" for future in futures) == len(store.plants) > 0
