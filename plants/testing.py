@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple
 from wsgiref.types import StartResponse
@@ -229,24 +230,17 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    http = create_server(server, map=sockets, sockets=[listener], threads=_MAX_DELAYED_REQUESTS, connection_limit=1000)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            wasyncore.loop(map=sockets, use_poll=True, count=1)
-
-    thread = threading.Thread(target=run, name="plants.testing", daemon=True)
+    limits = {"threads": _MAX_DELAYED_REQUESTS, "connection_limit": 1000, "asyncore_use_poll": True}
+    http = create_server(server, map=sockets, sockets=[listener], **limits)
+    thread = threading.Thread(target=http.run, name="plants.testing", daemon=True)
     thread.start()
     try:
         yield server
     finally:
         server.store.delay = 0.0  # It ends the delays in flight, and requests that wait for a thread are not delayed.
         http.task_dispatcher.shutdown()
-        ended.set()
-        http.pull_trigger()
+        http.trigger.pull_trigger(partial(wasyncore.close_all, sockets))  # The loop ends when it has no more sockets.
         thread.join()
-        wasyncore.close_all(sockets)
 
 
 def _main() -> None:
