@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from plants.stores import COLUMNS, Done, Plant, StoreUnavailable
-from plants.stores.health import NO_RESPONSE, Health, Outcomes, why_failing
+from plants.stores.health import NO_RESPONSE, Health, Outcomes
 
 MAX_BATCH = 256  # plants per commit
 RETRY_SECONDS = 0.5  # between two attempts in an outage
@@ -42,19 +42,20 @@ class Committer:
 
     :param commit: commits the plants that its argument, ``collect``, returns. It calls ``collect`` once, when it can
         begin, because entries join the batch until then.
-    :param end: called by the thread when it ends.
+    :param disconnect: called by the thread when it ends, and if a commit stored no plant although it could have, so
+        that the next one looks at the store afresh.
     :param timeout: how long an entry may wait in the queue, in seconds.
     """
 
     def __init__(
         self,
         commit: Callable[[Callable[[], list[Plant]]], Outcomes],
-        end: Callable[[], None],
+        disconnect: Callable[[], None],
         health: Health,
         timeout: float,
     ) -> None:
         self._commit = commit
-        self._end = end
+        self._disconnect = disconnect
         self._health = health
         self._timeout = timeout
         self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()  # None only wakes the thread.
@@ -101,7 +102,7 @@ class Committer:
                 with suppress(BaseException):
                     _log.exception("the committer failed, and continues")
             del batch  # Do not hold the last plants in memory while waiting.
-        self._end()
+        self._disconnect()
 
     def _next_batch(self) -> list[_Entry] | None:
         """Return a batch with its first entry, an empty one if a check is due in an outage, or None to end."""
@@ -119,8 +120,6 @@ class Committer:
             while True:
                 if entry := self._queue.get_nowait():
                     yield entry
-        if self._closed:  # This may have removed what should wake the thread.
-            self._queue.put(None)
 
     def _commit_batch(self, batch: list[_Entry]) -> None:
         is_retry = not batch
@@ -134,16 +133,19 @@ class Committer:
         except BaseException as error:
             self._health.go_down(_reason(error))
             self._fail(chain(batch, self._queued()), self._health.down_reason)
+            self._disconnect()
             return
         finally:
             self._health.commit_deadline = math.inf
         self._client_wait.note_commit(len(batch))
-        if batch or is_retry:
-            self._health.record(outcomes)
+        if not (batch or is_retry):
+            return
+        reason = self._health.record(outcomes)
         remaining = iter(outcomes)
-        reason = why_failing(outcomes)
         check_outcome = StoreUnavailable(reason) if reason else None
         _pass_on([(entry, _own(next(remaining) if entry[0] else check_outcome)) for entry in batch])
+        if reason:
+            self._disconnect()
 
     def _collect(self, batch: list[_Entry]) -> list[Plant]:
         self._fill(batch)

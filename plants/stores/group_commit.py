@@ -10,14 +10,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from types import NoneType
 from typing import Any, Final
 
 from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, OwnerProcess, Plant, PlantStore, StoreUnavailable, Wait
 from plants.stores.committer import CLOSED, Committer
-from plants.stores.health import NO_RESPONSE, Health, Outcomes, why_failing
+from plants.stores.health import NO_RESPONSE, Health, Outcomes
 
 _GRACE_SECONDS = 0.8  # Connecting to a server whose first host is silent takes 2 s.
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
@@ -26,7 +26,8 @@ _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for c
 class GroupCommitStore(PlantStore):
     """A store that commits the plants of several calls at once, in a thread of its own.
 
-    A connection is any object with a method ``close``, which is called after an exception.
+    A connection is any object with a method ``close``, which is called after a commit that stored no plant although it
+    could have.
 
     :param timeout: how long a commit may take, in seconds. A plant waits 0.8 s longer for its commit to begin,
         because connecting may take that long. So no method waits for more than twice this time and 0.8 s.
@@ -49,10 +50,6 @@ class GroupCommitStore(PlantStore):
 
         Create a missing file or table only while ``_may_create`` is true, and call ``_found_table`` afterwards.
         """
-
-    def _is_usable(self, connection: Any) -> bool:  # noqa: ARG002  # A store may know nothing in advance.
-        """Return whether an idle connection can be used, so far as that is known without a statement."""
-        return True
 
     @abc.abstractmethod
     def _insert(self, connection: Any, collect: Callable[[], list[Plant]]) -> Outcomes:
@@ -133,16 +130,8 @@ class GroupCommitStore(PlantStore):
                 del error  # Otherwise, the exception and this frame would refer to each other.
 
     def _commit(self, collect: Callable[[], list[Plant]]) -> Outcomes:
-        if self._connection and not self._is_usable(self._connection):
-            self._drop_connection()
         self._connection = self._connection or self._connect()
-        with ExitStack() as on_failure:
-            on_failure.callback(self._drop_connection)
-            outcomes = self._insert(self._connection, collect)
-            # The next connection looks at the table afresh if each plant failed.
-            if not why_failing(outcomes):
-                on_failure.pop_all()
-        return outcomes
+        return self._insert(self._connection, collect)
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

@@ -24,13 +24,6 @@ Outcomes = list[Exception | None]  # For each plant of a commit, why it was not 
 _log = logging.getLogger(__name__)
 
 
-def why_failing(outcomes: Outcomes) -> str:
-    """Return why a commit stored no plant although it could have, or an empty string."""
-    if None in outcomes:
-        return ""
-    return next((str(error) for error in outcomes if isinstance(error, StoreUnavailable)), "")
-
-
 class Health:
     """Whether a store is up, failing or down; ``clock`` returns the time in seconds."""
 
@@ -71,20 +64,24 @@ class Health:
         self.down_reason = reason
         self.record_failure(reason, rejected=0)
 
-    def record(self, outcomes: Outcomes) -> None:
-        """Record the outcomes of a commit that did not fail as a whole, or of a check if there are none."""
-        if rejected := [str(error) for error in outcomes if isinstance(error, StoreUnavailable)]:
-            self.record_failure(rejected[0], rejected=len(rejected))
+    def record(self, outcomes: Outcomes) -> str:
+        """Record the outcomes of a commit that did not fail as a whole, or of a check if there are none.
+
+        Return why the commit stored no plant although it could have, or an empty string.
+        """
+        if reasons := [str(error) or repr(error) for error in outcomes if isinstance(error, StoreUnavailable)]:
+            self.record_failure(reasons[0], rejected=len(reasons))
         now = self._now()
-        if reason := why_failing(outcomes):
-            self._last_check = (reason, now + FAILING_SECONDS)
-            return
+        if reasons and None not in outcomes:
+            self._last_check = (reasons[0], now + FAILING_SECONDS)
+            return reasons[0]
         was_failing, until = self._last_check
         # A check does not see what only a row fails for.
         if None in outcomes or not (outcomes or (was_failing and now < until)):
             self.down_reason = ""
             self._last_check = ("", now + FRESH_SECONDS)
             self._log_end(now)
+        return ""
 
     def record_failure(self, reason: str, *, rejected: int) -> None:
         """Count rejected requests; log the start of an outage, and each new reason of it."""

@@ -145,11 +145,14 @@ class PostgresStore(GroupCommitStore):
             on_failure.pop_all()
         return connection
 
-    def _is_usable(self, connection: "_Connection") -> bool:
-        # The outcome of a statement is unknown if the server has closed the connection before.
-        poll = select.poll()  # select() accepts no descriptor above 1023.
-        poll.register(connection, select.POLLIN)
-        return not poll.poll(0)
+    def _commit(self, collect: Callable[[], list[Plant]]) -> Outcomes:
+        # If the server has closed the connection while it was idle, the outcome of a statement would be unknown.
+        if self._connection:
+            poll = select.poll()  # select() accepts no descriptor above 1023.
+            poll.register(self._connection, select.POLLIN)
+            if poll.poll(0):
+                self._drop_connection()
+        return super()._commit(collect)
 
     def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
         connection.deadline = monotonic() + self.timeout
