@@ -45,6 +45,7 @@ class Committer:
     :param disconnect: called by the thread when it ends, and if a commit stored no plant although it could have, so
         that the next one looks at the store afresh.
     :param timeout: how long an entry may wait in the queue, in seconds.
+    :raises StoreUnavailable: the thread cannot start.
     """
 
     def __init__(
@@ -60,39 +61,25 @@ class Committer:
         self._timeout = timeout
         self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()  # None only wakes the thread.
         self._client_wait = ClientWait(self._queue)
-        self._start_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._closed = False
+        # A daemon thread, because a commit that is stuck must not delay the end of the process.
+        self._thread = threading.Thread(target=self._run, name="plants.stores", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # The process may not have another thread.
+            raise StoreUnavailable(str(error)) from None
 
     def submit(self, plant: Plant | None, done: Done, key: Any) -> None:
-        """Queue a plant, whose members have their types, or a check (None) for the next commit.
-
-        :raises StoreUnavailable: it cannot be queued.
-        """
+        """Queue a plant, whose members have their types, or a check (None) for the next commit."""
         characters = sum(map(len, filter(None, _texts_of(plant)))) if plant else 0
-        if not self._thread:
-            self._start()
         self._queue.put((plant, characters, time.monotonic() + self._timeout, done, key))
 
     def close(self, timeout: float) -> None:
         """Commit what is queued, and end the thread; after ``timeout`` seconds, fail what is still queued."""
         self._closed = True
         self._queue.put(None)
-        if self._thread:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
         self._fail(self._queued(), CLOSED)
-
-    def _start(self) -> None:
-        with self._start_lock:
-            if self._thread:
-                return
-            # A daemon thread, because a commit that is stuck must not delay the end of the process.
-            thread = threading.Thread(target=self._run, name="plants.stores", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # The process may not have another thread.
-                raise StoreUnavailable(str(error)) from None
-            self._thread = thread
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:

@@ -43,6 +43,7 @@ class GroupCommitStore(PlantStore):
         self._owner = OwnerProcess()
         self._health = Health()
         self._connection: Any = None  # the committer's
+        self._committer: Committer | None = None  # from the first use on
 
     @abc.abstractmethod
     def _connect(self) -> Any:
@@ -102,17 +103,16 @@ class GroupCommitStore(PlantStore):
         self._health.raise_if_down(rejected=1 if plant else 0)
         if not plant and self._health.is_fresh():
             return None
-        return partial(self._committer.submit, plant)
+        return partial((self._committer or self._start_committer()).submit, plant)
 
-    @property
-    def _committer(self) -> Committer:
-        # Make it at the first use, because gevent may have patched what it needs since the store was made. If calls
-        # compete, one sets the attribute, because setdefault() is atomic.
-        made: Committer | None = vars(self).get("_made_committer")
-        return made or vars(self).setdefault(
-            "_made_committer",
-            Committer(self._commit, self._drop_connection, self._health, self.timeout + _GRACE_SECONDS),
-        )
+    def _start_committer(self) -> Committer:
+        # Make the lock at the first use, because gevent may have patched it since the store was made. If calls compete,
+        # they get the same lock, because setdefault() is atomic.
+        with vars(self).setdefault("_start_lock", threading.Lock()):
+            self._committer = self._committer or Committer(
+                self._commit, self._drop_connection, self._health, self.timeout + _GRACE_SECONDS
+            )
+            return self._committer
 
     def _wait_for(self, wait: Wait | None) -> None:
         if not wait:
@@ -155,7 +155,8 @@ class GroupCommitStore(PlantStore):
         if self._owner.pid not in {0, os.getpid()}:
             return  # What this process has inherited belongs to its parent.
         self._closed = True
-        self._committer.close(self.timeout)
+        if self._committer:
+            self._committer.close(self.timeout)
 
 
 _OWN_ADD: Final = GroupCommitStore.add
