@@ -4,8 +4,7 @@ import abc
 import logging
 import os
 from collections.abc import Callable
-from functools import cache
-from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Final, NamedTuple, get_args, get_type_hints
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -35,17 +34,11 @@ class Column(NamedTuple):
         return f"{self.name} {types[self.type]}{constraint}"
 
 
-# The types that a member may have, each with the type of its column and whether the column is nullable.
-_COLUMN_TYPES: Final[dict[Any, tuple[type, bool]]] = {
-    int: (int, False),
-    str: (str, False),
-    int | None: (int, True),
-    str | None: (str, True),
-}
-
-
 #: The columns of a table of plants, in the order of the members; ``id`` is the key.
-COLUMNS: Final = tuple(Column(name, *_COLUMN_TYPES[hint]) for name, hint in get_type_hints(Plant).items())
+COLUMNS: Final = tuple(
+    Column(name, (get_args(hint) or (hint,))[0], nullable=bool(get_args(hint)))  # Only ``int | None`` has arguments.
+    for name, hint in get_type_hints(Plant).items()
+)
 
 TABLE_GONE: Final = (
     "the table plants is gone; it is not recreated, because ids already in use would become available; "
@@ -98,8 +91,8 @@ class StoreUnusable(StoreUnavailable):
 class OwnerProcess:
     """The process that first used a store. A store's connections and locks are of no use in a fork."""
 
-    def __init__(self) -> None:
-        self.pid = 0  #: 0 before the first use
+    pid = 0  #: 0 before the first use
+    _logged_pid = 0
 
     def check(self) -> None:
         """Make this process the owner if the store has none.
@@ -107,18 +100,13 @@ class OwnerProcess:
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self.pid == pid:
-            return
-        if self.pid:
-            _log_fork(pid)
+        if self.pid and self.pid != pid:
+            # Log it once in each process, because every request fails. A fork may have inherited a lock that is held.
+            if self._logged_pid != pid:
+                self._logged_pid = pid
+                _log.error("the store is unavailable: %s", _FORKED)
             raise StoreUnavailable(_FORKED)
         self.pid = pid
-
-
-@cache
-def _log_fork(_pid: int) -> None:
-    # Once in each process, because every request fails. A fork may have inherited a lock that is held.
-    _log.error("the store is unavailable: %s", _FORKED)
 
 
 class PlantStore(abc.ABC):
