@@ -16,7 +16,6 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
-_MAX_DIGITS = 640  # Python may be set to convert no more to an integer.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _MAX_INT64_LENGTH = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -47,17 +46,12 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 
 
 def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
-    length = None
-    if (value := req.env.get("CONTENT_LENGTH")) not in (None, ""):
-        digits = str(value).strip(" \t")
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
-            raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
-        length = int(digits)
-        if length > max_bytes:
-            raise _too_large(max_bytes)
-    elif not req.env.get("wsgi.input_terminated"):
+    length = req.content_length
+    if length is None and not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)
+    if (length or 0) > max_bytes:
+        raise _too_large(max_bytes)
     limit = max_bytes + 1 if length is None else length
     body = bytearray()
     while len(body) < limit:
