@@ -49,7 +49,6 @@ class Tokens:
     def accepts(self, token: str) -> bool:
         """Return whether the token is one of these."""
         # The time of a lookup reveals nothing about a token, because similar tokens do not have similar digests.
-        # This is _sha256() without the call, because it runs for each request.
         return hashlib.sha256(token.encode()).digest() in self._digests
 
 
@@ -68,9 +67,7 @@ class TokenFile(Tokens):
         :raises OSError: it cannot be read.
         """
         self._path = Path(path).absolute()  # The working directory may change.
-        content = _read(self._path)
-        _parse(content)
-        self._found: bytes | str = _sha256(content)  # or why the file cannot be used
+        self._found: frozenset[bytes] | str = _read(self._path)  # the digests, or why the file cannot be used
         # Each process reads the file itself at its first use, because a token may be removed before a fork.
         self._digests = frozenset()
         self._next_check = 0.0
@@ -85,20 +82,18 @@ class TokenFile(Tokens):
 
     def _check_file(self) -> None:
         try:
-            content = _read(self._path)
-            found: bytes | str = _sha256(content)
-            if found != self._found or not self._digests:
-                self._digests = _parse(content)
+            self._digests = _read(self._path)
+            found: frozenset[bytes] | str = self._digests
         except Exception as error:  # Even a MemoryError must not fail the request.
             found = str(error) or repr(error)
         if found == self._found:
             return
         self._found = found
-        if isinstance(found, bytes):
-            _log.info("the token file has changed; valid tokens: %d", len(self._digests))
-        else:
+        if isinstance(found, str):
             in_force = "the old tokens stay valid" if self._digests else "no token is valid"
             _log.error("the token file cannot be used, so %s: %s", in_force, found)
+        else:
+            _log.info("the token file has changed; valid tokens: %d", len(found))
 
 
 def digest_of(token: str) -> bytes:
@@ -111,24 +106,17 @@ def digest_of(token: str) -> bytes:
         raise ValueError(
             "a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750, and is not Bearer"
         )
-    return _sha256(token.encode())
+    return hashlib.sha256(token.encode()).digest()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> frozenset[bytes]:
+    """Return the digests of the tokens in a file."""
     if not stat.S_ISREG(path.stat().st_mode):  # Opening or reading a pipe or a device could block forever.
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
         raise ValueError("it is larger than 1 MiB")
-    return content
-
-
-def _sha256(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
-
-
-def _parse(content: bytes) -> frozenset[bytes]:
     digests = set()
     # Editors on Windows begin a file with a byte order mark.
     for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), start=1):
