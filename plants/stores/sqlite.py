@@ -53,6 +53,7 @@ _MOUNTED_ALONE = (
     "the file is mounted without its folder, so SQLite's log (-wal) would be lost with the container; mount the folder"
 )
 
+_stat = os.stat  # Path.stat takes twice as long, and this runs for each commit.
 O_PATH: int | None = getattr(os, "O_PATH", None)
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -117,6 +118,8 @@ class SQLiteStore(GroupCommitStore):
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         """Return an error that names the files that this user may not write, which SQLite's own errors do not."""
+        if isinstance(error, FileNotFoundError):
+            error = StoreUnusable(_GONE)
         text = f"{self._printable_path}: {error}"
         is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
         lasts = is_malformed or isinstance(error, StoreUnusable | PermissionError)
@@ -159,7 +162,7 @@ class SQLiteStore(GroupCommitStore):
             _create_file(path)
         file = self._file or _File(path)
         file.check(self._path)
-        if has_log and not _status(path).st_size:
+        if has_log and not _stat(path).st_size:
             raise StoreUnusable(f"the file is empty, but not its log (-wal); {_UNTIL_RETURNED}")
         with ExitStack() as on_failure:
             connection = _Connection(f"{Path(path).as_uri()}?mode=rw", file)
@@ -193,11 +196,12 @@ class _File:
     closing any other descriptor of the file releases the locks of SQLite in this process. A forked process inherits it.
     Elsewhere (APFS, NTFS), file systems do not use a number twice.
 
-    :raises StoreUnusable: it is gone, it is not a regular file, or it is mounted without its folder.
+    :raises FileNotFoundError: it is gone.
+    :raises StoreUnusable: it is not a regular file, or it is mounted without its folder.
     """
 
     def __init__(self, path: str) -> None:
-        status = _status(path)
+        status = _stat(path)
         if O_PATH is not None:
             descriptor = os.open(path, O_PATH)
             weakref.finalize(self, os.close, descriptor)
@@ -212,11 +216,12 @@ class _File:
     def check(self, path: str) -> None:
         """Raise an error unless the path leads to this file, and the file was not moved and has no other name.
 
-        :raises StoreUnavailable: it is gone, it is another file, or it has another name.
+        :raises FileNotFoundError: it is gone.
+        :raises StoreUnavailable: it is another file, or it has another name.
         """
-        status = _status(path)
+        status = _stat(path)
         # If the file was moved, and a link to it is in its place, two processes would write to different logs (-wal).
-        if status[1:3] != self._identity or _status(self._path, os.lstat)[1:3] != self._identity:
+        if status[1:3] != self._identity or os.lstat(self._path)[1:3] != self._identity:
             raise StoreUnavailable(f"the file was replaced; {_UNTIL_RETURNED}")
         if status.st_nlink > 1:
             raise StoreUnavailable(_TWO_NAMES)
@@ -251,18 +256,10 @@ class _Connection(sqlite3.Connection):
 
 def _create_file(path: str) -> None:
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644))
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError):
+            Path(path).touch(0o644, exist_ok=False)
     except OSError as error:
         raise StoreUnusable(f"the file cannot be created: {error.strerror}") from None
-
-
-def _status(path: str, look: Callable[[str], os.stat_result] = os.stat) -> os.stat_result:
-    try:
-        return look(path)  # Path.stat takes twice as long, and this runs for each commit.
-    except FileNotFoundError:
-        raise StoreUnusable(_GONE) from None
 
 
 def _is_mount_point(path: str) -> bool:
