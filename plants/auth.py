@@ -51,11 +51,8 @@ class BearerAuth:
 
     def _accepts(self, token: str) -> bool:
         # Call all checks, so that the time does not show which one accepted the token.
-        accepted = False
-        for check in self._checks:
-            result: object = check.accepts(token)
-            if result is True:
-                accepted = True
-            elif result is not False:  # A coroutine would be truthy for every token.
+        results: list[object] = [check.accepts(token) for check in self._checks]
+        for result in results:
+            if not isinstance(result, bool):  # A coroutine would be truthy for every token.
                 raise TypeError(f"accepts() returned {type(result).__name__}, not True or False")
-        return accepted
+        return True in results

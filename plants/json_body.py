@@ -5,7 +5,7 @@ import json
 import math
 import re
 from itertools import accumulate
-from typing import Any, Never
+from typing import Any
 
 import falcon
 
@@ -37,10 +37,9 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
     """
     # A host may set a variable to None or to a number, although PEP 3333 requires strings.
     media_type = str(req.env.get("CONTENT_TYPE") or "")
-    if media_type != "application/json" and not _MEDIA_TYPE.fullmatch(media_type):
-        raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
-    coding = req.env.get("HTTP_CONTENT_ENCODING")
-    if coding and str(coding).lower() != "identity":
+    is_json = media_type == "application/json" or _MEDIA_TYPE.fullmatch(media_type)
+    coding = str(req.env.get("HTTP_CONTENT_ENCODING") or "identity")
+    if not is_json or coding.lower() != "identity":
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
     return parse_json(_read_body(req, max_bytes))
 
@@ -125,8 +124,5 @@ def _int(literal: str) -> int | float:
     return int(literal) if len(literal) <= _MAX_INT64_LENGTH else math.inf
 
 
-def _no_constant(literal: str) -> Never:
-    raise ValueError(f"{literal} is not a JSON value")
-
-
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=_no_constant)
+# A constant is NaN or an infinity, which int() rejects by its name.
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_int, parse_constant=int)

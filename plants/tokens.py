@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 B64TOKEN = r"[A-Za-z0-9\-._~+/]++=*+"  # RFC 6750, section 2.1
 
-_B64TOKEN = re.compile(B64TOKEN)
 _SHA256_LINE = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAX_FILE_BYTES = 1 << 20
 CHECK_SECONDS = 1.0  # A token file is examined at most this often.
@@ -102,7 +101,7 @@ def digest_of(token: str) -> bytes:
     :raises TypeError: the token is not a string.
     :raises ValueError: no client could send the token; the message does not show it.
     """
-    if not _B64TOKEN.fullmatch(token) or token.lower() == "bearer":  # PLANTS_TOKENS="Bearer secret" would be two.
+    if not re.fullmatch(B64TOKEN, token) or token.lower() == "bearer":  # PLANTS_TOKENS="Bearer secret" would be two.
         raise ValueError(
             "a token consists of letters, digits and -._~+/ (with = only at its end), see RFC 6750, and is not Bearer"
         )
