@@ -133,9 +133,6 @@ class Server:
     """
 
     url: str  #: the base address, without a slash at the end, if ``serve`` serves it on a port
-    requests: list[Received]
-    token: str
-    _failures: Iterator[int | str]
 
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
@@ -172,9 +169,9 @@ class Server:
     def reset(self) -> None:
         """Restore the initial state: the first token, no failures, no requests, no plants except in a wrapped store."""
         self.token = self._first_token
-        self._failures = iter(())
+        self._failures: Iterator[int | str] = iter(())
         self.store.reset()
-        self.requests = []
+        self.requests: list[Received] = []
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Respond to a request (PEP 3333), and record it."""
@@ -199,20 +196,12 @@ class Server:
             response = b"".join(self._app(environ, start))
         if failure == "cut":
             response = response[: len(response) // 2]
-        requests.append(_received(environ, body, status, response))
+        request = falcon.Request(environ)
+        sent = (request.method, request.path, request.query_string, request.headers_lower, body)
+        requests.append(Received(*sent, status, response))
         if failure == "close":
             raise ConnectionClosed
         return [response]
-
-
-def _received(environ: dict[str, Any], body: bytes, status: int, response: bytes) -> Received:
-    headers = {
-        key.removeprefix("HTTP_").replace("_", "-").lower(): value
-        for key, value in environ.items()
-        if key.startswith(("HTTP_", "CONTENT_"))
-    }
-    path = environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
-    return Received(environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""), headers, body, status, response)
 
 
 @contextmanager
