@@ -40,10 +40,8 @@ COLUMNS: Final = tuple(
     for name, hint in get_type_hints(Plant).items()
 )
 
-TABLE_GONE: Final = (
-    "the table plants is gone; it is not recreated, because ids already in use would become available; "
-    "restore it, and do not restart before that"
-)
+IS_GONE: Final = "is gone; it is not recreated, because ids already in use would become available"
+TABLE_GONE: Final = f"the table plants {IS_GONE}; restore it, and do not restart before that"
 _FORKED: Final = (
     "this process was forked after the first use of the store; open a store in each process, "
     "or fork before the first use"
@@ -57,11 +55,7 @@ Wait = Callable[[Done, Any], None]
 _log = logging.getLogger(__name__)
 
 
-class PlantStoreError(Exception):
-    """Base class of the errors of a store."""
-
-
-class PlantIdInUse(PlantStoreError):
+class PlantIdInUse(Exception):
     """The id is in use; the stored plant is unchanged."""
 
     def __init__(self, plant_id: int) -> None:
@@ -73,14 +67,14 @@ class PlantIdInUse(PlantStoreError):
         return f"a plant with the id {self.plant_id} is already in the store"
 
 
-class PlantRefused(PlantStoreError):
+class PlantRefused(Exception):
     """The table does not accept this plant, for example because of an operator's CHECK. A retry cannot succeed.
 
     The message names the constraint, and never quotes the plant.
     """
 
 
-class StoreUnavailable(PlantStoreError):
+class StoreUnavailable(Exception):
     """The store cannot be reached or cannot keep its promise now; the same call may succeed later."""
 
 
@@ -170,8 +164,7 @@ class PlantStore(abc.ABC):
         :raises StoreUnavailable: the store cannot be used now; a later use may succeed.
         """
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # A store may have nothing to release.
         """Commit what was submitted, if possible, and release all resources. A second call does nothing."""
 
 
@@ -217,7 +210,7 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
         )
     culprit = f"the store {scheme}: ({plugin.value})"
     try:
-        store: object = plugin.load()(url)
+        store: PlantStore = plugin.load()(url)
     except ImportError as error:
         raise ValueError(f"{culprit} cannot be imported: {error}") from error
     except ValueError:
@@ -225,6 +218,4 @@ def _open_plugin(scheme: str, url: str) -> PlantStore:
     except Exception as error:
         # Its message may quote the URL, and so a password.
         raise ValueError(f"{culprit} failed with {type(error).__name__}") from error
-    if not isinstance(store, PlantStore):
-        raise ValueError(f"{culprit} is no plants.PlantStore")
     return store

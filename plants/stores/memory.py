@@ -38,6 +38,3 @@ class MemoryStore(PlantStore):
 
     def check(self) -> None:
         self._owner.check()
-
-    def close(self) -> None:
-        pass

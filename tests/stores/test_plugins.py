@@ -18,11 +18,10 @@ from tests.support.needs import needs
 from tests.support.process import Process, free_port, wait_until
 
 EXAMPLE = CHECKOUT / "examples" / "redis_store"
-PLUGINS = {"broken": "no_module:Store", "crash": "builtins:open", "forget": "builtins:print"}
+PLUGINS = {"broken": "no_module:Store", "crash": "builtins:open"}
 REJECTED = {
     "broken": r"^the store broken: \(no_module:Store\) cannot be imported: No module named 'no_module'$",
     "crash": r"^the store crash: \(builtins:open\) failed with FileNotFoundError$",
-    "forget": r"^the store forget: \(builtins:print\) is no plants.PlantStore$",
     "mysql": "^a store's URL starts with one of memory:, .*postgresql:, .*crash:.* in the group plants.stores$",
 }
 
