@@ -68,12 +68,11 @@ LOCK_TIMEOUT_MS = 100  # A batch waits this long for another transaction that ha
 RECHECK_SECONDS = 5.0  # A batch looks at the table again after this long, because an operator may alter it.
 _CANCEL_SECONDS = 0.3  # how long closing a connection may wait until its statement is canceled
 
-# In Citus, a transaction begins with these. Because of the first setting, each of its nodes gets the others, too.
+# In Citus, a transaction begins with these. Because of the first one, each of its nodes gets the others, too.
 _ON_EACH_NODE = (
-    b"BEGIN",
-    b"SET LOCAL citus.propagate_set_commands = 'local'",
-    b"SET LOCAL synchronous_commit = on",
-    b"SET LOCAL client_min_messages = warning",
+    b"citus.propagate_set_commands = 'local'",
+    b"synchronous_commit = on",
+    b"client_min_messages = warning",
 )
 
 _log = logging.getLogger(__name__)
@@ -81,14 +80,9 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
-# The table does not accept this plant, whenever it is sent.
-_REFUSALS = (
-    psycopg.DataError,
-    psycopg.IntegrityError,
-    errors.InsufficientPrivilege,  # of a policy for rows
-    errors.ProgramLimitExceeded,
-    errors.RaiseException,
-)
+# The table does not accept this plant, whenever it is sent: wrong data, constraint, policy for rows, limit of the
+# program, exception of a function. psycopg itself, which refuses U+0000, has no SQLSTATE.
+_REFUSALS = ("None", "22", "23", "42501", "54000", "P0001")
 # No plant is the cause of an error of these classes: connection, read-only server, lost prepared statement, resources,
 # locked table, intervention, system; in Citus, unless another node is the cause.
 _CLASSES_OF_THE_SERVER = {"08", "25", "26", "53", "55", "57", "58"}
@@ -136,7 +130,7 @@ class PostgresStore(GroupCommitStore):
             # How long that took is up to the connect_timeout of the URL.
             connection.deadline = monotonic() + self.timeout
             connection.add_notice_handler(connection.note_warning)
-            [(process, *_)] = self._execute(connection, _SET_UP, self._session_settings)
+            [(process, *_)] = connection.run(_SET_UP, self._session_settings)
             # A pooler reports another process than that which runs the statement. Two of its clients may have prepared
             # different statements under the same name.
             if process != connection.info.backend_pid:
@@ -157,7 +151,7 @@ class PostgresStore(GroupCommitStore):
     def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
         connection.deadline = monotonic() + self.timeout
         with _psycopg_errors_as_unavailable():
-            rows = self._execute(connection, connection.statements.select, [str(plant_id)])
+            rows = connection.run(connection.statements.select, [str(plant_id)])
         return Plant(*rows[0]) if rows else None
 
     def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
@@ -167,7 +161,9 @@ class PostgresStore(GroupCommitStore):
             if monotonic() > self._checked_at + RECHECK_SECONDS:
                 self._check_table(connection)
             if not (plants := collect()):
-                self._try(connection)
+                connection.run(connection.statements.insert_nothing)
+                if self._health.down_reason:  # A standby may be gone, or the disk full.
+                    connection.run(connection.statements.write)
                 return []
             first_by_id = {plant.id: plant for plant in reversed(plants)}
             # Sort them, so that two batches with common ids cannot deadlock.
@@ -181,12 +177,6 @@ class PostgresStore(GroupCommitStore):
             outcome_by_id[plant.id] = PlantIdInUse(plant.id) if is_in_use else StoreUnavailable(_UNKNOWN)
         return outcomes
 
-    def _try(self, connection: "_Connection") -> None:
-        """Raise an error if every insert would fail, as far as that can be seen without one."""
-        self._execute(connection, connection.statements.insert_nothing)
-        if self._health.down_reason:  # A standby may be gone, or the disk full.
-            self._execute(connection, connection.statements.write)
-
     def _store(self, connection: "_Connection", plants: list[Plant]) -> dict[int, Exception | None]:
         """Return the outcome of each id. If an error may have been caused by some of the plants, split the batch."""
         outcomes: dict[int, Exception | None] = {}
@@ -194,7 +184,7 @@ class PostgresStore(GroupCommitStore):
         while parts:
             part = parts.pop()
             try:
-                rows = self._execute(connection, *connection.statements.insert(part))
+                rows = connection.run(*connection.statements.insert(part))
             except (psycopg.Error, UnicodeEncodeError) as error:
                 outcome = self._blame_plant(connection, error)
                 smaller = self._split(connection, part, error)
@@ -208,14 +198,15 @@ class PostgresStore(GroupCommitStore):
             else:
                 stored = {row[0] for row in rows}
                 outcomes |= dict.fromkeys(stored)
-                outcomes |= self._explain(connection, {plant.id for plant in part} - stored)
+                if not_stored := {plant.id for plant in part} - stored:
+                    outcomes |= self._explain(connection, not_stored)
         return outcomes
 
     def _split(self, connection: "_Connection", part: list[Plant], error: Exception) -> list[list[Plant]]:
         """Return the parts of a part of a batch: those of each node if Citus has lost one, or else halves."""
         if isinstance(error, errors.ConnectionFailure):
             ids = ",".join(str(plant.id) for plant in part)
-            node_of: dict[int, int] = dict(self._execute(connection, _NODES, [self._table, f"{{{ids}}}"]))
+            node_of: dict[int, int] = dict(connection.run(_NODES, [self._table, f"{{{ids}}}"]))
             return [[plant for plant in part if node_of[plant.id] == node] for node in set(node_of.values())]
         middle = len(part) // 2
         return [part[:middle], part[middle:]] if middle else [part]
@@ -229,25 +220,23 @@ class PostgresStore(GroupCommitStore):
             return error
         if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             raise error
-        context, error_class = str(error.diag.context or ""), str(error.sqlstate)[:2]
+        context, sqlstate = str(error.diag.context or ""), str(error.sqlstate)
         # Without a context, the first statement that waits in vain has found the table locked or, in Citus, a shard.
         if isinstance(error, errors.LockNotAvailable) and (context or connection.is_citus or connection.has_waited):
             connection.has_waited = True
             return StoreUnavailable("another transaction holds the id")
-        is_of_node = connection.is_citus and (error_class == "08" or "while executing command on" in context)
-        if error_class in _CLASSES_OF_THE_SERVER and not is_of_node:
+        is_of_node = connection.is_citus and (sqlstate[:2] == "08" or "while executing command on" in context)
+        if sqlstate[:2] in _CLASSES_OF_THE_SERVER and not is_of_node:
             raise error
         if isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError):
             self._check_table(connection)  # If the table is the cause, this raises an error.
-        return (PlantRefused if isinstance(error, _REFUSALS) else StoreUnavailable)(_reason(error))
+        return (PlantRefused if sqlstate.startswith(_REFUSALS) else StoreUnavailable)(_reason(error))
 
     def _explain(self, connection: "_Connection", not_stored: set[int]) -> dict[int, Exception | None]:
         """Return the outcome of ids that an insert has not returned."""
-        if not not_stored:
-            return {}
         ids = f"{{{','.join(map(str, not_stored))}}}"
         try:
-            rows = self._execute(connection, connection.statements.select_in_use, [ids])
+            rows = connection.run(connection.statements.select_in_use, [ids])
         except psycopg.Error as error:
             return dict.fromkeys(not_stored, self._blame_plant(connection, error))
         in_use = {row[0] for row in rows}
@@ -257,28 +246,16 @@ class PostgresStore(GroupCommitStore):
             return dict.fromkeys(not_stored, StoreUnavailable(_PERHAPS_OURS))
         return {each: PlantIdInUse(each) if each in in_use else StoreUnavailable(_UNKNOWN) for each in not_stored}
 
-    def _execute(self, connection: "_Connection", query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
-        """Execute a statement.
-
-        :raises psycopg.Error: it failed.
-        :raises StoreUnavailable: the outcome is unknown.
-        """
-        connection.warning = None
-        rows = connection.run(query, parameters)
-        if connection.warning:
-            raise StoreUnavailable(connection.warning)
-        return rows
-
     def _check_table(self, connection: "_Connection") -> None:
         """Create what is missing, if that is allowed.
 
         :raises StoreUnavailable: the table could lose a plant, or every insert would fail.
         """
-        [found] = self._execute(connection, _INSPECT, [self._table or "plants", *_EXPECTED])
+        [found] = connection.run(_INSPECT, [self._table or "plants", *_EXPECTED])
         fault, alter, name, role, connection.is_citus = found
         completion = alter if name else _CREATE
         if connection.is_citus and not completion:
-            [(citus_fault,)] = self._execute(connection, _INSPECT_CITUS, [name, _DISTRIBUTE])
+            [(citus_fault,)] = connection.run(_INSPECT_CITUS, [name, _DISTRIBUTE])
             fault = fault or citus_fault
         if fault:
             raise StoreUnavailable(f"the table plants {fault}")
@@ -286,7 +263,7 @@ class PostgresStore(GroupCommitStore):
             self._complete(connection, completion, role)
             self._check_table(connection)
             return
-        self._found_table()
+        self._had_table[0] = 1
         self._table = name
         connection.statements = _Statements(name, is_citus=connection.is_citus)
         self._check_rights(connection, role)
@@ -296,12 +273,12 @@ class PostgresStore(GroupCommitStore):
         """Execute the statements that a batch may need, without rows, so that none can fail for a client first."""
         rights = f"SELECT, INSERT ON {self._table}"
         try:
-            self._execute(connection, connection.statements.insert_nothing)
-            self._execute(connection, connection.statements.select, [None])
+            connection.run(connection.statements.insert_nothing)
+            connection.run(connection.statements.select, [None])
             flush = ", boolean" if connection.info.server_version >= _FLUSH_VERSION else ""
             rights = f"EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text{flush})"
             # Without this condition, it would fail if a node of Citus is down.
-            self._execute(connection, connection.statements.select_in_use + b" AND false", ["{}"])
+            connection.run(connection.statements.select_in_use + b" AND false", ["{}"])
         except errors.InsufficientPrivilege as error:
             raise StoreUnavailable(f"{_reason(error)}; its owner must send: GRANT {rights} TO {role}") from None
 
@@ -311,11 +288,10 @@ class PostgresStore(GroupCommitStore):
         if is_new and (self._table or not (self._may_create or connection.is_citus)):
             raise StoreUnavailable(TABLE_GONE)
         remedy = f"{statement}; GRANT SELECT, INSERT ON plants TO {role}" if is_new else statement
-        if connection.is_citus:
-            new = f"{remedy}; {_DISTRIBUTE}" if is_new else remedy
-            raise StoreUnavailable(f"the table plants is incomplete; on the coordinator, its operator must send: {new}")
-        if not self._may_create:
-            raise StoreUnavailable(f"the table plants lacks a column; its owner must send: {remedy}")
+        if is_new and connection.is_citus:
+            remedy += f"; {_DISTRIBUTE}"
+        if connection.is_citus or not self._may_create:
+            raise StoreUnavailable(f"the table plants is incomplete; its owner must send: {remedy}")
         # Processes that create the table at the same time may collide in the catalog.
         with suppress(errors.UniqueViolation, errors.DuplicateTable):
             try:
@@ -365,26 +341,34 @@ class _Connection(psycopg.Connection[_Row]):
     warning: str | None = None  #: that the outcome of the statement is unknown
     statements: _Statements
 
-    def run(self, query: bytes, parameters: Sequence[str | None]) -> list[_Row]:
+    def run(self, query: bytes, parameters: Sequence[str | None] = ()) -> list[_Row]:
+        """Execute a statement, and return its rows.
+
+        :raises psycopg.Error: it failed.
+        :raises StoreUnavailable: the outcome is unknown.
+        """
+        self.warning = None
+        execute = self._execute_with_settings if self.is_citus or self.has_waited else self.execute
+        rows = execute(query, parameters).fetchall()
+        if self.warning:
+            raise StoreUnavailable(self.warning)
+        return rows
+
+    def _execute_with_settings(self, query: bytes, parameters: Sequence[str | None]) -> psycopg.Cursor[_Row]:
         """Execute a statement, in one transaction with the settings that it needs."""
         # What a transaction has held while a statement waited, it still holds.
         lock_timeout = 1 if self.has_waited else LOCK_TIMEOUT_MS
-        if self.is_citus:
-            settings = [*_ON_EACH_NODE, b"SET LOCAL lock_timeout = %d" % lock_timeout]
-        elif self.has_waited:
-            settings = [b"SELECT set_config('lock_timeout', '%d', true)" % lock_timeout]
-        else:
-            return self.execute(query, parameters).fetchall()
         try:
-            with self.pipeline():  # Without a BEGIN, its statements are a transaction, too.
-                for statement in settings:
-                    self.execute(statement)
+            with self.pipeline():
+                self.execute(b"BEGIN")
+                for setting in (*(_ON_EACH_NODE if self.is_citus else ()), b"lock_timeout = %d" % lock_timeout):
+                    self.execute(b"SET LOCAL " + setting)
                 cursor = self.execute(query, parameters)
             # In the pipeline, it would be unknown whether the statement has failed, or the commit.
             self.unknown_commits += 1
             self.commit()
             self.unknown_commits -= 1
-            return cursor.fetchall()
+            return cursor
         finally:
             with suppress(psycopg.Error):
                 self.rollback()  # This does nothing after a commit, or without a BEGIN.
@@ -428,8 +412,7 @@ def _reason(error: Exception) -> str:
     # context.
     if sqlstate[:2] in _CLASSES_WITH_TEXT and not error.diag.context:
         details.append(str(error.diag.message_primary))
-    if error.diag.constraint_name:
-        details.append(f"constraint {error.diag.constraint_name}")
-    if error.diag.column_name:
-        details.append(f"column {error.diag.column_name}")
+    for kind, name in (("constraint", error.diag.constraint_name), ("column", error.diag.column_name)):
+        if name:
+            details.append(f"{kind} {name}")
     return ": ".join(details)
