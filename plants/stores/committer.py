@@ -111,21 +111,20 @@ class Committer:
     def _commit_batch(self, batch: list[_Entry]) -> None:
         is_retry = not batch
         self._fill(batch)
-        if not (batch or is_retry):
-            return  # All were late, and a commit for none of them would delay those that can still be stored.
         self._client_wait.wait(len(batch))
         self._health.commit_deadline = time.monotonic() + self._timeout
         try:
             outcomes = self._commit(partial(self._collect, batch))
         except BaseException as error:
-            self._health.go_down(_reason(error))
-            self._fail(chain(batch, self._queued()), self._health.down_reason)
+            self._health.down_reason = reason = _reason(error)
+            self._health.record_failure(reason, rejected=0)
+            self._fail(chain(batch, self._queued()), reason)
             self._disconnect()
             return
         finally:
             self._health.commit_deadline = math.inf
         self._client_wait.note_commit(len(batch))
-        if not (batch or is_retry):
+        if not (batch or is_retry):  # All were late, so no plant could be stored, and this says nothing of the store.
             return
         reason = self._health.record(outcomes)
         remaining = iter(outcomes)

@@ -49,7 +49,7 @@ class GroupCommitStore(PlantStore):
     def _connect(self) -> Any:
         """Open a connection, and check the table.
 
-        Create a missing file or table only while ``_may_create`` is true, and call ``_found_table`` afterwards.
+        Create a missing file or table only while ``_may_create`` is true, and set ``_had_table[0]`` to 1 afterwards.
         """
 
     @abc.abstractmethod
@@ -73,9 +73,6 @@ class GroupCommitStore(PlantStore):
         """Whether no process of the service has ever had the table. If one had, its ids must not be free again."""
         return not self._had_table[0]
 
-    def _found_table(self) -> None:
-        self._had_table[0] = 1
-
     def add(self, plant: Plant) -> None:
         if not all(map(isinstance, plant, _TYPES)):  # In a batch, the plant could make all plants fail.
             raise TypeError("a member of a plant has a wrong type")
@@ -87,8 +84,8 @@ class GroupCommitStore(PlantStore):
     def begin(self, plant: Plant | None) -> Wait | None:
         # A subclass may override these, and a tracing agent may replace them on the object or on any of its classes, at
         # any time. Then they may block.
-        name, own = ("check", _OWN_CHECK) if plant is None else ("add", _OWN_ADD)
-        if getattr(type(self), name) is own and name not in vars(self):
+        name = "check" if plant is None else "add"
+        if getattr(type(self), name) is _OWN[name] and name not in vars(self):
             return self._begin(plant)
         call = super().begin
         return lambda done, key: threading.Thread(
@@ -120,14 +117,11 @@ class GroupCommitStore(PlantStore):
         outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()  # Look it up now, because of gevent.
         wait(outcomes.put, None)
         try:
-            [(_, error)] = outcomes.get(timeout=2 * self.timeout + _GRACE_SECONDS)
+            errors = [error for _, error in outcomes.get(timeout=2 * self.timeout + _GRACE_SECONDS) if error]
         except queue.Empty:
             raise StoreUnavailable(NO_RESPONSE) from None
-        if error:
-            try:
-                raise error
-            finally:
-                del error  # Otherwise, the exception and this frame would refer to each other.
+        if errors:
+            raise errors.pop()  # Without pop(), the exception and this frame would refer to each other.
 
     def _commit(self, collect: Callable[[], list[Plant]]) -> Outcomes:
         self._connection = self._connection or self._connect()
@@ -159,8 +153,7 @@ class GroupCommitStore(PlantStore):
             self._committer.close(self.timeout)
 
 
-_OWN_ADD: Final = GroupCommitStore.add
-_OWN_CHECK: Final = GroupCommitStore.check
+_OWN: Final = {"add": GroupCommitStore.add, "check": GroupCommitStore.check}
 
 
 def _error_of(call: Callable[[Any], object], plant: Plant | None) -> Any:

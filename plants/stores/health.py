@@ -29,7 +29,7 @@ class Health:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now = clock
-        self.down_reason = ""  #: why the store is down, or an empty string
+        self.down_reason = ""  #: why the last commit or connection failed as a whole, or an empty string
         self.open = False  #: whether the start of an outage was logged, but not its end
         self.commit_deadline = math.inf  #: when the commit in progress should have ended
         self._last_check = ("", 0.0)  # why the store is failing, or an empty string; until when checks rely on that
@@ -58,11 +58,6 @@ class Health:
         if reason:
             raise StoreUnavailable(reason)
         return True
-
-    def go_down(self, reason: str) -> None:
-        """Record that a commit or a connection failed as a whole."""
-        self.down_reason = reason
-        self.record_failure(reason, rejected=0)
 
     def record(self, outcomes: Outcomes) -> str:
         """Record the outcomes of a commit that did not fail as a whole, or of a check if there are none.
@@ -107,7 +102,7 @@ class Health:
 
 
 class LoggedStore(PlantStore):
-    """Another store, such as that of another package, with a log of its outages. Checks share a call that succeeds."""
+    """A store of another package, for the application, with a log of its outages. Checks share a call that succeeds."""
 
     def __init__(self, store: PlantStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -134,6 +129,3 @@ class LoggedStore(PlantStore):
             self._health.record_failure(str(error), rejected=0)
             raise
         self._health.record([])
-
-    def close(self) -> None:
-        self._store.close()

@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from plants.stores import COLUMNS, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable, StoreUnusable
+from plants.stores import (
+    COLUMNS,
+    IS_GONE,
+    TABLE_GONE,
+    Plant,
+    PlantIdInUse,
+    PlantRefused,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from plants.stores.group_commit import GroupCommitStore
 from plants.stores.health import Outcomes
 
@@ -44,7 +53,7 @@ _OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE lower(tbl_name) = 'p
 _FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden, [notnull], dflt_value FROM pragma_table_xinfo('plants')"
 
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
-_GONE = f"the file is gone; it is not recreated, because ids already in use would become available; {_UNTIL_RETURNED}"
+_GONE = f"the file {IS_GONE}; {_UNTIL_RETURNED}"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
     "processes that use the file, then remove the name that has no log beside it"
@@ -118,12 +127,12 @@ class SQLiteStore(GroupCommitStore):
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         """Return an error that names the files that this user may not write, which SQLite's own errors do not."""
-        if isinstance(error, FileNotFoundError):
-            error = StoreUnusable(_GONE)
-        text = f"{self._printable_path}: {error}"
-        is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
-        lasts = is_malformed or isinstance(error, StoreUnusable | PermissionError)
         file = Path(os.path.realpath(self._path))
+        # If it was never there, only a missing folder prevents its creation.
+        is_gone = isinstance(error, FileNotFoundError) and (file.parent.is_dir() or not self._may_create)
+        text = f"{self._printable_path}: {_GONE if is_gone else error}"
+        is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
+        lasts = is_malformed or isinstance(error, StoreUnusable | OSError)
         for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
             with suppress(OSError):
                 owner = each.stat().st_uid
@@ -159,7 +168,8 @@ class SQLiteStore(GroupCommitStore):
         # Look for the log before the file. Otherwise, if another process creates both now, only its log might be found.
         has_log = Path(f"{path}-wal").exists()
         if self._may_create and not has_log:
-            _create_file(path)
+            with suppress(FileExistsError):
+                Path(path).touch(0o644, exist_ok=False)
         file = self._file or _File(path)
         file.check(self._path)
         if has_log and not _stat(path).st_size:
@@ -175,7 +185,7 @@ class SQLiteStore(GroupCommitStore):
             file.check(self._path)
             on_failure.pop_all()
         self._file = file
-        self._found_table()
+        self._had_table[0] = 1
         return connection
 
     def _complete(self, connection: "_Connection") -> None:
@@ -254,14 +264,6 @@ class _Connection(sqlite3.Connection):
         return outcomes
 
 
-def _create_file(path: str) -> None:
-    try:
-        with suppress(FileExistsError):
-            Path(path).touch(0o644, exist_ok=False)
-    except OSError as error:
-        raise StoreUnusable(f"the file cannot be created: {error.strerror}") from None
-
-
 def _is_mount_point(path: str) -> bool:
     # A bind mount may have the device number of the folder, and a file on overlayfs has another one, so read the list.
     escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
@@ -300,9 +302,7 @@ def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> dict[str,
         return {_CREATE: "created the table plants: this is a new, empty store"}
     for kind, name, sql in objects:
         if kind != "table" or not sql.startswith("CREATE TABLE"):
-            raise StoreUnavailable(
-                f"the {kind} {name} of the table plants could lose or alter a plant without an error"
-            )
+            raise StoreUnavailable(f"the {kind} {name} of the table plants could lose or alter a plant silently")
     found = {name: properties for name, *properties in connection.execute(_FOUND_COLUMNS)}
     statements = {}
     for column, definition in _DEFINITIONS.items():
@@ -312,8 +312,6 @@ def _inspect(connection: sqlite3.Connection, *, may_complete: bool) -> dict[str,
         elif properties is None or properties[:3] != [_TYPES[column.type], column.name == "id", 0]:
             raise StoreUnavailable(f"the table plants has no column {definition}")
     for name, (_, is_key, hidden, is_required, default) in found.items():
-        if is_key:
-            raise StoreUnavailable(f"the column {name} is in the key of the table plants, too")
-        if statements and is_required and default is None and not hidden:
-            raise StoreUnavailable(f"the column {name} of the table plants must have a value, and has no default")
+        if is_key or (statements and is_required and default is None and not hidden):
+            raise StoreUnavailable(f"the column {name} of the table plants is in the key, or must have a value")
     return statements

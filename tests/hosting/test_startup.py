@@ -130,7 +130,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ),
         (
             {"PLANTS_STORE": "sqlite:////missing/x"},
-            "PLANTS_STORE is not usable: /missing/x: the file cannot be created",
+            "PLANTS_STORE is not usable: /missing/x: [Errno 2] No such file",
         ),
         ("--bind=192.0.2.1:80", "cannot listen on 192.0.2.1:80, so set another address (--bind or PORT): [Errno "),
         ({"PLANTS_METRICS_BIND": "192.0.2.1:80"}, "PLANTS_METRICS_BIND is not usable: "),

@@ -113,7 +113,7 @@ def leave_a_log(path: Path) -> None:
 
 
 LASTING: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (lambda path: path.parent.rmdir(), "the file cannot be created: No such file"),
+    "no folder": (lambda path: path.parent.rmdir(), "No such file or directory"),
     "a folder": (lambda path: path.mkdir(), "not a regular file"),
     "a pipe": (os.mkfifo, "not a regular file"),
     "no database": (lambda path: path.write_bytes(b"x" * 4096), "file is not a database"),
@@ -399,7 +399,10 @@ def test_a_table_that_was_created_by_hand_is_used(
 PLANTS = f"CREATE TABLE plants ({', '.join(column.define({int: 'INTEGER', str: 'TEXT'}) for column in COLUMNS)})"
 UNUSABLE = {
     "no key": (PLANTS.replace(" PRIMARY KEY", ""), "no column id"),
-    "a wider key": (PLANTS.replace(" PRIMARY KEY", "").replace(")", ", at INT, PRIMARY KEY (id, at))"), "at is in the"),
+    "a wider key": (
+        PLANTS.replace(" PRIMARY KEY", "").replace(")", ", at INT, PRIMARY KEY (id, at))"),
+        "is in the key",
+    ),
     "a numeric name": (PLANTS.replace("name TEXT", "name NUMERIC"), "no column name TEXT NOT NULL"),
     "a generated tag": (PLANTS.replace("tag TEXT", "tag TEXT AS (name)"), "no column tag TEXT"),
     "a view": (
