@@ -133,6 +133,7 @@ class Server:
     """
 
     url: str  #: the base address, without a slash at the end, if ``serve`` serves it on a port
+    _failures: Iterator[int | str]
 
     def __init__(self, *, token: str | None = None, store: PlantStore | None = None) -> None:
         self._first_token = secrets.token_urlsafe() if token is None else token
@@ -169,7 +170,7 @@ class Server:
     def reset(self) -> None:
         """Restore the initial state: the first token, no failures, no requests, no plants except in a wrapped store."""
         self.token = self._first_token
-        self._failures: Iterator[int | str] = iter(())
+        self._failures = iter(())
         self.store.reset()
         self.requests: list[Received] = []
 
@@ -197,7 +198,7 @@ class Server:
         if failure == "cut":
             response = response[: len(response) // 2]
         request = falcon.Request(environ)
-        sent = (request.method, request.path, request.query_string, request.headers_lower, body)
+        sent = (request.method, request.path, request.query_string, dict(request.headers_lower), body)
         requests.append(Received(*sent, status, response))
         if failure == "close":
             raise ConnectionClosed

@@ -60,7 +60,6 @@ def test_an_outage_logs_its_start_new_reasons_and_its_end(
         "the store is available again; requests rejected meanwhile: 0",
     ]
     assert store.get(2)
-    store.close()
 
 
 def test_a_check_fails_for_5_s_or_until_a_plant_is_stored(
