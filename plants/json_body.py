@@ -45,6 +45,9 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
 
 
 def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
+    digits = str(req.env.get("CONTENT_LENGTH") or 0).strip(" \t")
+    if not (digits.isascii() and digits.isdecimal()):  # int() accepts more, and so does Falcon.
+        raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
     length = req.content_length
     if length is None and not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.

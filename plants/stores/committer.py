@@ -124,9 +124,8 @@ class Committer:
         finally:
             self._health.commit_deadline = math.inf
         self._client_wait.note_commit(len(batch))
-        if not (batch or is_retry):  # All were late, so no plant could be stored, and this says nothing of the store.
-            return
-        reason = self._health.record(outcomes)
+        # If all were late, no plant could be stored, which says nothing of the store.
+        reason = self._health.record(outcomes) if batch or is_retry else ""
         remaining = iter(outcomes)
         check_outcome = StoreUnavailable(reason) if reason else None
         _pass_on([(entry, _own(next(remaining) if entry[0] else check_outcome)) for entry in batch])
@@ -173,29 +172,28 @@ class ClientWait:
         self._expected = 0  # the entries of the last commit, and those that were queued at its end
         self.began = 0.0  #: when the commit began
         self._ended = 0.0
-        self._seconds = 0.0  # how long the last commit took
         self._commits_without = 0
         self._skipped = 0
 
     def note_commit(self, size: int) -> None:
         """Note that a commit has ended, whose batch had this size."""
         self._ended = time.monotonic()
-        self._seconds = self._ended - self.began
         self._expected = min(size + self._entries.qsize(), MAX_BATCH)
 
     def wait(self, size: int) -> None:
         """Wait until as many entries are queued as are expected beside a batch of this size, or for a short time."""
         missing = self._expected - size
-        if self._seconds < _MIN_COMMIT_SECONDS or missing <= 0:
+        seconds = self._ended - self.began  # of the last commit; if that failed, not above 0
+        if seconds < _MIN_COMMIT_SECONDS or missing <= 0:
             return
         if self._skipped < self._commits_without:
             self._skipped += 1
             return
-        until = time.monotonic() + self._seconds / 4
+        until = time.monotonic() + seconds / 4
         while (arrived := self._entries.qsize()) < missing and time.monotonic() < until:
-            time.sleep(self._seconds / 32)
+            time.sleep(seconds / 32)
         # A busy event loop delays the end of a sleep, so the wait itself may have taken far longer.
-        in_vain = 2 * arrived < missing or time.monotonic() > self._ended + _MAX_RETURN * self._seconds
+        in_vain = 2 * arrived < missing or time.monotonic() > self._ended + _MAX_RETURN * seconds
         self._skipped = 0
         self._commits_without = min(4 * self._commits_without + 3, _MAX_SKIPPED) if in_vain else 0
 

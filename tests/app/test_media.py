@@ -45,7 +45,7 @@ def test_a_body_that_is_cut_short_is_400(app: Any, store: PlantStore, rest: byte
     assert store.get(1) is None
 
 
-MALFORMED_LENGTHS = ["-1", "25X", "\xb2", "25,25", "9" * 5000]
+MALFORMED_LENGTHS = ["-1", "25X", "\xb2", "+25", "2_5", "\u0662\u0665", "25,25", "25\n", "9" * 5000]
 NOT_READ = {
     "no length": ({}, 40001),
     "an empty length": ({"CONTENT_LENGTH": ""}, 40001),

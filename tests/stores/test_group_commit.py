@@ -279,19 +279,19 @@ def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> 
 def test_every_future_completes_although_the_store_fails_and_closes(store: GardenStore) -> None:
     futures: list[Future[None]] = []
     ids = count()
-    closed = threading.Event()
+    ended = threading.Event()
 
     def submit_many() -> None:
-        while not closed.wait(0.0005):
+        while not ended.wait(0.0005):
             futures.append(submit(store, Plant(next(ids), "oak")))
 
     with ThreadPoolExecutor(4) as threads, ExitStack() as load:
-        load.callback(closed.set)
+        load.callback(ended.set)
         submitting = [threads.submit(submit_many) for _ in range(4)]
         for fault, room, why in (("full", 9, "full"), ("", 0, "no connection"), ("", 9, "")):
             store.fault, store.room = fault, room
             wait_until(lambda why=why: reason(store) == why)  # type: ignore[misc]
-        store.close()
+    store.close()
     assert [each.exception() for each in submitting] == [None] * 4
     assert all(future.done() for future in futures)
     assert sum(outcome(future.result) == "added" for future in futures) == len(store.plants) > 0
