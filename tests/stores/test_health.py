@@ -78,6 +78,15 @@ def test_a_check_fails_for_5_s_or_until_a_plant_is_stored(
         assert not reason(store)
 
 
+def test_a_check_that_began_before_a_failure_does_not_hide_it(
+    garden: Garden, store: PlantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    garden.error = StoreUnavailable("a malformed page")
+    monkeypatch.setattr(garden, "check", partial(add, store, 1))  # The plant fails during the check.
+    store.check()
+    assert reason(store) == "a malformed page"
+
+
 @pytest.mark.parametrize("error", [PlantRefused("a CHECK"), PlantIdInUse(1)], ids=["refused", "in use"])
 def test_a_refused_plant_or_an_id_in_use_says_nothing(garden: FaultyStore, store: PlantStore, error: Exception) -> None:
     garden.fail(error)
