@@ -293,7 +293,10 @@ WRONG_TABLES = {
         "TABLE plants (id bigint PRIMARY KEY, name text, since date NOT NULL)",
         "lacks a column, and would refuse every plant: the column since has no default",
     ),
-    "a partition with a trigger": (f"{PARTITIONED}; {TRIGGER} ON p0 {FUNCTION}", "the trigger guard"),
+    "a partition with a trigger": (
+        f"{PARTITIONED}; {TRIGGER} ON p0 {FUNCTION}; ALTER TABLE p0 ENABLE ALWAYS TRIGGER guard",
+        "the trigger guard",
+    ),
 }
 CITUS = """
     DROP TABLE IF EXISTS pg_dist_local_group, pg_dist_partition, pg_dist_shard, pg_dist_placement, nodes CASCADE;
