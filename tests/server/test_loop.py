@@ -446,6 +446,7 @@ def test_a_system_without_epoll_can_watch_for_both_directions(make: Make, monkey
 
 def test_a_trickling_client_does_not_extend_the_request_timeout(driver: Driver) -> None:
     client, connection = driver.connect(GET)
+    assert (connection.state, connection.deadline) == (OPEN, driver.loop.shared.now + CONFIG.request_seconds)
     driver.run_once()
     assert (connection.state, connection.deadline) == (IDLE, driver.loop.shared.now + CONFIG.keepalive_seconds)
     deadlines = set()
