@@ -79,9 +79,9 @@ def test_a_check_fails_for_5_s_or_until_a_plant_is_stored(
 
 
 def test_a_check_that_began_before_a_failure_does_not_hide_it(
-    garden: Garden, store: PlantStore, monkeypatch: pytest.MonkeyPatch
+    garden: FaultyStore, store: PlantStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    garden.error = StoreUnavailable("a malformed page")
+    garden.fail(StoreUnavailable("a malformed page"))
     monkeypatch.setattr(garden, "check", partial(add, store, 1))  # The plant fails during the check.
     store.check()
     assert reason(store) == "a malformed page"
