@@ -5,8 +5,8 @@
 What it asks of an application (PEP 3333):
 
 Threads. With Gunicorn's ``threads`` at 1, the event loop calls the application. Then the application must not block:
-while it runs, every other client waits. With more, that many threads call it (``Worker.may_block`` decides). In both
-cases one more thread calls it for bodies above 32 KiB, so it must be thread-safe.
+while it runs, every other client waits. With more, threads call it (``Worker.may_block`` decides), so it must be
+thread-safe: that many, and one more for bodies above 16 KiB.
 
 The request. It is called when the body has arrived completely; ``wsgi.input`` has all of it in memory. A chunked body
 has a ``CONTENT_LENGTH``, too. If a body is larger than ``Worker.max_body_bytes``, the server responds with 413.

@@ -13,20 +13,19 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
+from plants.server.config import SMALL_BODY_BYTES
 from plants.server.exchange import Exchange, current
 from plants.server.response import make_response
 
 _FIRST_ERROR: Final = 400  # the lowest status of an error
 _MAX_CALL_SECONDS: Final = 0.1  # for the calls in the loop, per iteration
-# The application is called for a larger body in a thread of its own, because the loop's calls delay all clients.
-_LARGE_BODY_BYTES: Final = 32_768
 
 
 class Calls:
     """The queues of exchanges that wait for their calls, or are complete."""
 
     def __init__(self, threads: int, log: Any, wake_fd: int) -> None:
-        """Start the threads; if ``threads`` is 0, the loop makes all calls except those for large bodies.
+        """Start the threads; if ``threads`` is 0, the loop makes all calls.
 
         :param wake_fd: a byte is written to it if an exchange is completed outside the loop's thread.
         """
@@ -39,7 +38,9 @@ class Calls:
         self._others = Queue(self, threads)
         self._public = Queue(self, min(threads, 1))
         self._quick = Queue(self, 1) if threads else self._public
-        self._large = Queue(self, 1)
+        self._large = Queue(self, min(threads, 1))
+        queues = () if threads else (self._public, self._others, self._large)
+        self._in_loop = [queue.exchanges for queue in queues]
 
     def put(self, exchange: Exchange) -> None:
         """Call the application for a complete request: soon in the loop, or when a thread is free."""
@@ -47,14 +48,14 @@ class Calls:
             self._quick.put(exchange)
         elif exchange.public:
             self._public.put(exchange)
-        elif len(exchange.body.content) > _LARGE_BODY_BYTES:
+        elif len(exchange.body.content) > SMALL_BODY_BYTES:
             self._large.put(exchange)
         else:
             self._others.put(exchange)
 
     def wait_for_loop(self) -> bool:
         """Return whether calls wait for the loop's thread."""
-        return not self._others.threads and bool(self._public.exchanges or self._others.exchanges)
+        return any(self._in_loop)
 
     def call_in_loop(self) -> None:
         """Make calls that wait for the loop's thread, for a limited time."""
@@ -63,11 +64,13 @@ class Calls:
         if not self.wait_for_loop():
             return
         until = time.monotonic() + _MAX_CALL_SECONDS
-        # They take turns, so that no flood of one delays the other.
-        queues = [self._public.exchanges, self._others.exchanges]
-        while (waiting := queues[0] or queues[1]) and time.monotonic() < until:
-            self.call(waiting.popleft())
-            queues.reverse()
+        *small, large = self._in_loop
+        while any(small) and time.monotonic() < until:
+            for exchanges in small:  # They take turns, so that no flood of one delays the other.
+                if exchanges:
+                    self.call(exchanges.popleft())
+        if large:  # Only one, because parsing a mebibyte may take 20 ms.
+            self.call(large.popleft())
 
     def call(self, exchange: Exchange) -> None:
         """Call the application for an exchange, unless it is over. Any thread may do so."""

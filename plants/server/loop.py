@@ -2,10 +2,10 @@
 
 ``run`` repeats one iteration, in one thread: wait for events; accept, and read from every connection that is ready;
 call the application, or pass requests to threads; send the responses; every 0.1 s, check the deadlines. Each kind of
-work in an iteration is bounded: one step for each connection, in which it reads and parses little; 0.1 s of calls; some
-hundreds of new connections. So a client never waits for more than the work of one iteration. Whatever the loop does for
-one connection it does in ``step``, and a failure there closes only this connection. A signal handler may call
-``stop``, and only the loop's thread may call everything else.
+work in an iteration is bounded: one step for each connection, in which it reads and parses little; 0.1 s of calls, and
+one with a large body; some hundreds of new connections. So a client never waits for more than the work of one
+iteration. Whatever the loop does for one connection it does in ``step``, and a failure there closes only this
+connection. A signal handler may call ``stop``, and only the loop's thread may call everything else.
 """
 
 import math

@@ -29,8 +29,7 @@ from tests.support.process import wait_until
 from tests.support.tls_client import Records13, make_certificate, trusting
 
 KIB = 1024
-# Escapes, and as many values as are allowed: no accepted body of this size takes longer to parse. The loop itself
-# parses bodies of up to 32 KiB.
+# Escapes, and as many values as are allowed: no accepted body of this size takes longer to parse.
 SMALL_BODY, LARGE_BODY = (
     b'{"id":1,"name":"%b","more":[%b{}]}' % (rb"\\," * escapes, b"{}," * 990) for escapes in (9_900, 348_000)
 )

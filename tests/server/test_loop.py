@@ -511,11 +511,21 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
 THREADS = pytest.mark.parametrize("threads", [0, 1], ids=["in-the-event-loop", "in-a-thread"])
 
 
-@THREADS
-def test_small_requests_do_not_wait_behind_large_ones(make: Make, threads: int) -> None:
+def test_an_iteration_calls_small_requests_then_one_large_one(make: Make) -> None:
     gated = GatedApp()
-    driver = make(app=gated, threads=threads, body_bytes=10**6)
-    large = [driver.connect(post("/large", 40_000)) for _ in range(2)]
+    driver = make(app=gated, body_bytes=10**6)
+    for path in ("/free/1", "/free/2"):
+        driver.connect(post(path, LARGE_BODY))
+    driver.run_until(lambda: gated.paths)
+    driver.connect(get("/free/small"))
+    driver.run_until(lambda: len(gated.paths) == 3)
+    assert gated.paths == ["/free/1", "/free/small", "/free/2"]
+
+
+def test_small_requests_do_not_wait_behind_large_ones_in_a_thread(make: Make) -> None:
+    gated = GatedApp()
+    driver = make(app=gated, threads=1, body_bytes=10**6)
+    large = [driver.connect(post("/large", LARGE_BODY)) for _ in range(2)]
     driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
     sweeps: list[None] = []
     driver.loop.on_sweep = lambda: sweeps.append(None)
