@@ -52,7 +52,6 @@ if "PORT" in os.environ and socket.has_dualstack_ipv6():
     bind = f"[::]:{os.environ['PORT']}"
 
 _FOLDER = Path.cwd()  # Gunicorn changes it after the settings have been parsed.
-_RELATIVE_PATHS = {"PLANTS_STORE": "sqlite:///[^/]", "PLANTS_TOKENS_FILE": "[^/]"}
 
 
 def on_starting(server: Any) -> None:
@@ -128,7 +127,7 @@ def check(cfg: Any) -> None:
         allow_descriptors(cfg.worker_connections)
     except ValueError as error:
         exit_with(error)
-    for name, pattern in _RELATIVE_PATHS.items():
+    for name, pattern in (("PLANTS_STORE", "sqlite:///[^/]"), ("PLANTS_TOKENS_FILE", "[^/]")):
         if Path.cwd() != _FOLDER and re.match(pattern, os.environ.get(name, "")):
             exit_with(f"{name} has a relative path, for which chdir comes too late; set an absolute path")
     for name in cfg.env:

@@ -21,7 +21,6 @@ from plants.server.request import HTTPError
 from plants.server.response import Response, make_response
 
 _FIRST_ERROR: Final = 400
-_NO_ERROR: Final = (0, "")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -45,9 +44,7 @@ class PlantHooks(Hooks):
         exchange.route, exchange.public, exchange.blocks = self._router.route_of(exchange.path)
         if exchange.listener.reserved_connections:  # The metrics have a listener of their own.
             exchange.public, exchange.blocks = True, False
-        if not exchange.head_parsed:
-            return None
-        if not exchange.public:
+        if exchange.head_parsed and not exchange.public:
             return self._rejection(exchange)
         if not exchange.body.complete:
             exchange.drop_body()
@@ -74,7 +71,7 @@ class PlantHooks(Hooks):
     def before_response(self, exchange: Exchange, response: Response) -> None:
         """Count the response and buffer its line, before it is sent, so that a kill cannot lose the count."""
         seconds = time.monotonic() - exchange.started
-        error = _NO_ERROR
+        error = (0, "")
         if response.status >= _FIRST_ERROR:
             code = response.status * 100
             error = response.error or (code, error_message(code))

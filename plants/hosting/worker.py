@@ -12,8 +12,6 @@ from plants.hosting.settings import Settings
 from plants.server.request import Listener
 from plants.server.worker import Worker as ServerWorker
 
-_METRICS_CONNECTIONS = 8  # reserved, so that Prometheus can scrape a service that has too many connections
-
 
 class Worker(ServerWorker):
     """A worker of a hosted service."""
@@ -53,7 +51,8 @@ class Worker(ServerWorker):
         """Return the listening sockets of Gunicorn and of the metrics."""
         found = [Listener(listener.sock, self.wsgi) for listener in self.sockets]
         if self.metrics:
-            found.append(Listener(self.metrics.listener, self.metrics.app(), _METRICS_CONNECTIONS))
+            # They are reserved, so that Prometheus can scrape a service that has too many connections.
+            found.append(Listener(self.metrics.listener, self.metrics.app(), reserved_connections=8))
         return found
 
     def notify(self) -> None:

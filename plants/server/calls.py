@@ -1,6 +1,6 @@
 """The calls of the application: where each is made, and what its response waits for. Every queue and thread is here.
 
-In: ``put`` queues a complete exchange. If it is over before its call begins, the call never begins.
+In: ``put`` queues complete exchanges. If one is over before its call begins, the call never begins.
 Out: ``completed`` returns each exchange whose response is ready. If the call has left work in ``server.pending``, it is
 over, but its response waits for the work: no thread does. Only the loop's thread begins the work, and any thread
 reports its outcome by ``done``. A byte in a pipe wakes the loop.
@@ -39,19 +39,20 @@ class Calls:
         self._public = Queue(self, min(threads, 1))
         self._quick = Queue(self, 1) if threads else self._public
         self._large = Queue(self, min(threads, 1))
-        queues = () if threads else (self._public, self._others, self._large)
-        self._in_loop = [queue.exchanges for queue in queues]
+        queues = (self._public, self._others, self._large)
+        self._in_loop: list[deque[Exchange]] = [deque() if threads else queue.exchanges for queue in queues]
 
-    def put(self, exchange: Exchange) -> None:
-        """Call the application for a complete request: soon in the loop, or when a thread is free."""
-        if not exchange.blocks:
-            self._quick.put(exchange)
-        elif exchange.public:
-            self._public.put(exchange)
-        elif len(exchange.body.content) > SMALL_BODY_BYTES:
-            self._large.put(exchange)
-        else:
-            self._others.put(exchange)
+    def put(self, exchanges: list[Exchange]) -> None:
+        """Call the application for complete requests: soon in the loop, or when a thread is free."""
+        for exchange in exchanges:
+            if not exchange.blocks:
+                self._quick.put(exchange)
+            elif exchange.public:
+                self._public.put(exchange)
+            elif len(exchange.body.content) > SMALL_BODY_BYTES:
+                self._large.put(exchange)
+            else:
+                self._others.put(exchange)
 
     def wait_for_loop(self) -> bool:
         """Return whether calls wait for the loop's thread."""
@@ -61,8 +62,6 @@ class Calls:
         """Make calls that wait for the loop's thread, for a limited time."""
         # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
         # which may preempt this process. Sending all in a row makes this rarer.
-        if not self.wait_for_loop():
-            return
         until = time.monotonic() + _MAX_CALL_SECONDS
         *small, large = self._in_loop
         while any(small) and time.monotonic() < until:

@@ -3,7 +3,7 @@
 What one connection holds is a constant in each of its states. Only what may be larger needs a slot, and the number of
 slots is fixed. So the memory of a worker is a product, and nothing counts buffered bytes:
 
-    (worker_connections + PUBLIC_CONNECTIONS) * 128 KiB + SLOTS * (the largest body, or the response to it)
+    (worker_connections + public_connections) * 128 KiB + SLOTS * (the largest body, or the response to it)
 
 The 128 KiB are a head and its environ (64), a small body (16), and received bytes that are not parsed yet (32); or the
 unread part of a small response (64) and such received bytes. With TLS, OpenSSL's buffers come on top (80 KiB).
@@ -18,9 +18,6 @@ from typing import Any, Final
 SMALL_BODY_BYTES: Final = 16_384
 SMALL_RESPONSE_BYTES: Final = 65_536
 SLOTS: Final = 64
-# A worker accepts this many connections more than clients with a token may have, so that it responds to probes and to
-# other requests that need no token, even if all those clients are slow.
-PUBLIC_CONNECTIONS: Final = 8
 
 
 @dataclass
@@ -28,9 +25,10 @@ class Config:
     """The configuration of an event loop; its limits are in bytes and in seconds.
 
     ``request_seconds`` is also the time for sending a response, and ``response_seconds`` is the application's. Clients
-    with a token have at most ``connections``, and all together ``public_connections`` more. The loop stops after
-    ``max_requests`` requests. With ``threads`` 0, the loop calls the applications, which must not block. Otherwise
-    ``threads`` threads call them. ``environ`` has environ keys that all requests share.
+    with a token have at most ``connections``, and all together ``public_connections`` more, so that the loop responds
+    to probes even if all those clients are slow. It stops after ``max_requests`` requests. With ``threads`` 0, the loop
+    calls the applications, which must not block. Otherwise ``threads`` threads call them. ``environ`` has environ keys
+    that all requests share.
     """
 
     line_bytes: int
@@ -46,4 +44,4 @@ class Config:
     tls: SSLContext | None
     environ: dict[str, Any]
     slots: int = SLOTS
-    public_connections: int = PUBLIC_CONNECTIONS
+    public_connections: int = 8

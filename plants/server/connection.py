@@ -145,20 +145,19 @@ class Connection:
 
     def _enter(self, state: State) -> None:
         """Change the state, its deadline, and whether a full worker may close this connection."""
-        if state is not CLOSED and state.name not in self.state.successors:
+        if state.name not in self.state.successors and state is not CLOSED:
             raise RuntimeError(f"a connection that is {self.state.name} cannot become {state.name}")
         shared = self._shared
         self.state = state
         self.deadline = shared.now + shared.seconds[state]
         if not state.keeps_slot:
             shared.slot_holders.discard(self)
-        evicts = state.evicts
-        if evicts == "public" and self.exchange and self.exchange.public:
-            evicts = "strangers"
-        if self in self._evictable:
-            del self._evictable[self]
-        if evicts == "anybody" or (evicts == "strangers" and not self.trusted):
+        self._evictable.pop(self, None)
+        if state.evicts == "anybody" or (not self.trusted and self._is_evicted_as_stranger(state.evicts)):
             self._evictable[self] = self._network
+
+    def _is_evicted_as_stranger(self, evicts: str) -> bool:
+        return evicts == "strangers" or bool(evicts == "public" and self.exchange and self.exchange.public)
 
     def _receive(self) -> None:
         try:
@@ -314,7 +313,8 @@ class Connection:
             self._enter(IDLE)
         if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
             self._shared.unfinished_connections.add(self)
-        self.watch()
+        if self._watched_events != READABLE:
+            self.watch()
 
     def _hold_output(self, rest: memoryview) -> None:
         """Wait until the socket accepts more; without a slot, hold no more than a small response.

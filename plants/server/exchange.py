@@ -62,5 +62,5 @@ class Exchange(Request):
     ) -> Callable[[bytes], None]:
         # No byte has been sent yet, so another call, such as that of an error handler, may replace the response.
         self._status = status
-        self._headers = list(headers)
+        self._headers = tuple(headers)
         return self._blocks.append

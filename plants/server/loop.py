@@ -140,13 +140,13 @@ class Loop:
 
     def _dispatch(self) -> None:
         """Queue the complete requests."""
-        for exchange in self.shared.ready_exchanges:
-            self._calls.put(exchange)
-            self._requests_left -= 1
-            if self._requests_left == 0:
-                self._log.info("Autorestarting worker after current request.")
-                self.stop()
-        self.shared.ready_exchanges.clear()
+        ready = self.shared.ready_exchanges
+        self._calls.put(ready)
+        if 0 < self._requests_left <= len(ready):
+            self._log.info("Autorestarting worker after current request.")
+            self.stop()
+        self._requests_left -= len(ready)
+        ready.clear()
 
     def _sweep(self) -> None:
         # Checking all connections every 0.1 s costs less than a timer per request.
@@ -208,11 +208,10 @@ class Loop:
         """Serve a client on a connected, non-blocking socket; ``peer`` is its address."""
         environ = self._base_environ.copy()
         server = sock.getsockname()
-        # On a listener for both versions, an IPv4 address has this prefix.
-        if isinstance(peer, tuple):
-            environ["REMOTE_ADDR"], environ["REMOTE_PORT"] = peer[0].removeprefix("::ffff:"), str(peer[1])
-        if isinstance(server, tuple):
-            environ["SERVER_NAME"], environ["SERVER_PORT"] = server[0].removeprefix("::ffff:"), str(server[1])
+        for host, port, address in (("REMOTE_ADDR", "REMOTE_PORT", peer), ("SERVER_NAME", "SERVER_PORT", server)):
+            if isinstance(address, tuple):
+                # On a listener for both versions, an IPv4 address has this prefix.
+                environ[host], environ[port] = address[0].removeprefix("::ffff:"), str(address[1])
         return Connection(self.shared, listener, sock, environ, network_of(environ["REMOTE_ADDR"]))
 
 
