@@ -3,7 +3,7 @@
 In: ``put`` queues complete exchanges. If one is over before its call begins, the call never begins.
 Out: ``completed`` returns each exchange whose response is ready. If the call has left work in ``server.pending``, it is
 over, but its response waits for the work: no thread does. Only the loop's thread begins the work, and any thread
-reports its outcome by ``done``. A byte in a pipe wakes the loop.
+reports its outcome by ``done``. A byte in a pipe wakes the loop. The queues ``in_loop`` wait for ``call_in_loop``.
 """
 
 import os
@@ -40,7 +40,7 @@ class Calls:
         self._quick = Queue(self, 1) if threads else self._public
         self._large = Queue(self, min(threads, 1))
         queues = (self._public, self._others, self._large)
-        self._in_loop: list[deque[Exchange]] = [deque() if threads else queue.exchanges for queue in queues]
+        self.in_loop: list[deque[Exchange]] = [deque() if threads else queue.exchanges for queue in queues]
 
     def put(self, exchanges: list[Exchange]) -> None:
         """Call the application for complete requests: soon in the loop, or when a thread is free."""
@@ -54,16 +54,12 @@ class Calls:
             else:
                 self._others.put(exchange)
 
-    def wait_for_loop(self) -> bool:
-        """Return whether calls wait for the loop's thread."""
-        return any(self._in_loop)
-
     def call_in_loop(self) -> None:
         """Make calls that wait for the loop's thread, for a limited time."""
         # First call, then respond, so that the code of each stays in the CPU cache. Also, a response wakes its client,
         # which may preempt this process. Sending all in a row makes this rarer.
         until = time.monotonic() + _MAX_CALL_SECONDS
-        *small, large = self._in_loop
+        *small, large = self.in_loop
         while any(small) and time.monotonic() < until:
             for exchanges in small:  # They take turns, so that no flood of one delays the other.
                 if exchanges:

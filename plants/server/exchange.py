@@ -1,7 +1,7 @@
 """A request with its call of the application (PEP 3333), from its first byte until its response is sent."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any, Final
 
@@ -57,9 +57,7 @@ class Exchange(Request):
             environ.pop("wsgi.input", None)  # Drop the body.
         return make_response(self, self._status, self._headers, b"".join(self._blocks), errors[-1] if errors else None)
 
-    def _start_response(
-        self, status: str, headers: Sequence[tuple[str, str]], _exc_info: Any = None
-    ) -> Callable[[bytes], None]:
+    def _start_response(self, status: str, headers: Headers, _exc_info: Any = None) -> Callable[[bytes], None]:
         # No byte has been sent yet, so another call, such as that of an error handler, may replace the response.
         self._status = status
         self._headers = tuple(headers)

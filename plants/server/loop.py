@@ -121,7 +121,7 @@ class Loop:
     def _events(self) -> list[tuple[int, int]]:
         """Wait until there is something to do; return the descriptors that are ready, and their events."""
         shared = self.shared
-        has_work = shared.unfinished_connections or self._calls.wait_for_loop()
+        has_work = shared.unfinished_connections or any(self._calls.in_loop)
         timeout = 0.0 if has_work else max(0.0, self._sweep_at - time.monotonic())
         # By default, epoll returns at most 1,023 events. The others could wait for many iterations.
         events: list[tuple[int, int]] = shared.poll.poll(timeout, shared.config.connections + _OTHER_DESCRIPTORS)

@@ -67,9 +67,7 @@ def to_bytes(response: Response, request: Request, *, close: bool) -> bytes:
 
 # Most responses have one of a few heads. Each head is checked and rendered once.
 @lru_cache(maxsize=512)
-def _render_head(
-    status: str | int, headers: tuple[tuple[str, str], ...], has_id: bool
-) -> tuple[int, bytes, int | None]:
+def _render_head(status: str | int, headers: Headers, has_id: bool) -> tuple[int, bytes, int | None]:
     """Return the status, the head in bytes, and the value of Content-Length, if the application set it."""
     line = status if isinstance(status, str) else f"{status} {responses.get(status, 'Unknown')}"
     if not _FINAL_STATUS.fullmatch(line):
