@@ -51,8 +51,10 @@ class BearerAuth:
 
     def _accepts(self, token: str) -> bool:
         # Call all checks, so that the time does not show which one accepted the token.
-        results: list[object] = [check.accepts(token) for check in self._checks]
-        for result in results:
+        accepted = False
+        for check in self._checks:
+            result: object = check.accepts(token)
             if not isinstance(result, bool):  # A coroutine would be truthy for every token.
                 raise TypeError(f"accepts() returned {type(result).__name__}, not True or False")
-        return True in results
+            accepted |= result
+        return accepted

@@ -78,8 +78,8 @@ class Router(CompiledRouter):
 
     def route_of(self, path: str) -> Route:
         """Return the route of a path, or a route with the template ``other``."""
-        if path in self._routes:  # The template of a route without parameters is its path.
-            return self._routes[path]
+        if route := self._routes.get(path):  # The template of a route without parameters is its path.
+            return route
         found = self.find(path)
         return self._routes[found[3]] if found else _NO_ROUTE
 

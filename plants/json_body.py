@@ -16,6 +16,7 @@ _MEDIA_TYPE = re.compile(
     r"""application/json(?:[ \t]*;)*(?:[ \t]*;[ \t]*charset=(?:"utf-8"|utf-8)(?:[ \t]*;)*)?[ \t]*""",
     re.IGNORECASE | re.ASCII,
 )
+_MAX_DIGITS = 640  # Python may be set to convert no more to an integer.
 _SPACE = " \t\n\r"  # RFC 8259, section 2
 _MAX_INT64_LENGTH = len(str(-(2**63)))
 _MAX_DEPTH = 100
@@ -38,17 +39,17 @@ def read_json(req: falcon.Request, max_bytes: int) -> Any:
     # A host may set a variable to None or to a number, although PEP 3333 requires strings.
     media_type = str(req.env.get("CONTENT_TYPE") or "")
     is_json = media_type == "application/json" or _MEDIA_TYPE.fullmatch(media_type)
-    coding = str(req.env.get("HTTP_CONTENT_ENCODING") or "identity")
-    if not is_json or coding.lower() != "identity":
+    coding = req.env.get("HTTP_CONTENT_ENCODING")
+    if not is_json or (coding and str(coding).lower() != "identity"):
         raise http_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
     return parse_json(_read_body(req, max_bytes))
 
 
 def _read_body(req: falcon.Request, max_bytes: int) -> bytearray:
-    digits = str(req.env.get("CONTENT_LENGTH") or 0).strip(" \t")
-    if not (digits.isascii() and digits.isdecimal()):  # int() accepts more, and so does Falcon.
+    digits = str(req.env.get("CONTENT_LENGTH") or "").strip(" \t")
+    if digits and not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
         raise http_error(ErrorCode.MALFORMED_REQUEST, "The Content-Length is not a number.")
-    length = req.content_length
+    length = int(digits) if digits else None
     if length is None and not req.env.get("wsgi.input_terminated"):
         # PEP 3333 does not define where a body without Content-Length ends. Servers that decode chunks set this key.
         raise http_error(ErrorCode.NOT_JSON, _NO_BODY)

@@ -40,8 +40,8 @@ COLUMNS: Final = tuple(
     for name, hint in get_type_hints(Plant).items()
 )
 
-IS_GONE: Final = "is gone; it is not recreated, because ids already in use would become available"
-TABLE_GONE: Final = f"the table plants {IS_GONE}; restore it, and do not restart before that"
+GONE: Final = "is gone; it is not recreated, because ids already in use would become available"
+TABLE_GONE: Final = f"the table plants {GONE}; restore it, and do not restart before that"
 _FORKED: Final = (
     "this process was forked after the first use of the store; open a store in each process, "
     "or fork before the first use"
@@ -94,7 +94,9 @@ class OwnerProcess:
         :raises StoreUnavailable: another process is the owner.
         """
         pid = os.getpid()
-        if self.pid and self.pid != pid:
+        if self.pid == pid:
+            return
+        if self.pid:
             # Log it once in each process, because every request fails. A fork may have inherited a lock that is held.
             if self._logged_pid != pid:
                 self._logged_pid = pid

@@ -20,16 +20,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from plants.stores import (
-    COLUMNS,
-    IS_GONE,
-    TABLE_GONE,
-    Plant,
-    PlantIdInUse,
-    PlantRefused,
-    StoreUnavailable,
-    StoreUnusable,
-)
+from plants.stores import COLUMNS, GONE, TABLE_GONE, Plant, PlantIdInUse, PlantRefused, StoreUnavailable, StoreUnusable
 from plants.stores.group_commit import GroupCommitStore
 from plants.stores.health import Outcomes
 
@@ -53,7 +44,7 @@ _OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE lower(tbl_name) = 'p
 _FOUND_COLUMNS = "SELECT lower(name), upper(type), pk, hidden, [notnull], dflt_value FROM pragma_table_xinfo('plants')"
 
 _UNTIL_RETURNED = "move it back, together with its log (-wal), and do not restart before that"
-_GONE = f"the file {IS_GONE}; {_UNTIL_RETURNED}"
+_FILE_GONE = f"the file {GONE}; {_UNTIL_RETURNED}"
 _TWO_NAMES = (
     "the file has a second name (a hard link), and SQLite keeps a log (-wal) beside each name that is used; stop all "
     "processes that use the file, then remove the name that has no log beside it"
@@ -130,7 +121,7 @@ class SQLiteStore(GroupCommitStore):
         file = Path(os.path.realpath(self._path))
         # If it was never there, only a missing folder prevents its creation.
         is_gone = isinstance(error, FileNotFoundError) and (file.parent.is_dir() or not self._may_create)
-        text = f"{self._printable_path}: {_GONE if is_gone else error}"
+        text = f"{self._printable_path}: {_FILE_GONE if is_gone else error}"
         is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
         lasts = is_malformed or isinstance(error, StoreUnusable | OSError)
         for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
