@@ -76,7 +76,8 @@ def handle_error(req: falcon.Request, resp: falcon.Response, error: Exception, _
 
     If this raised an HTTPError, a reference cycle in Falcon would keep the request and its body in memory.
     """
-    resp.status, headers, resp.data, code_and_message = error_response(error)
+    status, headers, resp.data, code_and_message = error_response(error)
+    resp.status = falcon.code_to_http_status(status)  # Tracing agents expect a status line in middleware.
     resp.set_headers(headers)
     req.env.get("server.errors", []).append(code_and_message)
 

@@ -37,7 +37,7 @@ class Constant:
     def __init__(self, content: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
         self._content = content
         self._headers = headers or {}
-        self._status = status
+        self._status = falcon.code_to_http_status(status)
 
     def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
         """Respond with the content."""

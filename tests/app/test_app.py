@@ -10,6 +10,7 @@ import pytest
 
 import plants
 from plants import MemoryStore, Plant, PlantStore, falcon_defaults
+from plants.probes import Constant
 from plants.stores.health import LoggedStore
 from plants.testing import FaultyStore
 from tests.contract import TOKEN, Contract, new_plant
@@ -81,10 +82,16 @@ class Observed(falcon.App):  # type: ignore[type-arg]  # OpenTelemetry's class i
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         self.seen.append(req.path)
 
+    def process_response(self, _req: falcon.Request, resp: falcon.Response, *_: object) -> None:
+        assert isinstance(resp.status, str)
+        self.seen += resp.status.split(" ", 1)  # as OpenTelemetry and Datadog do
+
 
 def test_a_monitoring_tool_may_replace_the_falcon_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry replaces ``falcon.App`` with a class that is not generic, and requires a list of middleware."""
     monkeypatch.setattr(falcon, "App", Observed)
     app = runpy.run_path(falcon_defaults.__file__)["App"]()
+    app.add_route("/livez", Constant(b""))
     assert call(app, Stream()).error == 40400
-    assert app.seen == ["/plants"]
+    assert call(app, Stream(), PATH_INFO="/livez", REQUEST_METHOD="GET").status == 200
+    assert app.seen == ["/plants", "404", "Not Found", "/livez", "200", "OK"]
