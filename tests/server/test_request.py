@@ -96,7 +96,8 @@ HOSTILE = {
     "unknown-coding": (with_fields(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-then-comma": (with_fields(CHUNKED + b",", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-with-parameter": (with_fields(CHUNKED + b";a=b", body=b"0\r\n\r\n" + HIDDEN), 40000),
-    "chunked-no-break-space": (with_fields(CHUNKED + b"\xa0", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-no-break-space": (with_fields(CHUNKED + b"\xa0 \t", body=b"0\r\n\r\n" + HIDDEN), 40000),
+    "chunked-next-line": (with_fields(CHUNKED + b"\x85 \t", body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-in-http-1.0": (b"POST /bad HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN, 40000),
     # The chunks
     "chunk-plus": (with_chunks(b"+4\r\nbody\r\n0\r\n\r\n"), 40000),
