@@ -548,7 +548,8 @@ def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: P
     standby.follow(primary)
     primary.start(synchronous_standby_names="standby")
     standby.start()
-    hosts = f"127.0.0.1:{free_port()},127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    # The primary is the last one, because the store must pass by a standby that accepts connections.
+    hosts = f"127.0.0.1:{free_port()},127.0.0.1:{standby.port},127.0.0.1:{primary.port}"
     # Wait until the standby follows, because until then no commit returns.
     wait_until(lambda: primary.execute("SELECT pid FROM pg_stat_replication WHERE sync_state = 'sync'"))
     with closing(PostgresStore(f"{primary.url}?options=-csynchronous_commit%3Dremote_apply", timeout=1)) as store:
