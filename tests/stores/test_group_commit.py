@@ -4,6 +4,7 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -202,28 +203,35 @@ def test_clients_that_send_again_after_a_commit_share_the_next_one(store: Garden
         list(clients.map(add_until_four_commits_are_shared, range(6)))
 
 
-@pytest.mark.parametrize("clients", ["do not return", "return late"])
-def test_a_wait_in_vain_for_clients_is_repeated_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, clients: str) -> None:
+@pytest.mark.parametrize(("return_late", "pauses"), [(False, 8), (True, 1)])
+def test_a_wait_in_vain_for_clients_is_repeated_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, return_late: bool, pauses: int
+) -> None:
+    now = 0.0
+
     def sleep(seconds: float) -> None:
-        waited_before.add(commits)
-        threading.Event().wait(seconds)
-        if clients == "return late":
-            threading.Event().wait(32 * seconds)  # as long as the last commit
+        nonlocal now
+        now += seconds
+        paused_before[commits] += 1
+        if return_late:
+            now += 1  # as long as the last commit
             entries.put(None)
 
     commits = 0
-    waited_before: set[int] = set()
+    paused_before = Counter[int]()
     monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     client_wait = ClientWait(entries := queue.SimpleQueue[None]())
     while commits < 90:
         client_wait.wait(1)
-        client_wait.began = time.monotonic()
-        threading.Event().wait(0.003)
+        client_wait.began = now
+        now += 1
         while entries.qsize():
             entries.get()
         client_wait.note_commit(2)
         commits += 1
-    assert sorted(waited_before) == [1, 5, 21, 85]
+    # 8 pauses, each of 1/32 of a commit, are a quarter of it.
+    assert paused_before == dict.fromkeys((1, 5, 21, 85), pauses)
 
 
 @pytest.mark.parametrize("fails", ["a commit", "closing a connection", "passing on an outcome"])
