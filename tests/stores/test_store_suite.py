@@ -32,6 +32,10 @@ FAULTS = {
         "    def add(self, plant): super().add(plant._replace(id=float(plant.id)))",
         ["test_every_int64_is_an_id_of_its_own"],
     ),
+    "plain_tuples": (
+        "    def get(self, plant_id): return (plant := super().get(plant_id)) and tuple(plant)",
+        ["test_every_int64_is_an_id_of_its_own"],
+    ),
     "no_lock": (
         """
     def add(self, plant):
