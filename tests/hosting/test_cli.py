@@ -30,7 +30,8 @@ def test_help_and_version_name_commands_settings_and_the_server() -> None:
 def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
     local = f"http://localhost:{service.port}"
-    for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/"), url)):
+    proxy = {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": ""}  # It must not be asked.
+    for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/", **proxy), url)):
         assert (result.stdout, result.stderr, result.returncode) == (f"{found}/readyz: ready\n", "", 0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

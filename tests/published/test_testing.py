@@ -31,11 +31,17 @@ from tests.support.process import free_port, wait_until
 TESTING = (CHECKOUT / "docs/testing.md").read_text()
 
 
-@pytest.fixture
-def server(plants_session_server: Server) -> Server:
-    """A server in its initial state, which only ``reset()`` has restored."""
-    plants_session_server.reset()
+@pytest.fixture(scope="session")
+def shared_server(plants_session_server: Server) -> Server:
+    """A fixture for a whole session, as another project may have one."""
     return plants_session_server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Server:
+    """A server in its initial state, which only ``reset()`` has restored."""
+    shared_server.reset()
+    return shared_server
 
 
 def post(server: Server, token: str | None = None, **members: Any) -> Response:
