@@ -65,8 +65,8 @@ def _serve() -> None:
 
 
 def _check(options: Namespace) -> None:
-    url = options.url or f"http://localhost:{os.environ.get('PORT', '8000')}"
-    address = f"{url.rstrip('/')}/readyz"
+    url = (options.url or f"localhost:{os.environ.get('PORT', '8000')}").rstrip("/")
+    address = f"{url}/readyz" if "://" in url else f"http://{url}/readyz"
     try:
         build_opener(ProxyHandler({})).open(address, timeout=CHECK_SECONDS).close()
     except HTTPError as error:

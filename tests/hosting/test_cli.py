@@ -39,8 +39,8 @@ def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Servic
         assert error_line(checked) == f"http://localhost:{port}/readyz: timed out."
     for url, reason in [
         (f"http://127.0.0.1:{free_port()}", "Connection refused."),
-        ("localhost:8000", "unknown url type: localhost."),
         ("http://a:b", "nonnumeric port: 'b'."),
+        ("git://localhost", "unknown url type: git."),
     ]:
         line = error_line(call("check", url))
         assert line.startswith(url)
