@@ -33,7 +33,7 @@ from plants.stores import Plant, PlantStore, StoreUnavailable
 from plants.stores.memory import MemoryStore
 from plants.tokens import digest_of
 
-_MAX_DELAYED_REQUESTS = 16
+MAX_DELAYED_REQUESTS = 16
 _HEADERS_OF_FAILURES = {
     401: {"WWW-Authenticate": CHALLENGE},  # RFC 9110 requires the first two.
     405: {"Allow": "POST, OPTIONS"},
@@ -220,7 +220,7 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     listener = socket.create_server(("127.0.0.1", port))
     server.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     sockets: dict[int, Any] = {}
-    limits = {"threads": _MAX_DELAYED_REQUESTS, "connection_limit": 1000, "asyncore_use_poll": True}
+    limits = {"threads": MAX_DELAYED_REQUESTS, "connection_limit": 1000, "asyncore_use_poll": True}
     http = create_server(server, map=sockets, sockets=[listener], **limits)
     thread = threading.Thread(target=http.run, name="plants.testing", daemon=True)
     thread.start()

@@ -264,6 +264,8 @@ LIMITS_WITHOUT_A_SETTING = {
     "plants.hosting.cli:CHECK_SECONDS": 2,
     "plants.stores.committer:RETRY_SECONDS": 0.5,
     "plants.stores.postgres:RECHECK_SECONDS": 5,
+    "plants.stores.postgres:LOCK_TIMEOUT_MS": 100,
+    "plants.testing:MAX_DELAYED_REQUESTS": 16,
     "plants.tokens:CHECK_SECONDS": 1,  # A change of the token file takes effect within 2 s.
 }
 
