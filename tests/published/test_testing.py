@@ -107,11 +107,11 @@ def test_a_fault_lasts_for_n_requests_or_until_it_is_removed(server: Server, cap
 def test_a_server_responds_with_a_status_on_demand(server: Server, status: int, header: tuple[str, str]) -> None:
     server.fail(status, times=2)
     assert get(server, "/plants", method="HEAD").body == b""
+    assert get(server, "/readyz").status == 200
     response = post(server, token="wrong")
     assert (response.status, response.error) == (status, status * 100)
     assert header in response.headers.items()
     assert server.store.get(1) is None
-    assert get(server, "/readyz").status == 200
     assert post(server).status == 200
 
 
