@@ -152,7 +152,7 @@ def test_clients_that_do_not_read_are_closed_without_a_slot_and_the_log_warns_on
     sweeps: list[None] = []
     driver.loop.on_sweep = lambda: sweeps.append(None)
     driver.run_until(lambda: len(sweeps) > 1)
-    assert turned_away(caplog) == 2  # The next warning comes after 10 s.
+    assert (turned_away(caplog), driver.loop.shared.turned_away) == (2, 1)  # The next warning comes after 10 s.
 
 
 @pytest.mark.parametrize(
