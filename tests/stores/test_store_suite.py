@@ -36,6 +36,10 @@ FAULTS = {
         "    def get(self, plant_id): return (plant := super().get(plant_id)) and tuple(plant)",
         ["test_every_int64_is_an_id_of_its_own"],
     ),
+    "normalized": (
+        "    def add(self, plant): super().add(plant._replace(name=plant.name.replace('e\u0301', '\u00e9')))",
+        ["test_text_is_returned_exactly"],
+    ),
     "no_lock": (
         """
     def add(self, plant):
