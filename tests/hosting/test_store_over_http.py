@@ -11,6 +11,7 @@ import pytest
 from tests.audits.outages import Outage, Place, file_held, server_suspended
 from tests.contract import AUTH, JSON_TYPE, Response, new_plant
 from tests.support.hosted import Service, call, error_line, serving
+from tests.support.loop_driver import is_readable
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import wait_until
 
@@ -53,11 +54,13 @@ def test_a_lock_at_the_start_is_waited_for_after_a_warning(tmp_path: Path) -> No
             line = json.loads(service.wait_for(".*the store cannot be used yet.*")[0])
             assert line["level"] == "warning"
             assert str(file) in line["msg"]
-            response = service.send(method="GET", path="/readyz", headers=[])
+            probe = service.client().send(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert service.send(method="GET", path="/livez", headers=[]).status == 200
+            assert not is_readable(probe.sock)  # It waits for the lock, and the event loop does not.
+            response = probe.response()
             assert response.error == 50300
             assert service.line_of(response.headers["x-request-id"])["level"] == "error"
             url = f"http://127.0.0.1:{service.port}"
             assert error_line(call("check", url)) == f"{url}/readyz: HTTP Error 503: Service Unavailable."
-            assert service.send(method="GET", path="/livez", headers=[]).status == 200
             other.rollback()
             wait_until(lambda: create(service, 1).status == 200)
