@@ -229,7 +229,9 @@ def serve(*, token: str | None = None, port: int = 0, store: PlantStore | None =
     finally:
         server.store.delay = 0.0  # It ends the delays in flight, and requests that wait for a thread are not delayed.
         http.task_dispatcher.shutdown()
-        http.trigger.pull_trigger(partial(wasyncore.close_all, sockets))  # The loop ends when it has no more sockets.
+        with http.trigger.lock:  # The loop ends when it has no more sockets, but closes the trigger only after this.
+            http.trigger.thunks.append(partial(wasyncore.close_all, sockets))
+            http.pull_trigger()
         thread.join()
 
 
