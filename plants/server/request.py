@@ -217,11 +217,11 @@ class Request:
 
     def _parse_connection(self) -> None:
         environ = self.environ
-        is_1_1 = self.is_1_1
-        self.keep_alive = is_1_1
+        self.keep_alive = is_1_1 = self.is_1_1
         if "HTTP_CONNECTION" in environ:
-            options = f",{''.join(environ['HTTP_CONNECTION'].lower().split())},"
-            self.keep_alive = ",close," not in options and (is_1_1 or ",keep-alive," in options)
+            # As bytes, because lower() takes long for text that is not ASCII.
+            options = b"," + b"".join(environ["HTTP_CONNECTION"].encode("latin-1").lower().split()) + b","
+            self.keep_alive = b",close," not in options and (is_1_1 or b",keep-alive," in options)
         if self.method == "CONNECT":
             self.keep_alive = False  # The bytes after it may belong to a tunnel.
         host = environ.get("HTTP_HOST")
@@ -266,7 +266,7 @@ class Request:
                 raise HTTPError(501, "The only supported transfer coding is chunked.")
             self.body = ChunkedBody(config)
         if "HTTP_EXPECT" in environ:
-            if environ["HTTP_EXPECT"].lower() != "100-continue":
+            if environ["HTTP_EXPECT"].encode("latin-1").lower() != b"100-continue":
                 raise HTTPError(417, "The only supported expectation is 100-continue.")
             self.awaits_continue = self.is_1_1  # RFC 9110, section 10.1.1: HTTP/1.0 has no such expectation.
 
