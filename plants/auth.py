@@ -54,7 +54,8 @@ class BearerAuth:
         accepted = False
         for check in self._checks:
             result: object = check.accepts(token)
-            if not isinstance(result, bool):  # A coroutine would be truthy for every token.
+            if result is True:
+                accepted = True
+            elif result is not False:  # A coroutine would be truthy for every token.
                 raise TypeError(f"accepts() returned {type(result).__name__}, not True or False")
-            accepted |= result
         return accepted
