@@ -134,7 +134,7 @@ class Queue:
         """Start the threads."""
         self.exchanges: deque[Exchange] = deque()
         self._calls = calls
-        self.threads = threads
+        self._threads = threads
         self._changed = threading.Condition()  # guards the queue, if there are threads
         for _ in range(threads):
             # Daemon threads, because a call that is stuck must not delay the end of the process.
@@ -142,7 +142,7 @@ class Queue:
 
     def put(self, exchange: Exchange) -> None:
         """Add an exchange."""
-        if not self.threads:
+        if not self._threads:
             self.exchanges.append(exchange)
             return
         with self._changed:

@@ -313,8 +313,7 @@ class Connection:
             self._enter(IDLE)
         if self._input or (self._tls and (self._tls.has_more or self._tls.closed)):
             self._shared.unfinished_connections.add(self)
-        if self._watched_events != READABLE:
-            self.watch()
+        self.watch()
 
     def _hold_output(self, rest: memoryview) -> None:
         """Wait until the socket accepts more; without a slot, hold no more than a small response.

@@ -13,6 +13,7 @@ import gunicorn.sock
 import psycopg
 import psycopg.conninfo
 import pytest
+import waitress.trigger
 from gunicorn import glogging
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
@@ -46,6 +47,7 @@ NAMES: list[tuple[Any, str, str]] = [
     (ValidationError, "messages_dict", "a NewPlant that is not valid is a 500"),
     (psycopg.Cursor.execute, "wait", "a statement waits for ever for a server whose machine is gone"),
     (psycopg.Connection.wait, "gen interval timeout", "the same, or no statement can be executed"),
+    (waitress.trigger.trigger.pull_trigger, "lock thunks", "a test server does not end"),
     (psycopg.conninfo, "timeout_from_conninfo", "a connect_timeout that is no number is found at the first create"),
 ]
 
