@@ -299,6 +299,7 @@ def test_every_future_completes_although_the_store_fails_and_closes(store: Garde
         for fault, room, why in (("full", 9, "full"), ("", 0, "no connection"), ("", 9, "")):
             store.fault, store.room = fault, room
             wait_until(lambda why=why: reason(store) == why)  # type: ignore[misc]
+        wait_until(lambda: bool(store.plants))
     store.close()
     assert [each.exception() for each in submitting] == [None] * 4
     assert all(future.done() for future in futures)
