@@ -64,6 +64,7 @@ class Health:
 
         Return why the commit stored no plant although it could have, or an empty string.
         """
+        self.down_reason = ""
         if reasons := [str(error) or repr(error) for error in outcomes if isinstance(error, StoreUnavailable)]:
             self.record_failure(reasons[0], rejected=len(reasons))
         now = self._now()
@@ -73,7 +74,6 @@ class Health:
         was_failing, until = self._last_check
         # A check does not see what only a row fails for.
         if None in outcomes or not (outcomes or (was_failing and now < until)):
-            self.down_reason = ""
             self._last_check = ("", now + FRESH_SECONDS)
             self._log_end(now)
         return ""

@@ -7,7 +7,7 @@ import pytest
 
 from plants import Plant, PlantIdInUse, PlantStore, StoreUnavailable
 from plants.stores import PlantRefused
-from plants.stores.health import LoggedStore
+from plants.stores.health import Health, LoggedStore
 from plants.testing import FaultyStore
 from tests.stores.test_every_store import outcome, reason
 
@@ -76,6 +76,16 @@ def test_a_check_fails_for_5_s_or_until_a_plant_is_stored(
         else:
             clock.now += 0.2
         assert not reason(store)
+
+
+def test_a_store_that_could_write_again_accepts_plants_although_it_is_failing() -> None:
+    health = Health()
+    health.record([StoreUnavailable("a malformed page")])
+    health.down_reason = "a full disk"
+    health.record([])
+    health.raise_if_down(rejected=1)
+    with pytest.raises(StoreUnavailable, match="a malformed page"):
+        health.is_fresh()
 
 
 def test_a_check_that_began_before_a_failure_does_not_hide_it(
