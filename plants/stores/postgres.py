@@ -9,10 +9,10 @@ import logging
 import math
 import re
 import select
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
-from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -128,7 +128,7 @@ class PostgresStore(GroupCommitStore):
             connection = _Connection.connect(self._conninfo, autocommit=True, cursor_factory=psycopg.RawCursor)
             on_failure.callback(connection.close)
             # How long that took is up to the connect_timeout of the URL.
-            connection.deadline = monotonic() + self.timeout
+            connection.deadline = time.monotonic() + self.timeout
             connection.add_notice_handler(connection.note_warning)
             [(process, *_)] = connection.run(_SET_UP, self._session_settings)
             # A pooler reports another process than that which runs the statement. Two of its clients may have prepared
@@ -149,16 +149,16 @@ class PostgresStore(GroupCommitStore):
         return super()._commit(collect)
 
     def _find(self, connection: "_Connection", plant_id: int) -> Plant | None:
-        connection.deadline = monotonic() + self.timeout
+        connection.deadline = time.monotonic() + self.timeout
         with _psycopg_errors_as_unavailable():
             rows = connection.run(connection.statements.select, [str(plant_id)])
         return Plant(*rows[0]) if rows else None
 
     def _insert(self, connection: "_Connection", collect: Callable[[], list[Plant]]) -> Outcomes:
-        connection.deadline = monotonic() + self.timeout
+        connection.deadline = time.monotonic() + self.timeout
         connection.has_waited, connection.unknown_commits = False, 0
         with _psycopg_errors_as_unavailable():
-            if monotonic() > self._checked_at + RECHECK_SECONDS:
+            if time.monotonic() > self._checked_at + RECHECK_SECONDS:
                 self._check_table(connection)
             if not (plants := collect()):
                 connection.run(connection.statements.insert_nothing)
@@ -192,7 +192,7 @@ class PostgresStore(GroupCommitStore):
                     outcomes |= dict.fromkeys((plant.id for plant in part), outcome)
                 else:
                     parts += smaller
-                if monotonic() + 2 * LOCK_TIMEOUT_MS / 1000 > connection.deadline:
+                if time.monotonic() + 2 * LOCK_TIMEOUT_MS / 1000 > connection.deadline:
                     late = StoreUnavailable(f"no response in time: {outcome}")
                     return outcomes | {plant.id: late for part in parts for plant in part}
             else:
@@ -267,7 +267,7 @@ class PostgresStore(GroupCommitStore):
         self._table = name
         connection.statements = _Statements(name, is_citus=connection.is_citus)
         self._check_rights(connection, role)
-        self._checked_at = monotonic()
+        self._checked_at = time.monotonic()
 
     def _check_rights(self, connection: "_Connection", role: str) -> None:
         """Execute the statements that a batch may need, without rows, so that none can fail for a client first."""
@@ -382,9 +382,9 @@ class _Connection(psycopg.Connection[_Row]):
 
     def wait(self, gen: PQGen[_T], interval: float = 0.1, timeout: float | None = None) -> _T:
         try:
-            return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - monotonic())))
+            return super().wait(gen, interval, max(0.0, min(timeout or math.inf, self.deadline - time.monotonic())))
         except psycopg.OperationalError:
-            if monotonic() >= self.deadline:
+            if time.monotonic() >= self.deadline:
                 self.close()  # Otherwise, psycopg would wait again at the end of a pipeline, and hide this error.
             raise
 

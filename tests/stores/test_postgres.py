@@ -23,7 +23,7 @@ pytest.importorskip("psycopg")
 import psycopg
 
 from plants.stores import COLUMNS, Plant, PlantIdInUse, PlantRefused, StoreUnavailable
-from plants.stores.postgres import PostgresStore
+from plants.stores.postgres import RECHECK_SECONDS, PostgresStore
 from tests.audits import citus as citus_audit
 from tests.stores.test_every_store import add_together, is_available, outcome, reason, submit
 from tests.support.hosted import CHECKOUT
@@ -66,15 +66,15 @@ def wait_for_sessions(server: PostgresServer, event: str = "Lock", number: int =
 
 
 def test_a_batch_whose_connection_is_lost_is_not_retried(store: PostgresStore, server: PostgresServer) -> None:
+    server.execute(f"CREATE {PLANTS}; ALTER TABLE plants ADD CHECK (pg_sleep(60)::text = '')")
     store.check()
-    with server.transaction("LOCK TABLE plants"):
-        pending = [submit(store, Plant(plant_id, "oak")) for plant_id in (1, 2, 1)]
-        wait_for_sessions(server)
-        server.execute(f"SELECT pg_terminate_backend(pid) {OURS}")
-        # A second attempt would wait for the lock, and fail with LockNotAvailable instead.
-        for future in pending:
-            with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
-                future.result()
+    pending = [submit(store, Plant(plant_id, "oak")) for plant_id in (1, 2, 1)]
+    wait_for_sessions(server, "PgSleep")
+    server.execute(f"SELECT pg_terminate_backend(pid) {OURS}")
+    for future in pending:
+        # A second attempt would sleep again, and time out.
+        with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
+            future.result()
     assert store.get(1) is None
 
 
@@ -439,7 +439,7 @@ def test_stores_that_start_together_create_what_is_missing_once(server: Postgres
             list(threads.map(reason, stores[-4:]))  # They may fail, because their statements collide.
         wait_until(lambda: all(map(is_available, stores)))
         stores[0].add(Plant(1, "oak", "tree"))
-        server.execute("ALTER TABLE plants DROP tag")
+        server.execute(f"ALTER TABLE plants DROP tag; SELECT pg_terminate_backend(pid) {OURS}")
         wait_until(lambda: all("its owner must send: ALTER TABLE public.plants ADD" in reason(each) for each in stores))
 
 
@@ -469,7 +469,8 @@ def test_ids_locked_by_another_transaction_fail_alone(
             outcomes = add_together(store, plants)
             assert outcomes[::16] == ["unavailable"] * 13
             assert outcomes.count(each) == 187
-        wait_until(lambda: is_available(store))
+        store.add(Plant(200, "oak"))
+        store.check()  # It failed until a plant was stored.
     assert add_together(store, plants) == ["in use"] * 200
     assert "another transaction holds the id" in caplog.text
 
@@ -504,12 +505,16 @@ def test_a_silent_connection_costs_one_timeout(server: PostgresServer) -> None:
         store.add(Plant(11, "oak"))
 
 
-def test_a_changed_table_is_checked_again_while_adds_succeed(store: PostgresStore, server: PostgresServer) -> None:
-    ids = count()
-    store.add(Plant(next(ids), "oak"))
+def test_a_changed_table_is_checked_again_while_adds_succeed(
+    store: PostgresStore, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic
+    store.add(Plant(0, "oak"))
     server.execute("ALTER TABLE plants SET UNLOGGED")
-    wait_until(lambda: outcome(partial(store.add, Plant(next(ids), "oak"))) == "unavailable")
-    wait_until(lambda: "UNLOGGED" in reason(store))
+    store.add(Plant(1, "oak"))
+    monkeypatch.setattr("time.monotonic", lambda: now() + RECHECK_SECONDS)
+    assert outcome(partial(store.add, Plant(2, "oak"))) == "unavailable"
+    assert "UNLOGGED" in reason(store)
     server.execute("ALTER TABLE plants SET LOGGED")
     wait_until(lambda: is_available(store))
 

@@ -269,7 +269,7 @@ def test_a_store_is_down_until_the_disk_accepts_a_write(store: SQLiteStore, path
         assert add_together(store, [Plant(2, "x" * 20_000_000), Plant(3, "oak")]) == ["unavailable"] * 2
         wait_until(lambda: is_available(store) or len(refused_writes) > 3)
         assert not is_available(store)
-    wait_until(lambda: is_available(store))
+    wait_until(lambda: outcome(partial(store.add, Plant(4, "oak"))) == "added")
     assert [store.get(plant_id) for plant_id in (2, 3)] == [None] * 2
 
 
