@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import shlex
 import sys
 import time
@@ -18,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from select import PIPE_BUF, select
 from stat import S_ISREG
 from threading import Lock, Thread
 from typing import Any, TextIO
@@ -41,7 +41,7 @@ MAX_WAITING_BYTES = 1_048_576  # of lines for a stalled reader
 STOP_SECONDS = 1.0  # how long a process that ends waits for such a reader
 _GATHER_SECONDS = 0.02
 _MAX_EXCEPTIONS = 10
-MASTER_PID = os.getpid()  # Gunicorn's master imports this. It should not fork with threads, so it starts none.
+_MASTER_PID = os.getpid()  # Gunicorn's master imports this. It should not fork with threads, so it starts none.
 _log = logging.getLogger("plants.log")
 
 
@@ -218,13 +218,13 @@ class Output:
     def reopen(self) -> None:
         """Let the next ``flush`` open the file again. A signal handler may call this."""
         self._is_stale = isinstance(self._target, str)
-        if os.getpid() == MASTER_PID:  # A worker's event loop calls it.
+        if os.getpid() == _MASTER_PID:  # A worker's event loop calls it.
             self.flush()
 
     def flush(self) -> None:
         """Write the lines that wait, unless another call does."""
         if (self._waiting or self._is_stale) and self._writing.acquire(blocking=False):
-            if self._may_block and os.getpid() != MASTER_PID:
+            if self._may_block and os.getpid() != _MASTER_PID:
                 with suppress(RuntimeError):  # The process may not have another thread.
                     Thread(target=self._write_in_thread, name=__name__, daemon=True).start()
                     return
@@ -245,8 +245,8 @@ class Output:
             self._open_again()
         # A write of at most PIPE_BUF bytes is atomic, so processes that share a pipe do not mix their lines.
         with suppress(OSError):  # The pipe is full or has no reader, or the disk is full. All that is left waits.
-            while self._waiting and select([], [self.descriptor], [], 0)[1]:
-                end = self._waiting.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
+            while self._waiting and select.select([], [self.descriptor], [], 0)[1]:
+                end = self._waiting.rfind(b"\n", 0, select.PIPE_BUF) + 1 or select.PIPE_BUF
                 del self._waiting[: os.write(self.descriptor, self._waiting[:end])]
 
     def _open_again(self) -> None:

@@ -333,7 +333,7 @@ def test_lines_beyond_1_mib_are_dropped_and_counted(pipe: tuple[int, Output], ca
 def test_a_pipe_that_another_process_fills_first_never_blocks(
     pipe: tuple[int, Output], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "select", lambda _reads, writes, *_: ([], writes, []))
+    monkeypatch.setattr("select.select", lambda _reads, writes, *_: ([], writes, []))
     write(pipe[1], LINE * 200)
     assert 0 < os.read(pipe[0], 2 * PIPE_BYTES).count(b"\n") < 200
 
@@ -373,7 +373,7 @@ def test_a_frozen_disk_or_a_socket_delays_nobody(kind: str, log_file: Path, monk
         return sum(thread.name == logs.__name__ for thread in threading.enumerate())
 
     monkeypatch.setattr(os, "write", waiting_for_the_disk)
-    monkeypatch.setattr(logs, "MASTER_PID", 0)
+    monkeypatch.setattr(os, "getpid", lambda: 0)
     ours, theirs = socket.socketpair()
     with ours, theirs, log_file.open("w+b") as file:
         with output_to(file.fileno() if kind == "file" else ours.fileno()) as output:
@@ -396,7 +396,7 @@ def test_a_process_without_another_thread_writes_to_a_file(
 
     monkeypatch.setattr("threading.Thread.start", fail)
     if not is_master:
-        monkeypatch.setattr(logs, "MASTER_PID", 0)
+        monkeypatch.setattr(os, "getpid", lambda: 0)
     write(file_output, LINE)
     assert log_file.read_text() == LINE
 
