@@ -21,5 +21,5 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(metrics_port: int, database: Path) -> Iterator[Service]:
     """A service that tests share, so each uses request ids and plants of its own, and leaves it as it was."""
     metrics = f"0.0.0.0:{metrics_port}"
-    with serving(workers=2, PLANTS_STORE=f"sqlite:///{database}", PLANTS_METRICS_BIND=metrics) as service:
+    with serving(workers=2, PLANTS_STORE=f"sqlite:///{database}", PLANTS_METRICS_BIND=metrics, TZ="JST-9") as service:
         yield service

@@ -14,15 +14,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from select import PIPE_BUF
 
 import pytest
 
 from plants.hosting import logs
-from plants.hosting.logs import Formatter, Output
+from plants.hosting.logs import AccessLog, Formatter, Output
+from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.hosted import SERVE, Service, serving
+from tests.support.loop_driver import new_exchange
 from tests.support.process import END, PATIENCE_SECONDS, children, text_of, wait_for_workers, wait_until
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
@@ -74,7 +77,8 @@ def test_each_request_is_logged_on_standard_output_with_a_level(service: Service
     second |= {"error_code": 40002, "error_message": failed.message}
     for request_id, expected in (("first", first), ("second", second)):
         line = service.line_of(request_id)
-        assert re.fullmatch(TIMESTAMP, line.pop("ts"))
+        age = datetime.now(UTC) - datetime.fromisoformat(line.pop("ts"))
+        assert 0 <= age.total_seconds() < 3600
         assert 0 <= line.pop("duration") < 10
         assert line == both | expected
     for method, path, level in (("OPTIONS", "/plants", "info"), ("GET", "/livez", "debug"), ("GET", "/docs", "debug")):
@@ -102,7 +106,7 @@ def test_no_path_and_no_header_can_forge_a_line(name: str, request: pytest.Fixtu
     if service.is_json:
         line = json.loads(forged)
         assert (line["level"], line["path"][:15]) == ("warning", "/café 200 15\u2028\n\r")
-        assert line["path"].endswith("\ufffd" * 99)
+        assert line["path"].count("\ufffd") == 126  # The path is cut after 200 bytes.
     else:
         path = r"'/café 200 15\\u2028\\n\\r[^']*'"
         assert re.match(rf"{TIMESTAMP} warning plants\.access {request_id} GET {path} 401 ", forged)
@@ -164,6 +168,10 @@ def test_a_log_is_text_if_its_own_stream_is_a_terminal() -> None:
         assert service.send(headers=[]).status == 401
         assert service.stop() == 0
     text = os.read(user, 65536).decode()
+    log, exchange = AccessLog(os.ttyname(terminal), logging.INFO, "json"), new_exchange()
+    log.write(exchange, make_response(exchange, 404, [], b""), (0, ""), 0.0)
+    log.output.flush()
+    assert json.loads(os.read(user, 65536))["status"] == 404
     os.close(user)
     os.close(terminal)
     assert re.fullmatch(f"{TIMESTAMP} warning plants.access .* 401 .*\r\n", text)
@@ -216,6 +224,7 @@ def test_killed_workers_have_written_the_lines_of_their_responses(service: Servi
     wait_until(lambda: set(workers).isdisjoint(children(service.process.pid)))
     wait_for_workers(service.process.pid, 2)
     wait_until(lambda: sum('"request_id":"kill-' in line for line in service.access) == 50)
+    assert not any("were lost" in line for line in service.lines)
 
 
 def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(tmp_path: Path) -> None:
@@ -230,6 +239,8 @@ def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(t
         assert [json.loads(line)["status"] for line in service.access] == [401]
         assert not [line for line in service.lines if "all plants will be lost" not in line]
         _, written, failed = map(json.loads, lines_of(service, "first"))
+        names = ["ts", "level", "logger", "pid", "msg", "request_id"]
+        assert ([*written], [*failed]) == (names, [*names, "stacktrace"])
         assert written["msg"] == "written to wsgi.errors"
         stack = failed["stacktrace"]
         begin = "Traceback (most recent call last):"
@@ -268,7 +279,7 @@ def test_a_log_reader_that_stalls_or_ends_blocks_no_request(tmp_path: Path) -> N
         os.close(read_end)
         assert service.send(headers=[]).status == 401
         assert children(service.process.pid) == [worker]
-        assert service.stop() == 0
+        assert service.stop() == 0  # although lines wait
 
 
 PIPE_BYTES = 65536
@@ -401,16 +412,11 @@ def test_a_process_without_another_thread_writes_to_a_file(
     assert log_file.read_text() == LINE
 
 
-PROGRAM = """
-import os
-from plants.hosting.logs import Output
-
-output = Output(1)
-"""
-
-
 def test_processes_that_share_a_pipe_do_not_mix_lines() -> None:
     program = """
+import os
+from plants.hosting.logs import Output
+output = Output(1)
 output.write("parent\\n")  # It waits when the process forks, and is written when the process ends.
 for name in "abcd":
     if not os.fork():
@@ -422,15 +428,9 @@ else:
     for _ in range(4):
         os.wait()
 """
-    output = subprocess.check_output([sys.executable, "-c", PROGRAM + program], text=True, timeout=PATIENCE_SECONDS)
+    output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE_SECONDS)
     *lines, last = output.splitlines()
     assert last == "parent"
     for name in "abcd":
         assert [len(line) for line in lines if line[0] == name] == [number % 300 + 1 for number in range(2000)]
     assert all(len({*line}) == 1 for line in lines)
-
-
-def test_a_process_ends_although_its_reader_has_stalled() -> None:
-    command = [sys.executable, "-c", f"{PROGRAM}output.write({LINE!r} * 200)"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.wait(PATIENCE_SECONDS) == 0

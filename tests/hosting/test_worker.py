@@ -89,7 +89,7 @@ check = Check()
 
 def test_a_custom_token_check_may_raise_and_timeouts_are_logged(tmp_path: Path) -> None:
     (tmp_path / "garden.py").write_text(OWN_CHECK)
-    with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check", PLANTS_REQUEST_TIMEOUT="1") as service:
+    with serving(cwd=tmp_path, PLANTS_TOKENS_CHECK="garden:check", PLANTS_REQUEST_TIMEOUT="1.0") as service:
 
         def error_of(token: str) -> int:
             headers = [("Authorization", f"Bearer {token}"), ("X-Request-ID", f"-{token[::-1]}")]
@@ -106,6 +106,7 @@ def test_a_custom_token_check_may_raise_and_timeouts_are_logged(tmp_path: Path) 
             line = service.line_of(response.headers["x-request-id"])
             assert (response.status, line["status"], line["error_code"]) == (408, 408, 40800)
             assert (line["method"], line["path"]) == request
+            assert 1 <= line["duration"] < 500  # in seconds
         assert children(service.process.pid) == workers
 
 
