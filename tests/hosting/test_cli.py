@@ -33,6 +33,8 @@ def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Servic
     proxy = {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": ""}  # It must not be asked.
     for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/", **proxy), url)):
         assert (result.stdout, result.stderr, result.returncode) == (f"{found}/readyz: ready\n", "", 0)
+    result = run(sys.executable, "-m", "plants", "check")  # Any service may listen there.
+    assert "http://localhost:8000/readyz: " in result.stdout + result.stderr
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         checked = run(sys.executable, "-m", "plants", "check", PORT=port)
@@ -55,4 +57,5 @@ def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source:
     result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
     found = dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
+    assert (found["bind"], found["threads"], found["control_socket_disable"]) == ("['127.0.0.1:8000']", "4", "True")
     assert found["worker_class"] == "plants.hosting.worker.Worker"

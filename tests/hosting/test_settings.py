@@ -28,8 +28,6 @@ BAD_SETTINGS = [
     ("PLANTS_TOKENS", "", "tokens has no token"),
     ("PLANTS_TOKENS", "good,'secret'", "RFC 6750"),
     ("PLANTS_TOKENS_FILE", "/missing/tokens", "No such file or directory: '/missing/tokens'"),
-    ("PLANTS_STORE", "", "a store's URL starts with"),
-    ("PLANTS_STORE", "memory", "its URL is 'memory:'$"),
     ("PLANTS_MAX_BODY_BYTES", "0", "set a number of bytes"),
     ("PLANTS_MAX_BODY_BYTES", "9" * 5000, "set a number of bytes"),
     ("PLANTS_REQUEST_TIMEOUT", "0.0", "set a number of seconds"),

@@ -63,10 +63,11 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path, drop_in
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
         env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CREDENTIALS_DIRECTORY": str(credentials)}
-        command = ["sh", "-c", 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0', "sh", *SERVE]
+        port = listener.getsockname()[1]
+        command = ["sh", "-c", 'LISTEN_FDS=1 LISTEN_PID=$$ exec "$@" 3<&0', "sh", *SERVE, f"--bind=127.0.0.1:{port}"]
         with Service(command, CHECKOUT, env, stdin=listener.fileno()) as service:
             assert b"READY=1" in manager.recv(4096)
-            service.port = listener.getsockname()[1]
+            service.port = port
             if drop_in:  # Nothing else is wrong with the certificate.
                 assert "certificate verify failed" in error_line(call("check", f"https://127.0.0.1:{service.port}"))
             else:
