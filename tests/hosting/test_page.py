@@ -83,10 +83,11 @@ def fill(browser: Browser, token: str, body: str) -> None:
 
 
 def send(browser: Browser, *fields: str) -> str:
-    """Fill the form's fields, if they are given, and send it."""
+    """Fill the form's fields, if they are given, and press Ctrl+Enter."""
     if fields:
         fill(browser, *fields)
-    browser.run("document.querySelector('button').click()")
+    pressed = "new KeyboardEvent('keydown', {key: 'Enter', ctrlKey: true, bubbles: true})"
+    browser.run(f"document.getElementById('token').dispatchEvent({pressed})")
     return response(browser)
 
 
@@ -107,25 +108,28 @@ def text_of(browser: Browser, part: str) -> str:
 @needs("chromedriver")
 def test_the_page_sends_the_form_and_shows_each_response(browser: Browser) -> None:
     body = '{"id": 10, "name": "Fern 🌿"}'
-    assert body_of(send(browser, TOKEN, body)) == {"name": "Fern 🌿"}
+    assert body_of(send(browser, f" {TOKEN} ", body)) == {"name": "Fern 🌿"}
     assert body_of(send(browser, TOKEN, body)) == {"error": 40003, "message": "The id 10 is in use."}
     status, request_id, challenge, *lines = send(browser, "wrong", body).split("\n")
     assert re.fullmatch(r"401 Unauthorized \(\d+ ms\)", status)
     assert re.fullmatch(r"X-Request-ID: [\w.-]+", request_id)
     assert challenge == 'WWW-Authenticate: Bearer realm="plants", error="invalid_token"'
     assert lines == ["", "{", '  "error": 40101,', '  "message": "The bearer token is not valid."', "}"]
+    assert body_of(send(browser, "", body))["error"] == 40100
     not_sent = send(browser, "a ✓ that no header can have", body)
     assert not_sent == "Not sent: the token has a character that is not ASCII."
     browser.run("window.fetch = () => Promise.reject(new Error('no network'))")
     assert send(browser, TOKEN, body) == "No response: no network"
-    complaints = browser.console_errors()
-    assert ["status of 400" in complaints[0], "status of 401" in complaints[1]] == [True, True]
-    assert len(complaints) == 2
+    browser.run("window.fetch = () => Promise.resolve(new Response('a proxy is <busy>', {status: 502}))")
+    assert send(browser, TOKEN, body).endswith("\n\na proxy is <busy>")
+    complaints = [complaint.partition("status of ")[2][:3] for complaint in browser.console_errors()]
+    assert complaints == ["400", "401", "401"]
 
 
 @needs("chromedriver")
 def test_after_a_200_the_form_has_the_next_id(browser: Browser) -> None:
     for plant_id, next_id, hint in [
+        (-1, 0, "The id in the body was incremented."),
         (2**53 + 1, 2**53 + 2, "The id in the body was incremented."),  # It is not rounded.
         (2**63 - 1, 2**63 - 1, "You can also press Ctrl+Enter."),
     ]:
@@ -142,15 +146,12 @@ def test_after_a_200_the_form_has_the_next_id(browser: Browser) -> None:
 @needs("chromedriver")
 def test_a_reload_has_a_free_id_and_forgets_the_token(browser: Browser) -> None:
     for _ in range(2):
-        assert browser.run("const {type, value} = document.getElementById('token'); return [type, value]") == [
-            "password",
-            "",
-        ]
+        field = "const {type, value} = document.getElementById('token'); return [type, value]"
+        assert browser.run(field) == ["password", ""]
         browser.run("document.getElementById('token').value = arguments[0]", TOKEN)
         assert body_of(send(browser)) == {"name": "Monstera", "tag": "tropical"}
-        assert TOKEN not in browser.run(
-            "return document.documentElement.innerText + document.documentElement.outerHTML"
-        )
+        shown = "return document.documentElement.innerText + document.documentElement.outerHTML"
+        assert TOKEN not in browser.run(shown)
         stored = "return [localStorage.length, sessionStorage.length, document.cookie, location.search]"
         assert browser.run(stored) == [0, 0, "", ""]
         browser.open(browser.run("return location.href"))
@@ -167,12 +168,13 @@ def copied(browser: Browser) -> str:
 
 @needs("chromedriver", "curl")
 def test_the_copied_curl_command_works_as_pasted(browser: Browser) -> None:
-    fill(browser, TOKEN, '{"id": 31, "name": "Fern"}')
+    fill(browser, f"{TOKEN} ", '{"id": 31, "name": "Fern\'s"}')
     command = copied(browser)
     assert text_of(browser, "copy") == "Copied"
     assert browser.run("return document.activeElement.id") == "copy"
-    assert json.loads(output_of("sh", "-c", f"{command} --silent")) == {"name": "Fern"}
+    assert json.loads(output_of("sh", "-c", f"{command} --silent")) == {"name": "Fern's"}
     fill(browser, "", '{"id": 32, "name": "Fern"}')
+    assert text_of(browser, "copy") == "Copy"
     assert json.loads(output_of("sh", "-c", f"{copied(browser)} --silent", TOKEN=TOKEN)) == {"name": "Fern"}
 
 
@@ -195,7 +197,8 @@ def test_the_page_shows_the_operation_headers_and_error_codes(browser: Browser) 
     assert json.loads(text_of(browser, "example")) == {"error": 40003, "message": "The id 1 is in use."}
     assert browser.run(cells, "#errors th") == [str(int(code)) for code in ErrorCode]
     assert browser.run(cells, "#errors td:nth-child(2)") == [str(code // 100) for code in ErrorCode]
-    assert all(browser.run(cells, "#errors td:nth-child(3)"))
+    assert all(browser.run(cells, "td:nth-child(3)"))
+    assert all(text_of(browser, part) for part in ("success", "about", "accepted", "rules"))
 
 
 @needs("chromedriver")
