@@ -143,18 +143,20 @@ def test_a_service_that_cannot_serve_fails_in_one_line(tmp_path: Path, given: st
 
 
 def test_hup_reloads_the_configuration_unless_it_cannot_be_used(tmp_path: Path) -> None:
-    file, pem = tmp_path / "mine.py", make_certificate(tmp_path)
+    file, pem, metrics_port = tmp_path / "mine.py", make_certificate(tmp_path), free_port()
     good = f"from plants.hosting.gunicorn_conf import *\nbind = '127.0.0.1:0'\naccesslog = None\ncertfile = '{pem}'\n"
     file.write_text(good)
     env = {
         "PLANTS_TOKENS": TOKEN,
         "GUNICORN_CMD_ARGS": f"-c {file}",
+        "PLANTS_METRICS_BIND": f"127.0.0.1:{metrics_port}",
         # Python takes a file of the same size, written in the same second, for the one that it has compiled.
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     with Process(SERVE, cwd=CHECKOUT, env=environment(**env)) as service:
         url = "https://" + service.wait_for(r"Listening at: https://(\S+)")[1]
         wait_for_workers(service.process.pid, 1)
+        assert "certificate verify failed" in error_line(call("check", f"https://127.0.0.1:{metrics_port}"))
         for changed, content, problem in [
             (file, "workers =", "Gunicorn has printed the reason"),
             (file, good + "workers = 2\n", ".*cannot be shared by 2 worker processes"),
