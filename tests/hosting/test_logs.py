@@ -9,7 +9,6 @@ import re
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from plants.hosting import logs
 from plants.hosting.logs import AccessLog, Formatter, Output
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import SERVE, Service, serving
+from tests.support.hosted import SERVE, Service, output_of, serving
 from tests.support.loop_driver import new_exchange
 from tests.support.process import END, PATIENCE_SECONDS, children, text_of, wait_for_workers, wait_until
 
@@ -209,6 +208,8 @@ def test_the_logs_go_to_files_and_usr1_opens_them_again(tmp_path: Path) -> None:
         file.rmdir()
         service.signal(signal.SIGUSR1)
         send_until("sixth", file)
+        opened = [link.readlink() for link in Path(f"/proc/{service.process.pid}/fd").iterdir()]
+        assert opened.count(file) == 1
     assert (service.access, service.lines) == ([END], [END])
 
 
@@ -428,7 +429,7 @@ else:
     for _ in range(4):
         os.wait()
 """
-    output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=PATIENCE_SECONDS)
+    output = output_of(sys.executable, "-c", program)
     *lines, last = output.splitlines()
     assert last == "parent"
     for name in "abcd":

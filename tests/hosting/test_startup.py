@@ -119,7 +119,6 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ("--preload -w 3", "PLANTS_STORE=memory: cannot be shared by 3 worker processes; use one (WEB_CONCURRENCY or "),
         ({"PLANTS_STORE": "sqlite:///x", "GUNICORN_CMD_ARGS": "--check-config --chdir /"}, "PLANTS_STORE has a relati"),
         ({"PLANTS_TOKENS_FILE": "x", "GUNICORN_CMD_ARGS": "--check-config --chdir /"}, "PLANTS_TOKENS_FILE has a rel"),
-        ({"PLANTS_STOER": "x"}, "PLANTS_STOER is not a setting; the settings are PLANTS_"),
         (
             {"PLANTS_METRICS_BIND": "127.0.0.1:9100", "GUNICORN_CMD_ARGS": "--check-config -k gthread"},
             "PLANTS_METRICS_BIND needs the packaged worker class, so do not set another one (-k, worker_class).",
@@ -211,7 +210,7 @@ class Garden(FaultyStore):
 
     def __init__(self, url):
         if url != "garden://me:secret@home":
-            raise ValueError("this is not my garden")
+            raise ValueError("this is not my garden\\nand nobody reads on")
         super().__init__()
 
     def add(self, plant):
