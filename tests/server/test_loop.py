@@ -522,19 +522,16 @@ def test_an_iteration_calls_small_requests_then_one_large_one(make: Make) -> Non
     assert gated.paths == ["/free/1", "/free/small", "/free/2"]
 
 
-def test_small_requests_do_not_wait_behind_large_ones_in_a_thread(make: Make) -> None:
+def test_threads_call_small_requests_at_once_and_large_ones_in_turn(make: Make) -> None:
     gated = GatedApp()
-    driver = make(app=gated, threads=1, body_bytes=10**6)
-    large = [driver.connect(post("/large", LARGE_BODY)) for _ in range(2)]
-    driver.run_until(lambda: all(connection.state == RESPONDING for _, connection in large))
+    driver = make(app=gated, threads=2, body_bytes=10**6)
+    clients = [driver.connect(data)[0] for data in [post("/large", LARGE_BODY)] * 2 + [get("/small")] * 3]
     sweeps: list[None] = []
     driver.loop.on_sweep = lambda: sweeps.append(None)
-    driver.run_until(lambda: gated.paths and sweeps)
-    small, _ = driver.connect(get("/free"))
-    driver.run_until_readable(small)
-    assert gated.paths == ["/large", "/free"]
+    driver.run_until(lambda: driver.loop.pending_request_count() == 5 and len(gated.paths) > 2 and len(sweeps) > 1)
+    assert sorted(gated.paths) == ["/large", "/small", "/small"]
     gated.gate.set()
-    driver.run_until_readable(*[client for client, _ in large])
+    driver.run_until_readable(*clients)
 
 
 @pytest.mark.parametrize("data", [GET, post("/limit", 40_000)], ids=["small", "large"])
