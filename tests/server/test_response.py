@@ -17,11 +17,13 @@ def test_a_call_closes_its_response_and_drops_its_body(read: Callable[..., Any])
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> FileWrapper:
         start_response("200 OK", [])
+        environ["server.errors"] += [(20001, "first"), (20002, "last")]
         opened.append(read(environ, "wsgi.input"))
         return FileWrapper(opened[0], blksize=3)
 
     exchange = new_exchange(app)
-    assert exchange.call(b"one body").body == b"one body"
+    response = exchange.call(b"one body")
+    assert (response.body, response.error) == (b"one body", (20002, "last"))
     assert "wsgi.input" not in exchange.environ
     assert opened[0].closed
 
@@ -38,13 +40,13 @@ def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.Monkey
     ("status", "headers", "sent"),
     [
         ("200 OK", [("www-authenticate", "b")], "WWW-Authenticate: b\r\nContent-Length: 4\r\n\r\nbody"),
-        ("200 OK", [("x-a", "b"), ("X-b", "c")], "X-A: b\r\nX-b: c\r\nContent-Length: 4\r\n\r\nbody"),
+        ("200 OK", [("x-a", "\xe9"), ("X-b", "c")], "X-A: \xe9\r\nX-b: c\r\nContent-Length: 4\r\n\r\nbody"),
         ("200 OK", [("Connection", "close"), ("Keep-Alive", "timeout=1")], "Content-Length: 4\r\n\r\nbody"),
         ("200 OK", [("date", "Fri, 02 Jan 1970 00:00:00 GMT")], "Content-Length: 4\r\n\r\nbody"),
         ("204 No Content", [("Content-Length", "4")], "\r\n"),
         ("304 Not Modified", [], "\r\n"),
         ("304 Not Modified", [("content-length", "5")], "Content-Length: 5\r\n\r\n"),
-        ("200 HEAD", [], "\r\n"),
+        ("200 HEAD", [("X-a", "c"), ("X-a", "b")], "X-a: c\r\nX-a: b\r\n\r\n"),
         ("200 HEAD", [("Content-Length", "5")], "Content-Length: 5\r\n\r\n"),
     ],
 )
@@ -52,18 +54,18 @@ def test_the_headers_of_the_application_are_sent(status: str, headers: list[tupl
     exchange = new_exchange()
     exchange.method = "HEAD" if "HEAD" in status else "GET"
     data = to_bytes(make_response(exchange, status, headers, b"body"), exchange, close=False)
-    assert re.sub("Date: .*\r\n", "", data.decode(), count=1) == f"HTTP/1.1 {status}\r\n{sent}"
+    assert re.sub("Date: .*\r\n", "", data.decode("latin-1"), count=1) == f"HTTP/1.1 {status}\r\n{sent}"
 
 
 def test_the_servers_request_id_replaces_that_of_the_application() -> None:
     exchange = new_exchange()
     for own_id, sent in (("", b"theirs"), ("ours", b"ours")):
         exchange.id = own_id
-        response = make_response(exchange, "200 OK", [("x-request-id", "theirs")], b"")
-        assert re.findall(rb"X-Request-ID: (.*)\r", to_bytes(response, exchange, close=False), re.IGNORECASE) == [sent]
+        response = make_response(exchange, "200 OK", [("x-request-id", "theirs"), ("date", "theirs")], b"")
+        assert re.findall(rb"theirs|ours", to_bytes(response, exchange, close=False)) == [sent]
 
 
-@pytest.mark.parametrize(("status", "error"), [(400, (40001, "no JSON")), (503, None)])
+@pytest.mark.parametrize(("status", "error"), [(400, (40001, "no JSON")), (404, None)])
 def test_a_response_has_only_the_error_of_its_status(status: int, error: tuple[int, str] | None) -> None:
     assert make_response(new_exchange(), status, [], b"", (40001, "no JSON")).error == error
 
@@ -73,6 +75,7 @@ def test_a_response_has_only_the_error_of_its_status(status: int, error: tuple[i
     [
         pytest.param("200 OK\r\nX-A: 1", [], id="status"),
         pytest.param("100 Continue", [], id="status-that-is-not-final"),
+        pytest.param("600 OK", [], id="status-above-599"),
         pytest.param("200", [], id="status-without-a-phrase"),
         pytest.param("", [], id="no-call-of-start-response"),
         pytest.param("200 OK", [("X-A", "1\r\nX-B: 2")], id="value"),
