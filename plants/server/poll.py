@@ -1,4 +1,4 @@
-"""The system's ``epoll``, or where there is none (macOS, the BSDs), ``poll`` with the methods that the loop uses."""
+"""What the loop waits with where the system has no ``epoll`` (macOS, the BSDs), and the numbers of both."""
 
 import select
 from typing import Any, Final
@@ -22,6 +22,3 @@ class Poll:
         """Wait for at most this many seconds; return all descriptors that are ready, and their events."""
         events: list[tuple[int, int]] = self._poll(timeout * 1000)
         return events
-
-
-SystemPoll: Any = getattr(select, "epoll", Poll)

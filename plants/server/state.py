@@ -1,5 +1,6 @@
 """The states of a connection, and the state of an event loop, which all its connections share."""
 
+import select
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Final
 from plants.server.config import Config
 from plants.server.exchange import Exchange
 from plants.server.hooks import Hooks
-from plants.server.poll import SystemPoll
+from plants.server.poll import Poll
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class LoopState:
     """
 
     def __init__(self, hooks: Hooks, config: Config, log: Any) -> None:
-        self.poll: Any = SystemPoll()
+        self.poll: Any = getattr(select, "epoll", Poll)()
         self.handlers: dict[int, Any] = {}
         self.hooks = hooks
         self.config = config

@@ -18,7 +18,6 @@ from plants.server.config import SMALL_BODY_BYTES
 from plants.server.exchange import Exchange, current
 from plants.server.hooks import Hooks
 from plants.server.loop import allow_descriptors
-from plants.server.poll import Poll
 from plants.server.request import HTTPError
 from plants.server.response import Response
 from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, State, network_of
@@ -433,7 +432,7 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(full: FullDriver, cap
 
 
 def test_a_system_without_epoll_can_watch_for_both_directions(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plants.server.state.SystemPoll", Poll)
+    monkeypatch.delattr("select.epoll")
     driver = make()
     client, connection = driver.connect(get("/trusted/large"))
     driver.run_until_state(connection, WRITING)
