@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, closing
 from importlib.metadata import metadata
 from pathlib import Path
@@ -21,7 +20,6 @@ from plants import Plant
 from plants.errors import ErrorCode
 from plants.hosting import metrics
 from plants.hosting.settings import SETTINGS
-from plants.server.poll import Poll
 from plants.tokens import TokenFile
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
@@ -279,9 +277,3 @@ def test_a_service_has_the_documented_defaults_and_limits(tmp_path: Path) -> Non
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert {name: numbers[name] for name in DEFAULTS} == DEFAULTS
     assert {name: resolve_name(name) for name in LIMITS_WITHOUT_A_SETTING} == LIMITS_WITHOUT_A_SETTING
-
-
-def test_poll_waits_for_seconds_where_there_is_no_epoll() -> None:
-    before = time.monotonic()
-    assert Poll().poll(0.2, 1) == []
-    assert time.monotonic() - before > 0.15
