@@ -53,6 +53,13 @@ def test_requests_that_are_not_received_are_logged_with_an_id(service: Service, 
     assert (line["level"], line["error_message"], response.headers["connection"]) == (level, response.message, "close")
 
 
+def test_a_worker_sends_heartbeats_without_which_the_master_kills_it(service: Service) -> None:
+    descriptors = Path(f"/proc/{children(service.process.pid)[0]}/fd").iterdir()
+    [heartbeat] = [path for path in descriptors if "wgunicorn" in str(path.readlink())]
+    last = heartbeat.stat().st_mtime
+    wait_until(lambda: heartbeat.stat().st_mtime > last)
+
+
 def test_an_error_without_a_body_is_logged_with_its_code(service: Service) -> None:
     for token, path, error in (("wrong", "/plants", 40101), (TOKEN, "/plants", 40500), (TOKEN, "/no", 40400)):
         headers = [("Authorization", f"Bearer {token}")]
@@ -69,6 +76,7 @@ def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
         assert [client.response().status for client in slow] == [100] * 4  # The worker has read the four tokens.
         refused = service.client().send(head).response()
         assert (refused.status, refused.error, refused.headers["retry-after"]) == (503, 50300, "1")
+        service.wait_for("the worker is full: 1 clients were turned away")
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(headers=[]).status == 401
         assert [client.send(b"x" * 9).response().status for client in slow] == [415] * 4
@@ -78,10 +86,11 @@ OWN_CHECK = """
 from asyncio import CancelledError
 
 class Check:
+    known = ["tulip"]
     def accepts(self, token):
         if error := {"os": OSError, "cancelled": CancelledError, "exit": SystemExit}.get(token):
             raise error("no database")
-        return token == "tulip"
+        return token in self.known and not self.known.remove(token)  # So a second call for a request would fail.
 
 check = Check()
 """
@@ -108,6 +117,7 @@ def test_a_custom_token_check_may_raise_and_timeouts_are_logged(tmp_path: Path) 
             assert (line["method"], line["path"]) == request
             assert 1 <= line["duration"] < 500  # in seconds
         assert children(service.process.pid) == workers
+    assert "request_id" not in next(line for line in service.lines if "Worker exiting" in line)
 
 
 def test_several_processes_never_store_plants_in_memory(caplog: pytest.LogCaptureFixture) -> None:
