@@ -14,7 +14,7 @@ POST = post("/", 4)
 CLOSING_GET = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, number: signal.Signals) -> None:
     with running_worker(tmp_path, "--threads=2", "--keep-alive=300", "--graceful-timeout=300") as server:
         idle, unused, begun, pipelined, lingering, called = (server.client() for _ in range(6))

@@ -672,3 +672,4 @@ def test_a_stopping_loop_serves_the_whole_backlog(make: Make) -> None:
         with client:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
     driver.assert_nothing_is_held()
+    assert driver.listener.sock.fileno() == -1  # Nobody accepts a later client, so it must be refused.
