@@ -42,17 +42,11 @@ def test_an_asynchronous_token_check_accepts_no_token(caplog: pytest.LogCaptureF
 def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
     check = Check()
     app = plants.create_app(tokens=check)
-    for token, error in {"abc": 40001, "wrong": 40101}.items():
+    for token, error in {"AZaz09-._~+/==": 40001, "wrong": 40101}.items():
         assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == error
     for token in ("abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"):
         assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == 40101
-    assert check == ["abc", "wrong"]
-
-
-def test_each_of_several_tokens_is_valid() -> None:
-    tokens = ["one", "two", "AZaz09-._~+/=="]  # The last one has every kind of character that RFC 6750 allows.
-    app = plants.create_app(tokens=iter(tokens))
-    assert [call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error for token in tokens] == [40001] * 3
+    assert check == ["AZaz09-._~+/==", "wrong"]
 
 
 @pytest.mark.parametrize(

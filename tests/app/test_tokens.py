@@ -20,10 +20,11 @@ def path(tmp_path: Path) -> Path:
 
 def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
     three, four = (hashlib.sha256(token).hexdigest() for token in (b"three", b"four"))
-    digests = f"sha256:{three}\nsha256:{four.upper()}\n"
-    path.write_text(f"\ufeff# ours\n  # theirs\n\none\r\n  two  \n{digests}#five\n")
+    every = "AZaz09-._~+/=="  # This token has every kind of character that RFC 6750 allows.
+    text = f"\ufeff# ours\n  # theirs\n\nOne\r\n  {every}  \nsha256:{three}\nsha256:{four.upper()}\n#five\n"
+    path.write_bytes(text.encode().ljust(1 << 20, b"#"))  # the largest file
     tokens = TokenFile(path)
-    presented = ["one", "two", "three", "four", "five", "#five", three]
+    presented = ["One", every, "three", "four", "five", "#five", three]
     assert [token for token in presented if tokens.accepts(token)] == presented[:4]
 
 
@@ -95,18 +96,21 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert "not a token" not in caplog.text
     new = path.with_name("new")
     caplog.set_level(logging.INFO)
-    new.write_text("first\n")
-    new.replace(path)
-    assert accepted(tokens) == ["first"]
-    assert caplog.messages[1:] == ["the token file has changed; valid tokens: 1"]
+    for content in ("", "first\n"):
+        new.write_text(content)
+        new.replace(path)
+        assert accepted(tokens) == ["first"]
+    assert caplog.messages[1].endswith("so the old tokens stay valid: the file has no token")
+    assert caplog.messages[2:] == ["the token file has changed; valid tokens: 1"]
 
 
-def test_the_first_use_reads_the_file_again(path: Path) -> None:
+def test_the_first_use_reads_the_file_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Workers are forked from a process that has only checked the file, maybe long before."""
     for content, valid in {"second\n": ["second"], "not a token\n": []}.items():
         path.write_text("first\n")
         tokens = TokenFile(path)
         path.write_text(content)
         assert accepted(tokens) == valid
+    assert "so no token is valid: line 1 " in caplog.text
     path.write_text("first\n")
     assert accepted(tokens) == ["first"]
