@@ -38,6 +38,9 @@ class Response(NamedTuple):
         assert 0 < len(document["message"]) < 500
         assert document["error"] // 100 == self.status
         self.check_headers()
+        limited = {401: "www-authenticate", 405: "allow", 429: "retry-after", 503: "retry-after"}
+        expected = {limited.get(self.status)} - {None, "retry-after" if document["error"] == 50301 else None}
+        assert self.headers.keys() & {*limited.values()} == expected
         return int(document["error"])
 
     @property

@@ -26,6 +26,7 @@ def test_a_public_path_needs_no_token_and_allows_only_get(path: str, body: bytes
     for method in ("POST", "FOO"):
         response = app.request(path, method=method, expect_errors=True)
         assert (response.json["error"], response.headers["Allow"]) == (40500, "GET, HEAD, OPTIONS")
+    assert path == "/readyz" or app.options(path).headers["Allow"] == "GET, HEAD"
     embedded = plants.create_app(tokens=[TOKEN])
     assert sender(embedded)(method="GET", path=path, headers=[AUTH]).error == 40400
 
