@@ -51,12 +51,15 @@ def test_the_description_is_valid_openapi_and_has_what_the_contract_fixes() -> N
     identified, plant = map(resolved, SCHEMAS["NewPlant"]["allOf"])
     error = SCHEMAS["Error"]
     assert plant == SCHEMAS["Plant"]
+    assert error["additionalProperties"] is False
     assert [part["required"] for part in (identified, plant, error)] == [["id"], ["name"], ["error", "message"]]
     members = identified["properties"] | plant["properties"] | error["properties"]
     types = {name: (member["type"], member.get("format")) for name, member in members.items()}
     text = ("string", None)
     contract = {"id": ("integer", "int64"), "name": text, "tag": text, "error": ("integer", "int32"), "message": text}
     assert types.items() >= contract.items()
+    numbers = ("most 1,048,576 bytes", "most 1,000 names", "most 100 deep", "within 5 seconds", "{1,128}$", '": 499')
+    assert [words for words in numbers if words not in json.dumps(DESCRIPTION)] == []
 
 
 def test_the_schemas_have_the_members_of_a_stored_plant() -> None:
