@@ -122,8 +122,7 @@ class SQLiteStore(GroupCommitStore):
         # If it was never there, only a missing folder prevents its creation.
         is_gone = isinstance(error, FileNotFoundError) and (file.parent.is_dir() or not self._may_create)
         text = f"{self._printable_path}: {_FILE_GONE if is_gone else error}"
-        is_malformed = type(error) is sqlite3.DatabaseError  # Its subclasses have other causes.
-        lasts = is_malformed or isinstance(error, StoreUnusable | OSError)
+        lasts = isinstance(error, StoreUnusable | OSError) or type(error) is sqlite3.DatabaseError  # not of a subclass
         for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
             with suppress(OSError):
                 owner = each.stat().st_uid
@@ -240,6 +239,7 @@ class _Connection(sqlite3.Connection):
         (version,) = self.execute("PRAGMA schema_version").fetchone()
         if version != self._schema_version:
             _inspect(self, may_complete=False)
+            self.execute("DELETE FROM plants WHERE false")  # Without permission, a transaction can begin.
             self._schema_version = version
 
     def insert(self, plants: list[Plant]) -> Outcomes:

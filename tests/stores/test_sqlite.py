@@ -104,11 +104,11 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
     store.add(Plant(3, "moss"))
 
 
-def leave_a_log(path: Path) -> None:
-    """Leave what a program leaves that may read the file, but not write it."""
+def leave(path: Path, *, read_only: list[str]) -> None:
+    """Leave what another user leaves, who had a table in the file."""
     execute(path, f"PRAGMA journal_mode = WAL; {PLANTS}")
-    for file in (path.with_name("plants.db-wal"), path.with_name("plants.db-shm")):
-        file.write_bytes(b"\0")  # If it were empty, SQLite would change its mode.
+    for file in (Path(f"{path}{ending}") for ending in read_only):
+        file.exists() or file.write_bytes(b"\0")  # If it were empty, SQLite would change its mode.
         file.chmod(0o444)
 
 
@@ -117,8 +117,8 @@ LASTING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (lambda path: path.mkdir(), "not a regular file"),
     "a pipe": (os.mkfifo, "not a regular file"),
     "no database": (lambda path: path.write_bytes(b"x" * 4096), "file is not a database"),
-    "read-only": (lambda path: path.touch(0o444), "readonly database; uid .* may not write '.*plants.db': fix"),
-    "a log of others": (leave_a_log, "may not write '.*-wal': fix owner .uid [0-9]+., mode or mount; .*-shm"),
+    "read-only": (partial(leave, read_only=[""]), "readonly database; uid .* may not write '.*plants.db': fix"),
+    "an old log": (partial(leave, read_only=["-wal", "-shm"]), "-wal': fix owner .uid [0-9]+., mode or mount; .*-shm"),
     "a read-only folder": (lambda path: path.parent.chmod(0o555), "Permission denied.*; uid .* may not write '.*/st"),
     "a closed folder": (lambda path: path.parent.chmod(0), "Permission denied.*; uid .* may not write '.*/store'"),
 }
