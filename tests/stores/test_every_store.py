@@ -265,7 +265,7 @@ BAD_URLS = {
     "SQLite in memory": ("sqlite:///:memory:", SQLITE),
     "SQLite with an option": ("sqlite:///plants.db?mode=ro", SQLITE),
     "SQLite with a fragment": ("sqlite:///plants#1.db", SQLITE),
-    "SQLite with a decoded U+0000": ("sqlite:///plants\0.db", SQLITE),
+    "SQLite with an encoded U+0000": ("sqlite:///plants%00.db", SQLITE),
     "SQLite with a directory": ("sqlite:///plants/", SQLITE),
     "PostgreSQL by its short name": ("postgres://user:secret@host/plants?schema=public", POSTGRES),
     "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
