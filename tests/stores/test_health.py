@@ -35,10 +35,10 @@ def test_an_outage_logs_its_start_new_reasons_and_its_end(
     garden: FaultyStore, clock: SimpleNamespace, store: PlantStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert add(store, 1) == "added"
-    for why in ("closed\nfor lunch", "winter", "winter", "winter", "snow"):
+    for seconds, why in ((0, "closed\nfor lunch"), (6, "hail"), (5, "winter"), (9, "snow"), (2, "snow")):
+        clock.now += seconds
         garden.fail(StoreUnavailable(why))
         assert add(store, 2) == "unavailable"
-        clock.now += 6
         assert reason(store) == why
     assert caplog.messages == [f"the store is unavailable: {why}" for why in ("closed for lunch", "winter", "snow")]
     caplog.clear()
