@@ -19,7 +19,7 @@ from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, OwnerProcess, Plant, Pl
 from plants.stores.committer import CLOSED, Committer
 from plants.stores.health import NO_RESPONSE, Health, Outcomes
 
-_GRACE_SECONDS = 0.8  # Connecting to a server whose first host is silent takes 2 s.
+GRACE_SECONDS = 0.8  # Connecting to a server whose first host is silent takes 2 s.
 _TYPES = tuple((column.type, NoneType) if column.nullable else column.type for column in COLUMNS)
 
 
@@ -107,7 +107,7 @@ class GroupCommitStore(PlantStore):
         # they get the same lock, because setdefault() is atomic.
         with vars(self).setdefault("_start_lock", threading.Lock()):
             self._committer = self._committer or Committer(
-                self._commit, self._drop_connection, self._health, self.timeout + _GRACE_SECONDS
+                self._commit, self._drop_connection, self._health, self.timeout + GRACE_SECONDS
             )
             return self._committer
 
@@ -117,7 +117,7 @@ class GroupCommitStore(PlantStore):
         outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()  # Look it up now, because of gevent.
         wait(outcomes.put, None)
         try:
-            errors = [error for _, error in outcomes.get(timeout=2 * self.timeout + _GRACE_SECONDS) if error]
+            errors = [error for _, error in outcomes.get(timeout=2 * self.timeout + GRACE_SECONDS) if error]
         except queue.Empty:
             raise StoreUnavailable(NO_RESPONSE) from None
         if errors:

@@ -261,6 +261,9 @@ LIMITS_WITHOUT_A_SETTING = {
     "plants.hosting.logs:MAX_WAITING_BYTES": 1_048_576,
     "plants.hosting.cli:CHECK_SECONDS": 2,
     "plants.stores.committer:RETRY_SECONDS": 0.5,
+    "plants.stores.group_commit:GRACE_SECONDS": 0.8,  # No call takes longer than this and twice the next number.
+    "plants.stores.sqlite:SQLiteStore.__init__.__defaults__": (1.8,),
+    "plants.stores.postgres:PostgresStore.__init__.__defaults__": (1.8,),
     "plants.stores.postgres:RECHECK_SECONDS": 5,
     "plants.stores.postgres:LOCK_TIMEOUT_MS": 100,
     "plants.testing:MAX_DELAYED_REQUESTS": 16,

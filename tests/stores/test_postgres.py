@@ -83,7 +83,6 @@ def test_connections_work_with_descriptors_above_1023(store: PostgresStore) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as files:
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        # select() accepts no descriptor above 1023.
         while files.enter_context(Path(os.devnull).open()).fileno() < 1024:
             pass
         store.add(Plant(1, "oak"))
