@@ -144,6 +144,8 @@ def test_without_its_standby_a_store_logs_one_outage(server: PostgresServer, cap
         with setting(server, "synchronous_standby_names", "absent"):
             # The first adds may run before the setting takes effect.
             assert any(outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable" for plant_id in count())
+            with closing(PostgresStore(server.url, timeout=20)) as healthy:
+                healthy.check()  # It only reads.
             caplog.clear()
             for _ in range(2):
                 time.sleep(0.6)  # so that the committer tries again
@@ -212,7 +214,6 @@ def test_a_failed_insert_has_a_reason_without_the_plant(
     with closing(PostgresStore(role_url, timeout=2)) as store:
         store.add(Plant(1, "oak"))
         server.execute(statement)
-        # Only the last of these says nothing of the plant.
         with pytest.raises(StoreUnavailable if "53400" in message else PlantRefused, match=f"^{message}$"):
             store.add(Plant(2, random.Random(1).randbytes(4500).hex()))
     assert not server.execute("SELECT id FROM plants WHERE id = 2")

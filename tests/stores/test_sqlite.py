@@ -370,8 +370,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> No
 WITHOUT_TAG = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"
 TRIGGER = "CREATE TRIGGER never BEFORE INSERT ON Plants BEGIN SELECT RAISE(IGNORE); END"
 CREATED_BY_HAND = {
-    "in another case, with an index": "create table Plants (ID integer primary key, Name text, TAG text); "
-    "create index i on Plants (ID)",
+    "in another case": "create table Plants(ID integer primary key, Name text, TAG text); create index i on Plants(ID)",
     "with further columns": "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT, place TEXT, "
     "height INTEGER NOT NULL DEFAULT 0, upper TEXT NOT NULL AS (upper(name)))",
     "with ON CONFLICT": "CREATE TABLE plants (id INTEGER PRIMARY KEY ON CONFLICT REPLACE, "
