@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -240,14 +240,18 @@ LOGGED = {
 def test_no_exception_ends_the_committer(
     store: GardenStore, caplog: pytest.LogCaptureFixture, fails: str, logged: str
 ) -> None:
-    def done(outcomes: object) -> None:
-        raise MemoryError(outcomes)
+    passed: list[int] = []
+
+    def done(outcomes: Sized) -> None:
+        passed.append(len(outcomes))
+        raise MemoryError
 
     with hanging(store):
         if fails != "passing on an outcome":
             store.fault = fails
         elif wait := store.begin(Plant(1, "oak")):
-            wait(done, None)
+            wait(done, "first")
+            wait(done, "second")
         other = submit(store, Plant(2, "fern"))
     assert outcome(other.result) == ("unavailable" if store.fault else "added")
     if fails == "a commit":
@@ -255,6 +259,7 @@ def test_no_exception_ends_the_committer(
     store.fault = ""
     wait_until(lambda: outcome(partial(store.add, Plant(3, "fern"))) == "added")
     assert logged in caplog.messages
+    assert passed in ([], [2])  # Outcomes of one batch reach their server together.
 
 
 def test_a_transaction_that_begins_too_late_for_its_plants_says_nothing_of_the_store() -> None:
@@ -265,17 +270,6 @@ def test_a_transaction_that_begins_too_late_for_its_plants_says_nothing_of_the_s
         wait_until(lambda: store.batches)
         store.check()
         assert store.batches[:2] == [[], []]
-
-
-def test_outcomes_of_a_batch_reach_their_server_together(store: GardenStore) -> None:
-    outcomes: list[list[tuple[int, Exception | None]]] = []
-    with hanging(store):
-        for key in (1, 2, 3):
-            wait = store.begin(Plant(key, "oak"))
-            assert wait
-            wait(outcomes.append, key)
-    wait_until(lambda: outcomes)
-    assert outcomes == [[(1, None), (2, None), (3, None)]]
 
 
 def test_every_future_completes_although_the_store_fails_and_closes(store: GardenStore) -> None:

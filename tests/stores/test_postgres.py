@@ -184,8 +184,6 @@ FAIL = """
     IF name <> 'oak' THEN RAISE EXCEPTION USING ERRCODE = code, MESSAGE = name; END IF;
     RETURN true; END $$
 """
-FAILING_CHECK = "ALTER TABLE plants ADD CHECK (fail('{}', name || '.')) NOT VALID"
-# For each: the statement that makes inserts fail, and the error of the store.
 FAILURES = {
     "an index on long names": ("CREATE INDEX ON plants (name)", "ProgramLimitExceeded, SQLSTATE 54000"),
     "a column": (
@@ -201,8 +199,7 @@ FAILURES = {
         'InsufficientPrivilege, SQLSTATE 42501: new row violates row-level security policy for table "plants"',
     ),
     "a division": ("CREATE INDEX ON plants ((1 / (length(name) - 9000)))", "DivisionByZero, SQLSTATE 22012"),
-    "an exception": (FAILING_CHECK.format("P0001"), "RaiseException, SQLSTATE P0001"),
-    "a limit": (FAILING_CHECK.format("53400"), "ConfigurationLimitExceeded, SQLSTATE 53400"),
+    "an exception": ("ALTER TABLE plants ADD CHECK (fail('P0001', name))", "RaiseException, SQLSTATE P0001"),
 }
 
 
@@ -214,9 +211,17 @@ def test_a_failed_insert_has_a_reason_without_the_plant(
     with closing(PostgresStore(role_url, timeout=2)) as store:
         store.add(Plant(1, "oak"))
         server.execute(statement)
-        with pytest.raises(StoreUnavailable if "53400" in message else PlantRefused, match=f"^{message}$"):
+        with pytest.raises(PlantRefused, match=f"^{message}$"):
             store.add(Plant(2, random.Random(1).randbytes(4500).hex()))
     assert not server.execute("SELECT id FROM plants WHERE id = 2")
+
+
+def test_an_error_of_the_server_fails_its_batch(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.execute(f"CREATE {PLANTS}; {FAIL}; ALTER TABLE plants ADD CHECK (fail(name, name))")
+    for code in ("25006", "26000", "53400", "55000", "57014", "58030"):
+        with closing(PostgresStore(server.url, timeout=20)) as store:
+            assert add_together(store, [Plant(1, code), Plant(2, "oak")]) == ["unavailable"] * 2
+    assert "the store is unavailable: ConfigurationLimitExceeded, SQLSTATE 53400" in caplog.messages
 
 
 def test_a_new_trigger_does_not_make_a_free_id_look_in_use(store: PostgresStore, server: PostgresServer) -> None:
@@ -532,7 +537,8 @@ def test_the_plants_that_cause_an_error_fail_alone(
     store: PostgresStore, server: PostgresServer, code: str, guilty: str, catalog: str
 ) -> None:
     server.execute(f"CREATE {PLANTS}; {catalog}; {FAIL}; ALTER TABLE plants ADD CHECK (fail('{code}', name))")
-    store.prepare()  # The first batch has all plants, because its committer must connect first.
+    twice = (add_together(store, [Plant(plant_id, ""), Plant(plant_id, "oak")]) for plant_id in count(100))
+    assert next(each for each in twice if each[1] != "added") == [guilty, "unavailable"]  # They were in one batch.
     plants = [Plant(plant_id, "" if plant_id % 20 == 7 else "oak") for plant_id in range(60)]
     for each in ("added", "in use"):
         outcomes = add_together(store, plants)
