@@ -46,11 +46,11 @@ FAULTS = {
         """
     def add(self, plant):
         if self.get(plant.id):
-            raise PlantIdInUse(plant.id)
+            raise PlantIdInUse(0)
         with suppress(PlantIdInUse):
             super().add(plant)
 """,
-        "concurrent",
+        "in_use concurrent",
     ),
     "forgiving": (
         """
@@ -66,14 +66,14 @@ FAULTS = {
     ),
     "overwriting": (
         """
+    multiprocess = None
     def add(self, plant):
         self.latest[plant.id] = plant
         super().add(plant)
-
     def get(self, plant_id):
         return self.latest.get(plant_id)
 """,
-        "in_use concurrent",
+        "in_use concurrent working",
     ),
 }
 
