@@ -110,7 +110,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("--check-config -w 0", "PLANTS_STORE=memory: cannot be shared by 0 worker processes; use one (WEB_CONCURR"),
+        ({"PLANTS_STORE": "sqlite:///x", "WEB_CONCURRENCY": "0"}, "PLANTS_STORE=sqlite:///x cannot be shared by 0 w"),
         ("--check-config --worker-connections=0", "worker_connections=0 and ulimit -n "),
         ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
         ("--check-config --env A=x --env PLANTS_STORE=x", "PLANTS_STORE in raw_env or --env comes too late; set it"),
