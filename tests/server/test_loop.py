@@ -555,14 +555,15 @@ class PendingApp:
 
     def begin(self, part: str, done: Any, key: Any) -> None:
         if part == "/down":
-            raise RuntimeError("down")
+            raise SystemExit("down")
         self.report = done
         self.done[part] = lambda error: done([(key, error)])
 
     @staticmethod
     def fail(part: str, error: BaseException) -> tuple[int, list[tuple[str, str]], bytes]:
         assert current.request
-        assert part != "/worse"
+        if part == "/worse":
+            raise SystemExit("worse")
         return 503, [], str(error).encode()
 
 

@@ -40,7 +40,7 @@ def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, 
     # The client is 127.0.0.1, from which Gunicorn's own workers trust forwarded headers.
     forwarded = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.1\r\nScript-Name: /a\r\nSCRIPT_NAME: /b\r\n"
     fields = b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nX_A: 3\r\n"
-    response = client.send(post(b"/a%20b?c=%20d", b"body", fields + forwarded)).response()
+    response = client.send(post(b"/a%20b+%2520?c=%20d", b"body", fields + forwarded)).response()
     environ, body = environ_and_body(response)
     assert body == "body"
     host, port = server.address.split(":")
@@ -48,10 +48,10 @@ def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, 
         environ.items()
         >= {
             "REQUEST_METHOD": "POST",
-            "PATH_INFO": "/a b",
+            "PATH_INFO": "/a b+%20",
             "SCRIPT_NAME": "",
             "QUERY_STRING": "c=%20d",
-            "RAW_URI": "/a%20b?c=%20d",
+            "RAW_URI": "/a%20b+%2520?c=%20d",
             "SERVER_PROTOCOL": "HTTP/1.1",
             "CONTENT_TYPE": "text/plain",
             "CONTENT_LENGTH": "4",
@@ -93,8 +93,7 @@ def test_only_white_space_around_a_value_is_removed(client: Client, field: bytes
     ],
 )
 def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path: str, query: str, host: str) -> None:
-    method = b"OPTIONS" if target == b"*" else b"GET"
-    environ, _ = environ_and_body(client.send(request(target=target, method=method)).response())
+    environ, _ = environ_and_body(client.send(request(target=target, method=b"OPTIONS")).response())
     assert (environ["PATH_INFO"], environ["QUERY_STRING"], environ["HTTP_HOST"]) == (path, query, host)
 
 
