@@ -51,7 +51,9 @@ def test_the_description_is_valid_openapi_and_has_what_the_contract_fixes() -> N
     identified, plant = map(resolved, SCHEMAS["NewPlant"]["allOf"])
     error = SCHEMAS["Error"]
     assert plant == SCHEMAS["Plant"]
-    assert error["additionalProperties"] is False
+    errors = [{"error": code, "message": "x" * 499} for code in (*ErrorCode, 50500)]
+    assert all(map(Draft202012Validator(error).is_valid, errors))
+    assert not Draft202012Validator(error).is_valid({"detail": "", **errors[0]})
     assert [part["required"] for part in (identified, plant, error)] == [["id"], ["name"], ["error", "message"]]
     members = identified["properties"] | plant["properties"] | error["properties"]
     types = {name: (member["type"], member.get("format")) for name, member in members.items()}
