@@ -84,9 +84,6 @@ def test_an_outage_is_seen_by_middleware_while_the_store_is_down(app: App, tmp_p
     wait_until(is_seen)
 
 
-# Wrappers, such as the middleware of a host
-
-
 def copying_the_environ(app: App, environ: Any, start_response: Any) -> Iterator[bytes]:
     yield from app(dict(environ), start_response)
 
@@ -123,9 +120,6 @@ def test_nothing_is_stored_if_a_wrapper_fails_or_rejects(
     [(found, _)] = results(partial(wrapper, app), PLANTS[0])
     assert found == status
     assert store.get(1) is None
-
-
-# Stores whose add was replaced
 
 
 class Proxy:

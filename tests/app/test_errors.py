@@ -10,23 +10,17 @@ import pytest
 from marshmallow import ValidationError
 
 import plants
-from plants import MemoryStore, Plant, PlantIdInUse, StoreUnavailable
+from plants import Plant, PlantIdInUse, StoreUnavailable
 from plants.errors import ErrorCode, error_response, http_error
 from plants.stores import PlantRefused, Wait
+from plants.testing import FaultyStore
 from tests.app.test_deferred import served, waiting
 from tests.contract import TOKEN, new_plant
 
 
-class FailingStore(MemoryStore):
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-    def add(self, _plant: Plant) -> None:
-        raise self.error
-
+class FailingStore(FaultyStore):
     def begin(self, _plant: Plant | None) -> Wait:
-        return lambda done, key: done([(key, self.error)])
+        return lambda done, key: done([(key, self.fault)])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +38,9 @@ class FailingStore(MemoryStore):
 def test_the_details_of_a_failure_are_only_in_the_log(
     fault: Exception, error: int, retry_after: bool, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = plants.create_app(FailingStore(fault), tokens=[TOKEN])
+    store = FailingStore()
+    store.fail(fault)
+    app = plants.create_app(store, tokens=[TOKEN])
     responses = set()
     for each in (app, partial(waiting, app)):  # The server waits for the store, or the application does.
         caplog.clear()

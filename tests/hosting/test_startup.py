@@ -104,9 +104,6 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
     assert result.stderr == f"no token is set; a new one is valid until the service stops: {result.stdout.strip()}\n"
 
 
-# A configuration that cannot serve
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [
@@ -136,9 +133,6 @@ def test_a_service_that_cannot_serve_fails_in_one_line(tmp_path: Path, given: st
     options, env = (given.split(), {}) if isinstance(given, str) else ([], given)
     command = ["serve", "--bind=127.0.0.1:0", "--log-level=error", *options]
     assert error_line(call(*command, cwd=tmp_path, **{"PLANTS_TOKENS": TOKEN} | env)).startswith(line)
-
-
-# Signals
 
 
 def test_hup_reloads_the_configuration_unless_it_cannot_be_used(tmp_path: Path) -> None:
@@ -193,9 +187,6 @@ main()
 """
     result = run(sys.executable, "-c", code, PLANTS_TOKENS=TOKEN)
     assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "")
-
-
-# What is hosted
 
 
 # Both methods fail in the event loop, whose thread is the main thread.

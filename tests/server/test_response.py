@@ -14,18 +14,22 @@ from tests.support.loop_driver import new_exchange
 @pytest.mark.parametrize("read", [dict.pop, dict.__getitem__])
 def test_a_call_closes_its_response_and_drops_its_body(read: Callable[..., Any]) -> None:
     opened = []
+    sizes: list[Any] = ["no number", 3]
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> FileWrapper:
         start_response("200 OK", [])
         environ["server.errors"] += [(20001, "first"), (20002, "last")]
         opened.append(read(environ, "wsgi.input"))
-        return FileWrapper(opened[0], blksize=3)
+        return FileWrapper(opened[-1], blksize=sizes.pop())
 
     exchange = new_exchange(app)
     response = exchange.call(b"one body")
     assert (response.body, response.error) == (b"one body", (20002, "last"))
     assert "wsgi.input" not in exchange.environ
+    with pytest.raises(TypeError):
+        new_exchange(app).call(b"one body")
     assert opened[0].closed
+    assert opened[1].closed
 
 
 def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.MonkeyPatch) -> None:

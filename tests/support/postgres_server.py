@@ -13,6 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+with suppress(ImportError):  # Without it, the tests of PostgreSQL are skipped.
+    import psycopg
+
 from tests.support.process import children, end, free_port, start, wait_until
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
@@ -88,18 +91,12 @@ class PostgresServer:
         assert process.poll() is None, f"{self.directory}: the server ended, see the log beside its directory"
 
     def is_responding(self) -> bool:
-        import psycopg
-
-        try:
-            self.execute("SELECT 1")
-        except psycopg.OperationalError:
-            return False
-        return True
+        with suppress(psycopg.OperationalError):
+            return bool(self.execute("SELECT 1"))
+        return False
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """Execute statements, and return the rows of the first one."""
-        import psycopg
-
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -107,8 +104,6 @@ class PostgresServer:
     @contextmanager
     def transaction(self, statement: str) -> Iterator[None]:
         """Hold the locks of a statement until the end, and commit it."""
-        import psycopg
-
         with psycopg.connect(self.url) as connection:
             connection.execute(statement.encode())
             yield
