@@ -24,7 +24,7 @@ def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, numb
         pipelined.send(GET + POST[:-1])
         assert pipelined.response().status == 200
         called.send(get(f"/wait?{tmp_path}/gate"))
-        server.wait_for("waiting for the file")
+        server.wait_for(r"\[ERROR\] waiting for the file")
         server.signal(number)
         assert idle.is_closed()
         os.kill(children(server.process.pid)[0], number)  # A second signal changes nothing.
@@ -40,7 +40,7 @@ def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, numb
 def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
-        server.wait_for("waiting for the file")
+        server.wait_for(r"\[ERROR\] waiting for the file")
         server.signal(signal.SIGTERM)
         with pytest.raises((ConnectionResetError, EOFError)):
             client.response()
