@@ -37,14 +37,14 @@ def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, numb
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
-def test_signal_term_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
+def test_a_worker_that_stops_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))
         server.wait_for(r"\[ERROR\] waiting for the file")
-        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGHUP)  # After TERM, the master would end the worker.
+        client.sock.settimeout(25)
         with pytest.raises((ConnectionResetError, EOFError)):
             client.response()
-        assert server.wait_for_exit() == 0
 
 
 def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:

@@ -430,9 +430,12 @@ def test_a_loop_watches_both_directions_and_sleeps(make: Make, monkeypatch: pyte
     driver = make()
     client, connection = driver.connect(get("/trusted/large"))
     driver.run_until_state(connection, WRITING)
+    deadlines = set()
     while connection.state == WRITING:
+        deadlines.add(connection.deadline)
         client.recv(100_000)
         driver.run_once()
+    assert len(deadlines) == 1  # A client that reads slowly gets no more time.
     client.sendall(GET)
     driver.run_until_readable(client)
     sweeps: list[None] = []
@@ -647,14 +650,15 @@ def test_the_end_of_a_call_wakes_the_loop_but_not_input_during_it(make: Make, ga
 
 
 def test_only_after_max_requests_slow_clients_have_one_second(make: Make, gated: GatedApp) -> None:
-    driver = make(app=gated, threads=1, max_requests=2)
+    driver = make(app=gated, threads=1, max_requests=3)
     (_, slow), (_, called), (_, unused) = (driver.connect(data) for data in (GET[:-1], GET, b""))
     driver.run_until_state(called, RESPONDING)
     driver.loop.stop()
     driver.run_until_state(unused, CLOSED)
     later = driver.loop.shared.now + 30
     assert slow.deadline > later
-    driver.connect(GET)
+    for client in [driver.connect()[0] for _ in range(2)]:
+        client.sendall(GET)  # Both are called in one iteration.
     driver.run_until(lambda: slow.deadline < later)
     assert slow.deadline == driver.loop.shared.now + 1
     assert called.deadline > later  # The application may take its time.

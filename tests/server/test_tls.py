@@ -263,9 +263,6 @@ def test_a_client_may_end_in_a_request_or_after_it(driver: Driver, sent: bytes, 
     assert [response[:3] for response in responses] == [b"200"] * complete + [b"400"] * sent.count(POST)
 
 
-# Gunicorn's settings
-
-
 def test_gunicorns_settings_for_client_certificates_are_used(certificate: Path, tmp_path: Path) -> None:
     options = [f"--certfile={certificate}", f"--keyfile={certificate}", f"--ca-certs={certificate}", "--cert-reqs=2"]
     with running_worker(tmp_path, *options) as server:
