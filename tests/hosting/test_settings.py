@@ -57,7 +57,7 @@ def test_a_bad_setting_is_named_in_one_line(name: str, value: str, message: str)
         ("postgresql://me@host/db", "postgresql://me@host/db"),
         ("postgresql://me:secret@a,b/db", "postgresql://me:***@a,b/db"),
         ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
-        ("postgresql://me:se?cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:se?c@ret@host/db", "postgresql://me:***@host/db"),
         ("postgresql://me@host/db?port=1&pass%77ord=secret", "postgresql://me@host/db"),
     ],
 )

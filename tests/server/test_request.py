@@ -216,9 +216,6 @@ def test_a_method_has_3_to_20_upper_case_letters_digits_or_marks(driver: Driver,
         assert statuses(driver, with_method(method)) == [400]
 
 
-# Limits
-
-
 def with_line_of(size: int) -> bytes:
     return with_target(b"/".ljust(size - len("POST  HTTP/1.1"), b"a"))
 
