@@ -92,8 +92,8 @@ def with_zeros(count: int) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """Return a NewPlant with one more member: ``depth`` nested arrays."""
-    return new_plant()[:-1] + b', "x": ' + b"[" * depth + b"]" * depth + b"}"
+    """Return a NewPlant with two more members: ``depth`` nested arrays, and an empty one beside them."""
+    return new_plant()[:-1] + b', "x": ' + b"[" * depth + b"]" * depth + b', "y": []}'
 
 
 NO_TOKEN: list[tuple[str, Headers]] = [
@@ -114,7 +114,7 @@ NO_TOKEN: list[tuple[str, Headers]] = [
 
 INVALID_TOKEN: list[tuple[str, Headers]] = [
     ("the scheme alone", [("Authorization", "Bearer")]),
-    ("another token", [("Authorization", "Bearer wrong")]),
+    ("another token, in lower case", [("Authorization", "bearer wrong")]),
     ("the token and more", [("Authorization", f"Bearer {TOKEN}s")]),
     ("another case", [("Authorization", f"Bearer {TOKEN.upper()}")]),
     ("twice", [("Authorization", f"Bearer {TOKEN} {TOKEN}")]),

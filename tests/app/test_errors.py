@@ -19,6 +19,9 @@ from tests.contract import TOKEN, new_plant
 
 
 class FailingStore(FaultyStore):
+    def __len__(self) -> int:
+        return 0  # It is false, and still the store that was given.
+
     def begin(self, _plant: Plant | None) -> Wait:
         return lambda done, key: done([(key, self.fault)])
 

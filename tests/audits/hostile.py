@@ -62,9 +62,6 @@ def repeating(act: Callable[[], None], threads: int) -> Iterator[None]:
         thread.result()
 
 
-# What a client holds
-
-
 def memory_of(service: Target, data: bytes, clients: int, most: int) -> Verdict:
     """Send the same on many connections, without its end; none of them may take more than ``most`` bytes of memory."""
     before = service.memory()
@@ -102,8 +99,6 @@ def unread_responses(service: Target, clients: int = 150, unread: int = 400_000,
         grown = service.memory() - before
     return Verdict(grown < most, f"{grown // MIB} MiB more resident for {clients} responses of 3 MB, read in part")
 
-
-# What a request costs
 
 NAMES = [b"X-A", b"Accept", b"Connection", b"Cookie", b"Authorization", b"Expect", b"traceparent", b"X-Request-ID"]
 UNITS = [b"a", b",", b"/,", b" \t", b"%41", b"&a", b"a=b;", b"\xe9", b"a;q=0.1,", b"0"]
@@ -144,9 +139,6 @@ def dear_requests(service: Target, count: int = 60, most: float = 0.5) -> Verdic
     dearest = max(costs)
     summary = f"{dearest:.2f} ms for {costs[dearest][:60]!r}, {grown // MIB} MiB more resident"
     return Verdict(dearest < most and grown < 32 * MIB, summary)
-
-
-# Time
 
 
 def single_bytes(service: Target, clients: int = 1400, dear: int = 60, seconds: float = 8, limit: float = 2) -> Verdict:
@@ -215,9 +207,6 @@ def large_bodies(
 def many_bodies(service: Target, clients: int = 400, seconds: float = 6, limit: float = 0.5) -> Verdict:
     """Send bodies of 32 KB that take long to parse, from many clients with a token."""
     return large_bodies(service, clients, seconds, limit, SMALL_BODY)
-
-
-# Places
 
 
 def full_is_fair(service: Target, seconds: float = 6, limit: float = 1) -> Verdict:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from select import PIPE_BUF
@@ -258,7 +258,22 @@ def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(t
         wait_until(lambda: '"status":200' in service.access[-1])
 
 
-# A pipe whose reader stalls, a full or frozen disk, and several processes
+def test_lines_of_the_error_log_that_wait_are_written_without_another_one(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    os.mkfifo(tmp_path / "pipe")
+    read_end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    received = bytearray()
+
+    def has_all() -> bool:
+        with suppress(BlockingIOError):
+            received.extend(os.read(read_end, PIPE_BYTES))
+        return received.count(b"the application failed") == 100
+
+    with serving("-c=own.py", cwd=tmp_path, command=["sh", "-c", 'exec "$@" 2> "$0"', "pipe", *SERVE]) as service:
+        for _ in range(100):
+            service.send(method="GET", path="/faulty", headers=[AUTH])
+        wait_until(has_all)
+    os.close(read_end)
 
 
 def test_a_log_reader_that_stalls_or_ends_blocks_no_request(tmp_path: Path) -> None:

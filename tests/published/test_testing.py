@@ -277,8 +277,6 @@ def test_the_command_ends_at_an_interrupt_or_with_one_line() -> None:
         assert process.wait(60) == -signal.SIGINT
 
 
-# Clients that tools generate from the interface description
-
 PYTHON_CLIENT = (
     f"{shlex.quote(sys.executable)} -m venv env && env/bin/pip install --quiet openapi-python-client >&2 && "
     "env/bin/openapi-python-client generate --path openapi.json --output-path plant_store --meta none >&2 && "

@@ -421,9 +421,6 @@ def test_the_event_of_a_connection_just_evicted_is_ignored(make: Make, caplog: p
     assert not any("failed" in message for message in caplog.messages)
 
 
-# Requests
-
-
 @pytest.mark.parametrize("missing", ["select.kqueue", "select.epoll"])
 def test_a_loop_watches_both_directions_and_sleeps(make: Make, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delattr(missing, raising=False)
