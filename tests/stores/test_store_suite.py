@@ -39,7 +39,7 @@ FAULTS = {
         "returned_exactly no_tag int64 unknown working",
     ),
     "normalized": (
-        "    def add(self, plant): super().add(plant._replace(name=plant.name[:99].strip().replace('e\u0301', 'é')))",
+        "    def add(self, new): super().add(new._replace(name=new.name[:1_999_999].strip().replace('e\u0301', 'é')))",
         "returned_exactly returned_exactly returned_exactly",
     ),
     "no_lock": (
