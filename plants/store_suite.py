@@ -76,7 +76,7 @@ class StoreSuite:
 
     def test_an_id_in_use_is_rejected_and_its_plant_is_unchanged(self, store: PlantStore) -> None:
         store.add(Plant(1, "oak", "tree"))
-        for again in (Plant(1, "fern"), Plant(1, "oak", "tree")):
+        for again in (Plant(1, "fern", "herb"), Plant(1, "oak", "tree")):
             with pytest.raises(PlantIdInUse) as caught:
                 store.add(again)
             assert caught.value.plant_id == 1

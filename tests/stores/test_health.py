@@ -35,7 +35,7 @@ def test_an_outage_logs_its_start_new_reasons_and_its_end(
     garden: FaultyStore, clock: SimpleNamespace, store: PlantStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert add(store, 1) == "added"
-    for seconds, why in ((0, "closed\nfor lunch"), (6, "hail"), (5, "winter"), (9, "snow"), (2, "snow")):
+    for seconds, why in ((0, "closed\nfor lunch"), (6, "hail"), (5, "winter"), (9, "snow"), (2, "snow"), (12, "snow")):
         clock.now += seconds
         garden.fail(StoreUnavailable(why))
         assert add(store, 2) == "unavailable"
@@ -48,7 +48,7 @@ def test_an_outage_logs_its_start_new_reasons_and_its_end(
     assert not caplog.messages
     clock.now += 1.1
     store.check()
-    assert caplog.messages == ["the store is available again; requests rejected meanwhile: 5"]
+    assert caplog.messages == ["the store is available again; requests rejected meanwhile: 6"]
     clock.now += 1.1
     garden.fail(StoreUnavailable("hail"))
     assert reason(store) == "hail"
