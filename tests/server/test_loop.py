@@ -196,9 +196,6 @@ def test_the_limit_of_descriptors_limits_the_connections(
     assert (f"(ulimit -n) allows only {possible} connections" in caplog.text) == (possible < connections)
 
 
-# The hooks decide when the head is complete
-
-
 @pytest.mark.parametrize("size", [0, 9, LARGE_BODY, 10**7], ids=["none", "small", "large", "above the limit"])
 @pytest.mark.parametrize("sent_bytes", [0, 1, LARGE_BODY])
 def test_a_401_closes_the_connection_however_the_body_arrives(make: Make, size: int, sent_bytes: int) -> None:
@@ -222,9 +219,6 @@ def test_100_continue_is_sent_once(driver: Driver, version: bytes, first: bytes)
         received = client.recv(10_000) if response else b""
         assert received.startswith(response)
     assert b'"body": "%b"' % (b"x" * 1000) in received
-
-
-# A full event loop
 
 
 class FullDriver(Driver):
@@ -471,9 +465,6 @@ def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) ->
     driver.run_until(lambda: any(connection.state == CLOSED for _, connection in clients))
     assert sum(connection.state == CLOSED for _, connection in clients) < 100
     driver.run_until(lambda: all(connection.state == CLOSED for _, connection in clients))
-
-
-# Calls of the application
 
 
 def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None:

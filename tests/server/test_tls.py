@@ -46,8 +46,6 @@ def test_the_minimum_version_is_raised_but_not_lowered(configured: ssl.TLSVersio
     assert context.options == options | ssl.OP_NO_RENEGOTIATION
 
 
-# In the event loop
-
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
 # The server parses these chunks in several steps.
 TINY_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 400 + b"0\r\n\r\n"

@@ -1,5 +1,6 @@
 """The SQLite store when its file, its disk or another process fails."""
 
+import gc
 import logging
 import os
 import re
@@ -325,6 +326,15 @@ def test_a_copy_with_the_same_inode_number_is_another_file(store: SQLiteStore, p
         assert not path.exists()
         path.write_bytes(copy)
         wait_until(lambda: re.search("was replaced; move it back, .* and do not restart before", reason(store)))
+
+
+def test_a_closed_store_leaves_no_descriptor(path: Path) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with closing(SQLiteStore(str(path))) as store:
+        store.add(Plant(1, "oak"))
+    del store
+    gc.collect()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 LOCK_THE_FILE = """
