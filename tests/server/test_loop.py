@@ -23,8 +23,6 @@ from plants.server.response import Response
 from plants.server.state import CLOSED, CLOSING, IDLE, OPEN, RECEIVING, RESPONDING, WRITING, State, network_of
 from tests.support.loop_driver import CONFIG, GET, PIPE, Driver, GatedApp, Make, get, is_readable, post
 
-# A failure ends one connection
-
 
 class Failing(Hooks):
     """Hooks that raise an exception before each response to /unlogged, and instead of each error response."""
@@ -57,9 +55,6 @@ def test_a_state_that_cannot_follow_closes_the_connection(driver: Driver, caplog
     driver.step(connection, connection.reject, HTTPError(400))
     assert connection.state is CLOSED
     assert "a connection that is closing cannot become receiving" in caplog.text
-
-
-# Nothing is left of a connection
 
 
 @pytest.fixture
@@ -120,9 +115,6 @@ def test_a_request_in_flight_holds_nothing_after_a_close(make: Make, gated: Gate
     driver.assert_nothing_is_held()
     assert [len(exchange.body.content) for exchange in exchanges if exchange] == [0, 0, 0]
     gated.gate.set()
-
-
-# What may be large needs a slot
 
 
 def turned_away(caplog: pytest.LogCaptureFixture) -> int:
