@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 
 from plants.hosting.settings import SETTINGS, Settings, SettingsError
+from plants.tokens import Tokens
+
+FIVE = Tokens(["five"])
 
 
-def test_separated_tokens_and_those_of_a_file_are_valid_together(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text("four\n")
-    environ = {"PLANTS_TOKENS": " one ,\n\ttwo,, three ", "PLANTS_TOKENS_FILE": str(path)}
+def test_separated_tokens_those_of_a_file_and_of_a_check_are_valid_together(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("four\n")
+    environ = {"PLANTS_TOKENS": " one ,\n\ttwo,, three ", "PLANTS_TOKENS_FILE": f"{tmp_path}/tokens"}
+    environ["PLANTS_TOKENS_CHECK"] = f"{__name__}:FIVE"
     checks = Settings.from_environ(environ).token_checks
-    tokens = ["one", "two", "three", "four", "five"]
-    assert [token for token in tokens if any(check.accepts(token) for check in checks)] == tokens[:4]
+    tokens = ["one", "two", "three", "four", "five", "six"]
+    assert [any(check.accepts(token) for check in checks) for token in tokens] == [True] * 5 + [False]
 
 
 BAD_SETTINGS = [

@@ -28,8 +28,7 @@ def test_a_call_closes_its_response_and_drops_its_body(read: Callable[..., Any])
     assert "wsgi.input" not in exchange.environ
     with pytest.raises(TypeError):
         new_exchange(app).call(b"one body")
-    assert opened[0].closed
-    assert opened[1].closed
+    assert [body.closed for body in opened] == [True] * 2
 
 
 def test_the_date_of_a_response_is_the_current_second(monkeypatch: pytest.MonkeyPatch) -> None:
