@@ -129,8 +129,10 @@ def test_the_image_copies_existing_files() -> None:
     assert copied == set(re.findall(r"^!(.*)$", (CHECKOUT / ".dockerignore").read_text(), re.MULTILINE))
 
 
-def test_the_image_and_the_pod_carry_the_version_of_the_package() -> None:
+def test_the_image_and_the_pod_carry_the_version_and_ask_for_the_right_probes() -> None:
     versions = r'(?:plants:|image\.version=")(\d[^\s"]+)'
+    asked = re.findall(r"(\w+)Probe:\s+{httpGet: {path: /(\w+)", (DEPLOY / "kubernetes.yaml").read_text())
+    assert asked == [("startup", "livez"), ("liveness", "livez"), ("readiness", "readyz")]
     for file in ("Containerfile", "kubernetes.yaml"):
         assert set(re.findall(versions, (DEPLOY / file).read_text())) == {plants.__version__}
 

@@ -219,14 +219,6 @@ def test_a_response_to_a_key_update_waits_for_the_client(with_records: WithRecor
     assert peer.client.decrypt(peer.exchange(records.data(GET))).startswith(b"HTTP/1.1 200")
 
 
-def test_a_key_update_in_the_middle_of_a_request_is_answered(with_records: WithRecords) -> None:
-    peer, records = with_records
-    assert peer.exchange(records.data(POST)) == b""
-    deadline = peer.connection.deadline
-    assert peer.exchange(records.key_update() + records.key_update() + records.data(b"content")) != b""
-    assert (peer.connection.state, peer.connection.deadline) == (RECEIVING, deadline)
-
-
 def test_a_connection_is_closed_with_close_notify(driver: Driver) -> None:
     idle, last = Peer(driver), Peer(driver)
     idle.request(GET)
