@@ -122,7 +122,7 @@ class SQLiteStore(GroupCommitStore):
         # If it was never there, only a missing folder prevents its creation.
         is_gone = isinstance(error, FileNotFoundError) and (file.parent.is_dir() or not self._may_create)
         text = f"{self._printable_path}: {_FILE_GONE if is_gone else error}"
-        lasts = isinstance(error, StoreUnusable | OSError) or type(error) is sqlite3.DatabaseError  # not of a subclass
+        lasts = isinstance(error, StoreUnusable | OSError) or type(error) is sqlite3.DatabaseError  # malformed
         for each in (file, Path(f"{file}-wal"), Path(f"{file}-shm"), file.parent):
             with suppress(OSError):
                 owner = each.stat().st_uid

@@ -113,7 +113,6 @@ def test_a_request_in_flight_holds_nothing_after_a_close(make: Make, gated: Gate
     driver.close_all()
     driver.assert_nothing_is_held()
     assert [len(exchange.body.content) for exchange in exchanges if exchange] == [0, 0, 0]
-    gated.gate.set()
 
 
 def turned_away(caplog: pytest.LogCaptureFixture) -> int:
@@ -493,8 +492,7 @@ def test_an_iteration_calls_small_requests_then_one_large_one(make: Make, gated:
     assert gated.paths == ["/free/1", "/free/small", "/free/2"]
 
 
-def test_threads_call_small_requests_at_once_and_large_ones_in_turn(make: Make) -> None:
-    gated = GatedApp()
+def test_threads_call_small_requests_at_once_and_large_ones_in_turn(make: Make, gated: GatedApp) -> None:
     driver = make(app=gated, threads=2, body_bytes=10**6)
     clients = [driver.connect(data)[0] for data in [post("/large", LARGE_BODY)] * 2 + [get("/small")] * 3]
     sweeps: list[None] = []
