@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sqlite3
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -113,6 +114,10 @@ def test_a_backup_that_fails_or_is_killed_keeps_earlier_copies(file: Path) -> No
     for name in ("plants.db", "plants.db-journal"):
         (unfinished / name).touch()
     run(BACK_UP, file)
+    with closing(sqlite3.connect(file)) as db:
+        db.executescript("PRAGMA ignore_check_constraints=1; ALTER TABLE plants ADD a CHECK (a); UPDATE plants SET a=0")
+    with pytest.raises(AssertionError, match=r"CHECK constraint failed in plants\n\Z"):
+        run(BACK_UP, file)
     assert copies(file) == [1, 2]
 
 
@@ -128,9 +133,15 @@ def test_a_command_that_cannot_work_fails_in_one_line(file: Path) -> None:
 def test_plants_move_to_postgresql_and_a_second_move_fails(
     file: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(open_store(server.url)) as store:
-        store.prepare()
-    server.execute("ALTER TABLE plants ADD CHECK (current_setting('synchronous_commit') = 'on')")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("INSERT INTO plants VALUES (5, x'ff', NULL)")  # PostgreSQL would have the name \xff.
+        with pytest.raises(AssertionError, match=r"^4 plants, .* became 4 plants, .*: nothing was moved\n\Z"):
+            run(MOVE, file, server)
+        other.execute("DELETE FROM plants WHERE id = 5")
+    server.execute("ALTER TABLE plants ADD CONSTRAINT named CHECK (name != '')")
+    with pytest.raises(AssertionError, match=r'^new row .* violates check constraint "named": nothing was moved\n\Z'):
+        run(MOVE, file, server)
+    server.execute("ALTER TABLE plants DROP CONSTRAINT named, ADD CHECK (current_setting('synchronous_commit') = 'on')")
     with monkeypatch.context() as environment:
         environment.setenv("PGCLIENTENCODING", "LATIN1")  # It cannot encode every plant.
         environment.setenv("PGOPTIONS", "-c synchronous_commit=off")
