@@ -28,10 +28,10 @@ def test_help_and_version_name_commands_settings_and_the_server() -> None:
 
 
 def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Service) -> None:
-    url = f"http://127.0.0.1:{service.port}"
+    name, url = f"127.0.0.1:{service.port}", f"http://127.0.0.1:{service.port}"
     local = f"http://localhost:{service.port}"
     proxy = {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": ""}  # It must not be asked.
-    for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{url}/", **proxy), url)):
+    for result, found in ((call("check", PORT=str(service.port)), local), (call("check", f"{name}/", **proxy), url)):
         assert (result.stdout, result.stderr, result.returncode) == (f"{found}/readyz: ready\n", "", 0)
     result = run(sys.executable, "-m", "plants", "check")  # Any service may listen there.
     assert "http://localhost:8000/readyz: " in result.stdout + result.stderr
@@ -40,7 +40,7 @@ def test_plants_check_reports_that_a_service_is_ready_or_why_not(service: Servic
         checked = run(sys.executable, "-m", "plants", "check", PORT=port)
         assert error_line(checked) == f"http://localhost:{port}/readyz: timed out."
     for url, reason in [
-        (f"http://127.0.0.1:{free_port()}", "Connection refused."),
+        (f"http://127.0.0.1:{free_port()}/v1", "Connection refused."),
         ("http://a:b", "nonnumeric port: 'b'."),
         ("git://localhost", "unknown url type: git."),
     ]:
@@ -54,7 +54,9 @@ def test_a_configuration_file_overrides_the_packaged_one(tmp_path: Path, source:
     (tmp_path / "gunicorn.conf.py").write_text("worker_connections = 8\n")  # It is not named, so it is not read.
     (tmp_path / "mine.py").write_text("worker_connections = 7\nkeepalive = 11\n")
     options, env = (["-c", "mine.py"], {}) if source == "option" else ([], {"GUNICORN_CMD_ARGS": "-c mine.py"})
-    result = call("serve", "--print-config", "--keep-alive", "13", *options, PLANTS_TOKENS=TOKEN, **env, cwd=tmp_path)
+    options += ["--check-config", "--print-config", "--keep-alive", "13"]
+    result = call("serve", *options, PLANTS_TOKENS=TOKEN, PLANTS_STORE="sqlite:///plants.db", **env, cwd=tmp_path)
+    assert not (tmp_path / "plants.db").exists()
     found = dict(re.findall(r"^(\w+)\s+= (.*)$", result.stdout, re.MULTILINE))
     assert (found["worker_connections"], found["keepalive"]) == ("7", "13")
     assert (found["bind"], found["threads"], found["control_socket_disable"]) == ("['127.0.0.1:8000']", "4", "True")

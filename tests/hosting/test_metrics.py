@@ -158,13 +158,9 @@ def test_durations_and_store_failures_are_counted_as_documented() -> None:
 # This operation is not part of the interface. It needs no more than a resource and a route.
 CONFIGURATION = """
 import falcon
-
 from plants.app import OPERATIONS
 
-
 class PlantItem:
-    '''``/pots/{plant_id}``: one plant.'''
-
     def __init__(self, store, _max_body_bytes):
         self._store = store
 
@@ -177,9 +173,7 @@ class PlantItem:
     def on_delete(self, _req, resp, plant_id):
         resp.status = plant_id
 
-
 OPERATIONS["/pots/{plant_id:int}"] = PlantItem
-
 from plants.hosting.gunicorn_conf import *
 """
 ROUTE = "/pots/{plant_id:int}"

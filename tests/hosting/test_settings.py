@@ -11,13 +11,15 @@ from plants.tokens import Tokens
 FIVE = Tokens(["five"])
 
 
-def test_separated_tokens_those_of_a_file_and_of_a_check_are_valid_together(tmp_path: Path) -> None:
+def test_tokens_of_all_kinds_are_valid_together_and_each_value_is_used(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("four\n")
     environ = {"PLANTS_TOKENS": " one ,\n\ttwo,, three ", "PLANTS_TOKENS_FILE": f"{tmp_path}/tokens"}
     environ["PLANTS_TOKENS_CHECK"] = f"{__name__}:FIVE"
-    checks = Settings.from_environ(environ).token_checks
+    environ |= {"PLANTS_REQUEST_TIMEOUT": "0.5", "PLANTS_LOG_FORMAT": "json", "PLANTS_METRICS_BIND": "localhost:9100"}
+    settings = Settings.from_environ(environ)
+    assert settings[5:8] == (0.5, "json", ("localhost", 9100))
     tokens = ["one", "two", "three", "four", "five", "six"]
-    assert [any(check.accepts(token) for check in checks) for token in tokens] == [True] * 5 + [False]
+    assert [any(check.accepts(token) for check in settings.token_checks) for token in tokens] == [True] * 5 + [False]
 
 
 BAD_SETTINGS = [

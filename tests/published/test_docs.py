@@ -226,7 +226,6 @@ CONFIGURATION = """
 import json
 from dataclasses import fields
 from pathlib import Path
-
 def post_worker_init(worker):
     config = worker.loop.shared.config
     numbers = {field.name: getattr(config, field.name) for field in fields(config)}
@@ -252,7 +251,7 @@ DEFAULTS = {
     "max_fields": 100,
 }
 LIMITS_WITHOUT_A_SETTING = {
-    "plants:MAX_BODY_BYTES": 1_048_576,
+    "plants.app:create_app.__kwdefaults__": {"max_body_bytes": 1_048_576},
     "plants.server.request:HEAD_BYTES": 16_384,
     "plants.server.config:SMALL_BODY_BYTES": 16_384,
     "plants.server.config:SMALL_RESPONSE_BYTES": 65_536,
