@@ -46,15 +46,15 @@ def test_the_read_command_prints_every_plant(file: Path) -> None:
 READ_COMMANDS = re.findall("^python3 -c 'import sqlite3.*", "".join(DOCUMENTS), re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", [*READ_COMMANDS, BACK_UP])
-def test_a_command_that_reads_leaves_the_log_of_a_lost_file_alone(file: Path, command: str) -> None:
+@pytest.mark.parametrize("command", [*READ_COMMANDS, BACK_UP, MOVE])
+def test_a_command_that_reads_leaves_the_log_of_a_lost_file(file: Path, command: str, server: PostgresServer) -> None:
     """A command that creates a missing file deletes the log beside it, which may have plants."""
     with closing(open_store(f"sqlite:///{file}")) as store:
         store.check()
         lost = file.rename(file.with_name("lost"))
         before = {path: path.stat().st_size for path in file.parent.glob("*.db*")}
         with pytest.raises(AssertionError, match="unable to open database file"):
-            run(command, file)
+            run(command, file, server)
         assert {path: path.stat().st_size for path in file.parent.glob("*.db*")} == before
         lost.rename(file)
 
