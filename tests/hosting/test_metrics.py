@@ -159,7 +159,6 @@ def test_durations_and_store_failures_are_counted_as_documented() -> None:
 CONFIGURATION = """
 import falcon
 from plants.app import OPERATIONS
-
 class PlantItem:
     def __init__(self, store, _max_body_bytes):
         self._store = store
@@ -172,7 +171,6 @@ class PlantItem:
 
     def on_delete(self, _req, resp, plant_id):
         resp.status = plant_id
-
 OPERATIONS["/pots/{plant_id:int}"] = PlantItem
 from plants.hosting.gunicorn_conf import *
 """
