@@ -332,6 +332,7 @@ def log_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file_output(log_file: Path) -> Iterator[Output]:
+    log_file.write_text("earlier\n")
     with output_to(str(log_file)) as output:
         yield output
 
@@ -373,15 +374,15 @@ def test_no_gap_is_left_if_another_program_truncates_the_file(log_file: Path) ->
 
 def test_a_full_disk_delays_lines_and_tears_none(log_file: Path, file_output: Output) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
         for line in ("first\n", "second\n", "third\n"):
             write(file_output, line)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert log_file.read_text() == "first\nse"
+    assert log_file.read_text() == "earlier\nfirst\nse"
     file_output.flush()
-    assert log_file.read_text() == "first\nsecond\nthird\n"
+    assert log_file.read_text() == "earlier\nfirst\nsecond\nthird\n"
 
 
 @pytest.mark.parametrize("kind", ["file", "socket"])
@@ -423,7 +424,7 @@ def test_a_process_without_another_thread_writes_to_a_file(
     if not is_master:
         monkeypatch.setattr(os, "getpid", lambda: 0)
     write(file_output, LINE)
-    assert log_file.read_text() == LINE
+    assert log_file.read_text() == f"earlier\n{LINE}"
 
 
 def test_processes_that_share_a_pipe_do_not_mix_lines() -> None:
