@@ -48,8 +48,8 @@ def test_requests_that_are_not_received_are_logged_with_an_id(service: Service, 
     request_id = response.headers["x-request-id"]
     assert (request_id == "mine", "PROXY" in response.message) == (b"mine" in request_, b"PROXY" in request_)
     line = service.line_of(request_id)
-    assert (response.status, line["status"], line["level"]) == (status, status, "warning")
-    assert (line["error_code"], line["error_message"]) == (response.error, response.message)
+    assert (response.status, line["status"], response.headers["connection"]) == (status, status, "close")
+    assert (line["level"], line["error_code"], line["error_message"]) == ("warning", response.error, response.message)
 
 
 def test_a_worker_sends_heartbeats_without_which_the_master_kills_it(service: Service) -> None:
