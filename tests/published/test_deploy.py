@@ -34,9 +34,12 @@ def test_systemd_verifies_the_units_and_their_exposure(tmp_path: Path) -> None:
     result = run("systemd-analyze", "verify", *[tmp_path / unit.name for unit in units])
     assert [line for line in result.stderr.splitlines() if "plants" in line] == []
     assert result.returncode == 0, result.stderr
-    services = [unit for unit in units if unit.suffix == ".service"]
+    services = [DEPLOY / "plants.service", DEPLOY / "plants-backup.service"]
     result = run("systemd-analyze", "security", "--offline=true", "--threshold=15", *services)
     assert result.returncode == 0, result.stdout
+    service, backup = ({*path.read_text().partition("DynamicUser=")[2].splitlines()} for path in services)
+    # The backup has no network, and the service three limits, addresses and WantedBy. All else is the same.
+    assert [sum("=" in line for line in lines) for lines in (backup - service, service - backup)] == [2, 5]
 
 
 @pytest.mark.usefixtures("no_subprocess_coverage")
@@ -126,7 +129,7 @@ PROMISED = """
 enableServiceLinks:false replicas:2 minAvailable:1 maxUnavailable:0 terminationGracePeriodSeconds:45 runAsUser:10001
 containerPort:8000} name:plants,key:store} value:/run/plants/tokens} mountPath:/run/plants, defaultMode:0440,items:[{
 key:tokens,path:tokens}] limits:{memory:768Mi} readOnlyRootFilesystem:true preStop:{sleep:{seconds:5}}
-startupProbe:{httpGet:{path:/livez livenessProbe:{httpGet:{path:/livez
+startupProbe:{httpGet:{path:/livez livenessProbe:{httpGet:{path:/livez ENTRYPOINT["plants"]
 readinessProbe:{httpGet:{path:/readyz,port:http},periodSeconds:2,timeoutSeconds:2,failureThreshold:2}
 Requires=plants.socketAfter=plants.socket Type=notify kill-HUP$MAINPIDKillMode=mixed TimeoutStopSec=40Restart=always
 LoadCredential=tokens:/etc/plants/tokens EnvironmentFile=-/etc/plants/environmentDynamicUser=yesUser=plants
