@@ -192,6 +192,8 @@ def test_another_operation_has_token_check_errors_log_and_metrics(tmp_path: Path
         for status in (204, 402, 299, 599):
             deleted = service.send(method="DELETE", path=f"/pots/{status}", headers=[AUTH])
             assert (deleted.status, deleted.body) == (status, b"")
+            message = service.line_of(deleted.headers["x-request-id"]).get("error_message")
+            assert message == {402: "Payment Required", 599: "The request failed."}.get(status)
         response = service.send(method="PURGE", path="/pots/7", headers=[AUTH])
         assert (response.error, response.headers["allow"]) == (40500, "DELETE, GET, OPTIONS")
         line = service.line_of("stranger")
