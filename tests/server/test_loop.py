@@ -37,7 +37,7 @@ class Failing(Hooks):
 
 @pytest.mark.parametrize(
     ("path", "received", "logged"),
-    [("/unlogged", b"HTTP/1.1 200", "no log"), ("/in_the_middle", b"", "no error response")],
+    [("/unlogged", b"HTTP/1.1 200", "no log"), ("/in_the_middle", b"", "a fault in the middle.*no error response")],
 )
 def test_a_log_that_fails_costs_no_response_and_other_failures_one(
     make: Make, path: str, received: bytes, logged: str, caplog: pytest.LogCaptureFixture
@@ -46,7 +46,7 @@ def test_a_log_that_fails_costs_no_response_and_other_failures_one(
     clients = [driver.connect(get(target))[0] for target in ("/late", path, "/late")]
     driver.run_until_readable(*clients)
     assert [client.recv(1000)[:12] for client in clients] == [b"HTTP/1.1 200", received, b"HTTP/1.1 200"]
-    assert logged in caplog.text
+    assert re.search(logged, caplog.text, re.DOTALL)
 
 
 def test_a_state_that_cannot_follow_closes_the_connection(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,18 +186,6 @@ def test_the_limit_of_descriptors_limits_the_connections(
     assert (f"(ulimit -n) allows only {possible} connections" in caplog.text) == (possible < connections)
 
 
-@pytest.mark.parametrize("size", [0, 9, LARGE_BODY, 10**7], ids=["none", "small", "large", "above the limit"])
-@pytest.mark.parametrize("sent_bytes", [0, 1, LARGE_BODY])
-def test_a_401_closes_the_connection_however_the_body_arrives(make: Make, size: int, sent_bytes: int) -> None:
-    driver = make(body_bytes=10**6)
-    client, connection = driver.connect(post("/refused", size)[: -size or None] + b"x" * min(size, sent_bytes))
-    driver.run_until_readable(client)
-    driver.run_once()  # After a 401, it reads and discards what still arrives.
-    response = client.recv(1000)
-    assert (response[9:12], connection.state, connection.exchange) == (b"401", CLOSING, None)
-    assert b"Connection: close" in response
-
-
 @pytest.mark.parametrize(("version", "first"), [(b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"1.0", b"")])
 def test_100_continue_is_sent_once(driver: Driver, version: bytes, first: bytes) -> None:
     head = b"POST /trusted HTTP/%b\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 1000\r\n\r\n" % version
@@ -305,7 +293,9 @@ def test_a_full_loop_closes_idle_clients_with_a_token_last(make: Make, caplog: p
 
 
 @pytest.mark.parametrize("public_connections", [0, 1])
-def test_a_full_loop_closes_the_longest_idle_client_with_a_token(make: Make, public_connections: int) -> None:
+def test_a_full_loop_closes_the_longest_idle_client_with_a_token(
+    make: Make, public_connections: int, caplog: pytest.LogCaptureFixture
+) -> None:
     full = make(public_connections, kind=FullDriver)
     first, second, third = (full.accept(get("/trusted")) for _ in range(3))
     first.sendall(get("/trusted"))
@@ -315,6 +305,7 @@ def test_a_full_loop_closes_the_longest_idle_client_with_a_token(make: Make, pub
     assert second.recv(1) == b""
     assert not is_readable(first)
     assert not is_readable(third)
+    full.run_until(lambda: turned_away(caplog) == 1)
 
 
 CROWDS = {
@@ -424,17 +415,6 @@ def test_a_loop_watches_both_directions_and_sleeps(make: Make, monkeypatch: pyte
     for _ in range(4):
         driver.loop.run_once()
     assert len(sweeps) > 2  # Each iteration waits for an event, or for the next check of the deadlines.
-
-
-def test_a_trickling_client_does_not_extend_the_request_timeout(driver: Driver) -> None:
-    client, connection = driver.connect(GET)
-    driver.run_once()
-    deadlines = set()
-    for byte in post("/late", 4)[:-1]:
-        client.sendall(bytes([byte]))
-        driver.run_once()
-        deadlines.add(connection.deadline)
-    assert (connection.state, len(deadlines)) == (RECEIVING, 1)
 
 
 def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
@@ -595,21 +575,21 @@ def test_an_outcome_that_nobody_waits_for_fails_only_its_reporter(make: Make, ou
 
 def test_after_a_timeout_and_its_503_no_call_and_no_pending_work_begins(make: Make, gated: GatedApp) -> None:
     app = PendingApp()
-    driver = make(app=lambda *arguments: gated(*arguments) and app(*arguments), threads=1)
-    clients = [driver.connect(get(path)) for path in ("/late", "/rejected", "/last")]
+    driver = make(app=lambda *arguments: gated(*arguments) and app(*arguments), threads=2)
+    clients = [driver.connect(get(path)) for path in ("/late", "/rejected", "/queued", "/last")]
     for _, connection in clients:
         driver.run_until_state(connection, RESPONDING)
-    driver.run_until(lambda: gated.paths)
-    for client, connection in clients[:2]:
+    driver.run_until(lambda: len(gated.paths) == 2)
+    for client, connection in clients[:3]:
         driver.step(connection, connection.expire)
         assert b"could not be answered in time" in client.recv(1000)
         assert client.recv(1000) == b""
     gated.gate.set()
     driver.run_until(lambda: app.done)
-    assert (gated.paths, [*app.done]) == (["/late", "/last"], ["/last"])
+    assert (sorted(gated.paths), [*app.done]) == (["/last", "/late", "/rejected"], ["/last"])
     app.done["/last"](None)
-    driver.run_until_readable(clients[2][0])
-    assert driver.hooks.statuses == ["/late 503", "/rejected 503", "/last 200"]
+    driver.run_until_readable(clients[3][0])
+    assert driver.hooks.statuses == ["/late 503", "/rejected 503", "/queued 503", "/last 200"]
 
 
 def test_the_end_of_a_call_wakes_the_loop_but_not_input_during_it(make: Make, gated: GatedApp) -> None:
@@ -627,17 +607,18 @@ def test_the_end_of_a_call_wakes_the_loop_but_not_input_during_it(make: Make, ga
 
 
 def test_only_after_max_requests_slow_clients_have_one_second(make: Make, gated: GatedApp) -> None:
-    driver = make(app=gated, threads=1, max_requests=3)
-    (_, slow), (_, called), (_, unused) = (driver.connect(data) for data in (GET[:-1], GET, b""))
+    driver = make(app=gated, threads=1, max_requests=4)
+    slow, reader, called, unused = (driver.connect(data)[1] for data in (GET[:-1], get("/free/long"), GET, b""))
     driver.run_until_state(called, RESPONDING)
+    driver.run_until_state(reader, WRITING)
     driver.loop.stop()
     driver.run_until_state(unused, CLOSED)
     later = driver.loop.shared.now + 30
-    assert slow.deadline > later
+    assert min(slow.deadline, reader.deadline) > later
     for client in [driver.connect()[0] for _ in range(2)]:
         client.sendall(GET)  # Both are called in one iteration.
     driver.run_until(lambda: slow.deadline < later)
-    assert slow.deadline == driver.loop.shared.now + 1
+    assert slow.deadline == reader.deadline == driver.loop.shared.now + 1
     assert called.deadline > later  # The application may take its time.
 
 

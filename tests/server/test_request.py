@@ -2,13 +2,16 @@
 
 import re
 import socket
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from plants.server.hooks import Hooks
 from plants.server.request import HEAD_BYTES
-from tests.support.loop_driver import Driver, Make
+from plants.server.response import make_response
+from tests.support.loop_driver import Driver, Make, new_exchange
 
 GOOD = b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
 POST = b"POST /bad HTTP/1.1\r\nHost: a\r\n"
@@ -46,6 +49,8 @@ NO_TRAILERS = b"""Authorization Connection Content-Encoding Content-Length Conte
 Proxy-Authorization TE Trailer Transfer-Encoding Upgrade""".split()
 NO_TARGETS = rb"bad * /bad#part ftp://a/bad http://user:password@a/bad http:///bad".split()
 NO_TARGETS += [b" /bad", b"/bad path", b"/b\xc3\xa4d", b"/b\x7fd"]
+REFUSED = b"POST /bad/refused HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+NO_TOKENS = [REFUSED % 0, REFUSED % 9, REFUSED % 9 + b"x" * 9, REFUSED % 900 + b"x", REFUSED % 10**7 + b"x" * 40_000]
 NO_LENGTHS = [b"+4", b"", b"\xb2", b"4, 4"]
 NO_CODINGS = [b"chunked, gzip", b"xchunked", b"chunked,", b"chunked;a=b", b"chunked\xa0 \t", b"chunked\x85 \t"]
 NO_CHUNK_LINES = [b"+4", b"0x4", b" 4", b"4 ", b"", b"4;\nx", b"4;a\rb", b"4;="]
@@ -64,10 +69,12 @@ HOSTILE = {
     **{f"target-{target!r}": (with_target(target), 40000) for target in NO_TARGETS},
     "connect": (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", 50100),
     # The host
+    "no-host-in-a-head-request": (b"HEAD /bad HTTP/1.1\r\n\r\n", 40000),
     "no-host": (with_hosts(), 40000),
     "two-hosts": (with_hosts(b" a", b" b"), 40000),
     **{f"host-{host!r}": (with_hosts(b" " + host), 40000) for host in NO_HOSTS},
     "host-bad-in-http-1.0": (b"POST /bad HTTP/1.0\r\nHost: a b\r\nContent-Length: 0\r\n\r\n", 40000),
+    "no-host-but-a-whole-url": (b"POST http://a/bad HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 40000),
     # The header fields
     "bare-lf": (b"POST /bad HTTP/1.1\nHost: a\nContent-Length: 0\n\n", 40000),
     "bare-lf-in-head": (b"POST /bad HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n", 40000),
@@ -86,6 +93,8 @@ HOSTILE = {
     "length-of-641-digits": (with_fields(b"Content-Length: " + b"9" * 641), 40000),
     "length-twice": (with_fields(b"Content-Length: 4", b"Content-Length: 4", body=b"body"), 40000),
     "length-not-reached": (with_fields(b"Content-Length: 5", body=b"body"), 40000),
+    "length-above-the-limit": (with_fields(b"Expect: 100-continue", b"Content-Length: 1001"), 41300),
+    **{f"no-token-{number}": (request, 40100) for number, request in enumerate(NO_TOKENS)},
     # Two framings
     "length-then-chunked": (with_fields(b"Content-Length: 4", CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 40000),
     "chunked-then-length": (with_fields(CHUNKED, b"Content-Length: 4", body=b"0\r\n\r\n" + HIDDEN), 40000),
@@ -96,11 +105,14 @@ HOSTILE = {
     # The chunks
     **{f"chunk-{line!r}": (with_chunks(line + b"\r\nbody\r\n0\r\n\r\n"), 40000) for line in NO_CHUNK_LINES},
     "chunk-bare-lf": (with_chunks(b"4\nbody\r\n0\r\n\r\n"), 40000),
+    "chunk-above-the-limit": (with_chunks(b"3e9\r\n"), 41300),
     "chunk-data-too-long": (with_chunks(b"4\r\nbody too long\r\n0\r\n\r\n"), 40000),
     "chunk-data-then-bare-lf": (with_chunks(b"4\r\nbody\n0\r\n\r\n"), 40000),
     "chunk-cut-short": (with_chunks(b"5\r\nbody"), 40000),
     "chunks-without-last": (with_chunks(b"4\r\nbody\r\n"), 40000),
     "chunks-without-final-crlf": (with_chunks(b"4\r\nbody\r\n0\r\n"), 40000),
+    "trailer-of-8191-bytes": (with_chunks(b"0\r\n" + b"X-A: ".ljust(8191, b"a") + b"\r\n\r\n"), 43100),
+    "trailers-above-100": (with_chunks(b"0\r\n" + b"X-A: a\r\n" * 101 + b"\r\n"), 43100),
     "trailer-too-large": (with_chunks(b"0\r\nX-A: " + b"a" * 17_000), 43100),
     **{f"trailer-{name.decode()}": (with_chunks(b"0\r\n%b: 4\r\n\r\n" % name), 40000) for name in NO_TRAILERS},
     "trailer-bare-lf": (with_chunks(b"0\r\n\n" + HIDDEN), 40000),
@@ -162,21 +174,15 @@ def test_an_invalid_request_is_rejected_and_not_run(driver: Driver, calls: Recor
         assert int(rejection[:3]) == code // 100
         assert NAMED.get(name, b"") in rejection
         assert b"Connection: close\r\n" in rejection
+        assert rejection.endswith(b"\r\n\r\n") == payload.startswith(b"HEAD")  # Only that has no body.
         assert rejection.count(b"X-Request-ID: 1\r\n") == 1  # The hook is called once for each request.
         assert not {b"bad", b"hidden", b"xchunked"} & set(re.findall(rb"\w+", rejection))
         assert calls == [("POST /good", b"body")] * packets.count(GOOD)
 
 
 def test_nothing_is_run_behind_a_connect(driver: Driver, calls: Recorder) -> None:
-    """The bytes after it may belong to a tunnel."""
     assert statuses(driver, GOOD.replace(b"POST", b"CONNECT") + HIDDEN) == [200]
     assert len(calls) == 1
-
-
-def test_the_rejection_of_a_head_request_has_no_body(driver: Driver) -> None:
-    (rejection,) = exchange(driver, b"HEAD / HTTP/1.1\r\n\r\n")
-    assert rejection.startswith(b"400")
-    assert rejection.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("begun", [b"get / HTTP/1.1\r\n", b"\r\n\r\n", b"\r\n\n", with_chunk_line_of(1022)[:-10]])
@@ -248,3 +254,18 @@ def test_a_request_may_reach_each_limit_but_not_exceed_it(
         data = make_request(size)
         assert statuses(driver, data) == [expected]
         assert statuses(driver, data[:-80], *in_pieces(data[-80:], 1)) == [expected]
+
+
+def test_what_the_caches_keep_is_bounded(make: Make) -> None:
+    driver = make(hooks=Hooks(), app=lambda _, start_response: start_response("200 OK", []) and [])
+    client, _ = driver.connect()
+    tracemalloc.start()
+    for number in range(300):
+        new = b"%04d" % number * 1200
+        client.sendall(b"GET /%b HTTP/1.1\r\nHost: %b\r\nX%b: a\r\n\r\n" % (new, new, new))
+        assert driver.status(client) == 200
+    for number in range(1500):
+        make_response(new_exchange(), 200, [("X-A", f"{number:04}" * 250)], b"")
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 3_000_000  # It would be more if all targets, hosts, names or headers of responses were kept.

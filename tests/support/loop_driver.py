@@ -153,7 +153,7 @@ def is_readable(client: socket.socket) -> bool:
 class GatedApp:
     """An application that records the path of each call, and does not respond before ``gate`` is set.
 
-    A path that contains ``/free`` gets its response at once.
+    A path that contains ``/free`` gets its response at once, and ``/free/long`` gets a long one.
     """
 
     def __init__(self) -> None:
@@ -165,4 +165,4 @@ class GatedApp:
         if "/free" not in environ["PATH_INFO"]:
             self.gate.wait(60)
         start_response("200 OK", [])
-        return [b"late"]
+        return [b"late" * (2_000_000 if "/long" in environ["PATH_INFO"] else 1)]

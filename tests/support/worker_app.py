@@ -36,7 +36,7 @@ def echo(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
 
 def wait(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Log a line, and respond once the file named in the query exists."""
-    environ["wsgi.errors"].write("waiting for the file")
+    print("waiting for the file", file=environ["wsgi.errors"])
     while not Path(environ["QUERY_STRING"]).exists():
         time.sleep(0.01)
     return echo(environ, start_response)
@@ -69,7 +69,7 @@ def in_the_middle(_environ: Environ, start_response: StartResponse) -> Iterable[
     """Raise after the first part of the response."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     yield b"begun"
-    raise KeyError("a fault in the middle")
+    raise SystemExit("a fault in the middle")
 
 
 RESPONSES = {name: each for name, each in globals().items() if isfunction(each) and name != "echo"}
