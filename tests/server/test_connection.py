@@ -16,7 +16,8 @@ CLOSING_GET = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, number: signal.Signals) -> None:
-    with running_worker(tmp_path, "--threads=2", "--keep-alive=300", "--graceful-timeout=300") as server:
+    options = ["--threads=2", "--keep-alive=300", "--graceful-timeout=300", "--max-requests-jitter=99999999"]
+    with running_worker(tmp_path, *options, "--max-requests=1") as server:
         idle, unused, begun, pipelined, lingering, called = (server.client() for _ in range(6))
         assert idle.send(GET).response().status == 200
         assert lingering.send(CLOSING_GET).response().status == 200  # The worker waits for this client to close.
@@ -47,16 +48,7 @@ def test_a_worker_that_stops_gives_up_after_the_graceful_timeout(tmp_path: Path)
             client.response()
 
 
-def test_a_worker_ends_when_its_master_has_gone(tmp_path: Path) -> None:
-    with running_worker(tmp_path) as server:
-        [pid] = children(server.process.pid)
-        assert server.client().send(GET).response().status == 200
-        server.signal(signal.SIGKILL)
-        server.wait_for_exit()
-        wait_until(lambda: not resident_bytes(pid))
-
-
-def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
+def test_a_worker_ends_after_max_requests_or_with_its_master(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--max-requests=2", "--keep-alive=60") as server:
         slow = server.client().send(POST[:-1])
         responses = server.client().send(GET * 3).responses()
@@ -66,3 +58,8 @@ def test_a_worker_is_replaced_after_max_requests(tmp_path: Path) -> None:
         server.wait_for("Autorestarting worker")
         server.wait_for("Booting worker", times=2)
         assert server.client().send(GET).response().status == 200
+        [pid] = children(server.process.pid)
+        assert len([*Path(f"/proc/{pid}/task").iterdir()]) == 1  # By default, the event loop calls the application.
+        server.signal(signal.SIGKILL)
+        server.wait_for_exit()
+        wait_until(lambda: not resident_bytes(pid))

@@ -85,7 +85,7 @@ class Server(Process):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        assert not [line for line in self.lines if "exited with code" in line]
+        assert not [line for line in self.lines if "exited with code" in line or line.endswith("[ERROR] \n")]
 
 
 @contextmanager
