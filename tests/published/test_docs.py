@@ -221,18 +221,19 @@ def test_the_description_for_a_package_index_has_no_dead_link() -> None:
 # The numbers in the documents: a test fails if one is doubled or halved. Other tests try what happens at a limit, with
 # a limit that suits them. This asks for the limits that are in force.
 
-# Gunicorn calls this in the worker before it serves.
+# Gunicorn calls this in each worker before it serves.
 CONFIGURATION = """
 import json
 from dataclasses import fields
 from pathlib import Path
+
 def post_worker_init(worker):
     config = worker.loop.shared.config
     numbers = {field.name: getattr(config, field.name) for field in fields(config)}
     numbers["connections"] = worker.cfg.worker_connections  # The limit of descriptors may allow fewer.
     numbers["graceful_timeout"] = worker.cfg.graceful_timeout
     numbers["reserved_for_metrics"] = worker.loop.listeners[-1].reserved_connections
-    Path("numbers.json").write_text(json.dumps(numbers, default=repr))
+    Path(f"{worker.age}.json").write_text(json.dumps(numbers, default=repr))
 """
 
 
@@ -272,10 +273,11 @@ LIMITS_WITHOUT_A_SETTING = {
 
 def test_a_service_has_the_documented_defaults_and_limits(tmp_path: Path) -> None:
     (tmp_path / "configuration.py").write_text(CONFIGURATION)
-    env = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": f"127.0.0.1:{free_port()}"}
+    env = {"PLANTS_TOKENS": TOKEN, "PLANTS_METRICS_BIND": f"127.0.0.1:{free_port()}", "WEB_CONCURRENCY": "2"}
     command = [sys.executable, "-m", "plants", "serve", "--bind=127.0.0.1:0", "--config=configuration.py"]
-    with Service(command, tmp_path, env) as service:
+    with Service(command, tmp_path, env | {"PLANTS_STORE": "sqlite:///plants.db"}) as service:
         service.wait_until_it_serves()
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    numbers = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert numbers["environ"]["wsgi.multiprocess"]
     assert {name: numbers[name] for name in DEFAULTS} == DEFAULTS
     assert {name: resolve_name(name) for name in LIMITS_WITHOUT_A_SETTING} == LIMITS_WITHOUT_A_SETTING
