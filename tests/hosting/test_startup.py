@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -160,9 +161,11 @@ def test_hup_reloads_the_configuration_unless_it_cannot_be_used(tmp_path: Path) 
             wait_for_workers(service.process.pid, 1)
             assert "certificate verify failed" in error_line(call("check", url))  # Nothing else is wrong with it.
             changed.write_text(usable)
+        renewed = make_certificate(tmp_path).read_text()
         file.write_text(good + "def post_worker_init(worker): worker.log.warning('the new configuration is here')\n")
         service.signal(signal.SIGHUP)
         service.wait_for("the new configuration is here")
+        wait_until(lambda: ssl.get_server_certificate(("127.0.0.1", int(url.rpartition(":")[2]))) in renewed)
         service.process.terminate()
         assert service.wait_for_exit() == 0
     assert service.output == [END]
