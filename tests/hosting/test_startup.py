@@ -105,6 +105,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
         ({"PLANTS_STORE": "sqlite:///x", "WEB_CONCURRENCY": "0"}, "PLANTS_STORE=sqlite:///x cannot be shared by 0 w"),
         ("--check-config --worker-connections=0", "worker_connections=0 and ulimit -n "),
         ("--check-config --certfile /", "cannot use certfile=/ and keyfile=None: [Errno 21] Is a directory"),
+        ("--check-config --certfile x --config hook.py", "cannot use certfile=x and keyfile=None: 'NoneType' object "),
         ("--check-config --env A=x --env PLANTS_STORE=x", "PLANTS_STORE in raw_env or --env comes too late; set it"),
         ("--check-config --log-syslog", "syslog is not supported, because it could block the service; "),
         ("--log-config-json=conf", "syslog is not supported, because it could block the service; "),
@@ -126,6 +127,7 @@ def test_importing_plants_wsgi_without_tokens_logs_a_new_token() -> None:
 def test_a_service_that_cannot_serve_fails_in_one_line(tmp_path: Path, given: str | dict[str, str], line: str) -> None:
     (tmp_path / "x").write_text(TOKEN)
     (tmp_path / "conf").write_text(re.sub('FileHandler".*"', 'handlers.SysLogHandler"', LOG_CONFIG))
+    (tmp_path / "hook.py").write_text("def ssl_context(config, default): pass")
     options, env = (given.split(), {}) if isinstance(given, str) else ([], given)
     command = ["serve", "--bind=127.0.0.1:0", "--log-level=error", *options]
     assert error_line(call(*command, cwd=tmp_path, **{"PLANTS_TOKENS": TOKEN} | env)).startswith(line)
