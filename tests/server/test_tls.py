@@ -169,7 +169,7 @@ def test_plain_http_gets_one_400_in_plain_http(driver: Driver, size: int, method
         client.sendall(data[start : start + size])
         driver.run_once()
     response = client.recv(1000)
-    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n")
     assert response.endswith(b"\r\n\r\nThis port speaks TLS, and the request is plain HTTP.\n")
     assert client.recv(1000) == b""
     deadline = connection.deadline
