@@ -103,16 +103,18 @@ def test_nothing_is_held_however_a_connection_ends(make: Make, sent: bytes, stat
 
 def test_a_request_in_flight_holds_nothing_after_a_close(make: Make, gated: GatedApp) -> None:
     driver = make(app=gated, threads=1, body_bytes=10**6, response_seconds=6000)
-    exchanges = []
+    exchanges: list[Any] = []
     for sent in (GET, post("/waiting", 900), post("/large", LARGE_BODY)):
+        connected = driver.loop.shared.now
         _, connection = driver.connect(sent)
         driver.run_until_state(connection, RESPONDING)
         assert connection.deadline == driver.loop.shared.now + 6000
         exchanges.append(connection.exchange)
+        assert exchanges[-1].started > connected  # The duration in the log begins with the first byte.
     driver.run_until(lambda: gated.paths)
     driver.close_all()
     driver.assert_nothing_is_held()
-    assert [len(exchange.body.content) for exchange in exchanges if exchange] == [0, 0, 0]
+    assert [len(exchange.body.content) for exchange in exchanges] == [0, 0, 0]
 
 
 def turned_away(caplog: pytest.LogCaptureFixture) -> int:
