@@ -145,9 +145,8 @@ def test_clients_that_do_not_read_are_closed_without_a_slot_and_the_log_warns_on
     assert sorted(connection.state.name for connection in connections) == ["closed", "closed", "writing"]
     _, last = driver.connect(get("/trusted/large"))
     driver.run_until_state(last, CLOSED)
-    sweeps: list[None] = []
-    driver.loop.on_sweep = lambda: sweeps.append(None)
-    driver.run_until(lambda: len(sweeps) > 1)
+    driver.sweeps.clear()
+    driver.run_until(lambda: len(driver.sweeps) > 1)
     assert (turned_away(caplog), driver.loop.shared.turned_away) == (2, 1)  # The next warning comes after 10 s.
 
 
@@ -409,22 +408,24 @@ def test_a_loop_watches_both_directions_and_sleeps(make: Make, monkeypatch: pyte
     assert len(deadlines) == 1  # A client that reads slowly gets no more time.
     client.sendall(GET)
     driver.run_until_readable(client)
-    sweeps: list[None] = []
-    driver.loop.on_sweep = lambda: sweeps.append(None)
+    driver.sweeps.clear()
     for _ in range(4):
         driver.loop.run_once()
-    assert len(sweeps) > 2  # Each iteration waits for an event, or for the next check of the deadlines.
+    assert len(driver.sweeps) > 2  # Each iteration waits for an event, or for the next check of the deadlines.
 
 
-def test_many_tiny_chunks_are_read_a_few_at_a_time(driver: Driver) -> None:
-    start = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 200
+def test_tiny_chunks_are_read_a_few_at_a_time_without_a_pause(make: Make) -> None:
+    driver = make(body_bytes=10**6)
+    start = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 2300
     client, connection = driver.connect()
     driver.step(connection, connection.ready)  # A spurious wakeup is ignored.
     client.sendall(start + b"0\r\n\r\n")
     driver.step(connection, connection.ready)
     assert connection.state == RECEIVING
-    driver.run_until_readable(client)
-    assert b"x" * 400 in client.recv(10_000)
+    while not is_readable(client):
+        driver.loop.run_once()
+    assert b"x" * 4600 in client.recv(100_000)
+    assert len(driver.sweeps) < 18  # It does not wait between two of the 36 steps.
 
 
 def test_an_iteration_expires_a_limited_number_of_connections(driver: Driver) -> None:
@@ -445,10 +446,11 @@ def test_an_iteration_limits_its_calls_and_probes_take_turns(make: Make) -> None
         start_response("200 OK", [])
         return []
 
-    driver = make(app=slow)
+    driver = make(app=slow, max_requests=150)
     for number in range(200):
         driver.connect(get(f"/{number}"))
     driver.run_once()
+    assert driver.loop.shared.stopping  # More requests than max_requests have arrived in one iteration.
     first = len(called)  # 2, or 1 if the machine is so busy that one call takes 0.1 s
     assert called == ["/0", "/1"][: max(first, 1)]
     for _ in range(2):
@@ -474,11 +476,9 @@ def test_an_iteration_calls_small_requests_then_one_large_one(make: Make, gated:
 def test_threads_call_small_requests_at_once_and_large_ones_in_turn(make: Make, gated: GatedApp) -> None:
     driver = make(app=gated, threads=2, body_bytes=10**6)
     clients = [driver.connect(data)[0] for data in [post("/large", LARGE_BODY)] * 2 + [get("/small")] * 3]
-    sweeps: list[None] = []
-    driver.loop.on_sweep = lambda: sweeps.append(None)
-    driver.run_until(lambda: driver.loop.pending_request_count() == 5 and len(gated.paths) > 2 and len(sweeps) > 1)
+    driver.run_until(lambda: len(gated.paths) > 2 and len(driver.sweeps) > 1)
     assert sorted(gated.paths) == ["/large", "/small", "/small"]
-    assert len(driver.loop.shared.slot_holders) == 2
+    assert (len(driver.loop.shared.slot_holders), driver.loop.pending_request_count()) == (2, 5)
     gated.gate.set()
     driver.run_until_readable(*clients)
 

@@ -102,7 +102,6 @@ def test_the_target_is_parsed_as_in_rfc_9112(client: Client, target: bytes, path
     ("version", "fields", "announced"),
     [
         pytest.param(b"1.1", b"", [None, None], id="1.1"),
-        pytest.param(b"1.1", b"Connection: close\r\n", ["close"], id="1.1-close"),
         pytest.param(b"1.1", b"Connection: TE\r\nConnection: keep-alive , Close\r\n", ["close"], id="1.1-close-last"),
         pytest.param(b"1.1", b"Connection: foreclosed\r\n", [None, None], id="1.1-another-option"),
         # curl --http2 and the HttpClient of Java offer HTTP/2 like this.

@@ -77,6 +77,8 @@ class Driver:
         config = replace(CONFIG, environ=environ, **options)
         self.loop = Loop(config, [self.listener] if sockets else [], self.hooks, LOG, PIPE)
         self.step = self.loop.step
+        self.sweeps: list[None] = []  # one for each check of all deadlines
+        self.loop.on_sweep = lambda: self.sweeps.append(None)
 
     def connect(self, sent: bytes = b"") -> tuple[socket.socket, Connection]:
         """Return a client that has sent these bytes, and its connection."""
