@@ -47,7 +47,7 @@ def with_hosts(*hosts: bytes) -> bytes:
 CHUNKED = b"Transfer-Encoding: chunked"
 NO_TRAILERS = b"""Authorization Connection Content-Encoding Content-Length Content-Range Content-Type Cookie Expect Host
 Proxy-Authorization TE Trailer Transfer-Encoding Upgrade""".split()
-NO_TARGETS = rb"bad * /bad#part ftp://a/bad http://user:password@a/bad http:///bad".split()
+NO_TARGETS = rb"bad * /bad#part /bad?a#b ftp://a/bad http://user:password@a/bad http:///bad".split()
 NO_TARGETS += [b" /bad", b"/bad path", b"/b\xc3\xa4d", b"/b\x7fd"]
 REFUSED = b"POST /bad/refused HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
 NO_TOKENS = [REFUSED % 0, REFUSED % 9, REFUSED % 9 + b"x" * 9, REFUSED % 900 + b"x", REFUSED % 10**7 + b"x" * 40_000]
