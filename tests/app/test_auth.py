@@ -27,16 +27,16 @@ class Check(list[str]):
         return token != "wrong"
 
 
-class AsyncCheck:
-    async def accepts(self, _token: str) -> bool:
-        return True
+async def asynchronous(_token: str) -> bool:
+    return True
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-def test_an_asynchronous_token_check_accepts_no_token(caplog: pytest.LogCaptureFixture) -> None:
-    check: Any = AsyncCheck()
-    assert call(plants.create_app(tokens=check), Stream()).error == 50000
-    assert "accepts() returned coroutine, not True or False" in caplog.text
+def test_a_token_check_that_returns_no_bool_accepts_no_token(caplog: pytest.LogCaptureFixture) -> None:
+    for accepts, kind in ((asynchronous, "coroutine"), (lambda _: None, "NoneType"), (lambda _: 1, "int")):
+        check = type("Check", (), {"accepts": staticmethod(accepts)})()
+        assert call(plants.create_app(tokens=check), Stream()).error == 50000
+        assert f"accepts() returned {kind}, not True or False" in caplog.text
 
 
 def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
@@ -54,7 +54,8 @@ def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
     ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["bearer"], ["ok", "sécret"]],
     ids=repr,
 )
-def test_create_app_rejects_invalid_tokens_and_quotes_none(tokens: Any) -> None:
+def test_create_app_takes_any_iterable_of_valid_tokens_and_quotes_none(tokens: Any) -> None:
+    assert call(plants.create_app(tokens=iter(["one", TOKEN])), Stream()).error == 40001
     error = ValueError if isinstance(tokens, list) and tokens != [1] else TypeError
     with pytest.raises(error) as caught:
         plants.create_app(tokens=tokens)

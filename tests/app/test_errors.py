@@ -10,9 +10,9 @@ import pytest
 from marshmallow import ValidationError
 
 import plants
-from plants import Plant, PlantIdInUse, StoreUnavailable
+from plants import Plant, PlantIdInUse
 from plants.errors import ErrorCode, error_response, http_error
-from plants.stores import PlantRefused, Wait
+from plants.stores import PlantRefused, StoreUnusable, Wait
 from plants.testing import FaultyStore
 from tests.app.test_deferred import served, waiting
 from tests.contract import TOKEN, new_plant
@@ -30,9 +30,8 @@ class FailingStore(FaultyStore):
     ("fault", "error", "retry_after", "logged"),
     [
         (copy.copy(PlantIdInUse(1)), 40003, False, []),  # A store may copy or pickle it.
-        (StoreUnavailable("secret detail"), 50300, True, []),
+        (StoreUnusable("secret detail"), 50300, True, []),
         (PlantRefused("secret detail"), 50301, False, ["the store refused a plant: secret detail"]),
-        (ZeroDivisionError("secret detail"), 50000, False, ["a request failed"]),
         (ValidationError("secret detail"), 50000, False, ["a request failed"]),
         (falcon.HTTPStatus("204 secret detail"), 50000, False, ["a request failed"]),
     ],

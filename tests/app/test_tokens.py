@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from plants.tokens import TokenFile
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "tokens"
+    path.symlink_to("first")  # Kubernetes mounts a file as a link that it replaces.
     path.write_text("first\n")
     return path
 
@@ -21,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
     three, four = (hashlib.sha256(token).hexdigest() for token in (b"three", b"four"))
     every = "AZaz09-._~+/=="  # This token has every kind of character that RFC 6750 allows.
-    text = f"\ufeff# ours\n  # theirs\n\nOne\r\n  {every}  \nsha256:{three}\nsha256:{four.upper()}\n#five\n"
+    text = f"\ufeff# ours\n  # theirs\n\nOne\r\n  {every}  \nsha256:{three}\nsha256:{four.upper()}\nOne\n#five\n"
     path.write_bytes(text.encode().ljust(1 << 20, b"#"))  # the largest file
     tokens = TokenFile(path)
     presented = ["One", every, "three", "four", "five", "#five", three]
@@ -29,13 +31,10 @@ def test_each_line_is_a_token_or_the_digest_of_one(path: Path) -> None:
 
 
 BAD_FILES = {
-    "empty": (b"", "the file has no token"),
     "a space inside": (b"good\nse cret\n", "line 2"),
-    "not ASCII": ("sécret\n".encode(), "line 1"),
     "not UTF-8": (b"secret\xff\n", "line 1"),
     "a byte order mark in the second line": (b"good\n\xef\xbb\xbfsecret\n", "line 2"),
     "63 digits": (b"sha256:" + b"0" * 63, "line 1"),
-    "a space before the digits": (b"sha256: " + b"0" * 64, "line 1"),
     "larger than 1 MiB": (b"good\n".ljust((1 << 20) + 1, b"#"), "it is larger than 1 MiB"),
 }
 
@@ -64,6 +63,7 @@ def test_a_change_takes_effect_within_two_seconds(path: Path, monkeypatch: pytes
     monkeypatch.chdir("/")
     assert accepted(tokens) == ["first"]
     path.write_text("second\n")
+    os.utime(path, (0, 0))  # An older file may replace a newer one.
     assert accepted(tokens) == ["first"]  # The file is read at most once a second.
     monkeypatch.setattr("time.monotonic", lambda: 2.0)
     assert accepted(tokens) == ["second"]
@@ -93,7 +93,6 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert (logger, level) == ("plants.tokens", logging.ERROR)
     assert message.startswith("the token file cannot be used, so the old tokens stay valid: ")
     assert reason in message
-    assert "not a token" not in caplog.text
     new = path.with_name("new")
     caplog.set_level(logging.INFO)
     for content in ("", "first\n"):
@@ -112,5 +111,3 @@ def test_the_first_use_reads_the_file_again(path: Path, caplog: pytest.LogCaptur
         path.write_text(content)
         assert accepted(tokens) == valid
     assert "so no token is valid: line 1 " in caplog.text
-    path.write_text("first\n")
-    assert accepted(tokens) == ["first"]
