@@ -6,6 +6,7 @@ import pytest
 from webtest import TestApp as WebTestApp
 
 import plants
+from plants.errors import HEADERS
 from plants.testing import Server
 from tests.contract import AUTH, TOKEN
 from tests.support.calls import sender
@@ -20,9 +21,9 @@ PUBLIC_BODIES = {
 @pytest.mark.parametrize(("path", "body"), PUBLIC_BODIES.items(), ids=PUBLIC_BODIES)
 def test_a_public_path_needs_no_token_and_allows_only_get(path: str, body: bytes) -> None:
     app = WebTestApp(Server(), lint=True)
-    response = app.get(path)
-    assert (response.body, response.headers["Cache-Control"]) == (body, "no-store")
-    assert app.head(path).headers["Content-Length"] == str(len(response.body))
+    response = app.get(path, headers={"Authorization": "Bearer wrong"})
+    assert (response.body, {name: response.headers[name] for name in HEADERS}) == (body, HEADERS)
+    assert app.head(path).headers == response.headers
     for method in ("POST", "FOO"):
         response = app.request(path, method=method, expect_errors=True)
         assert (response.json["error"], response.headers["Allow"]) == (40500, "GET, HEAD, OPTIONS")
