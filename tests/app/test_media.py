@@ -33,7 +33,7 @@ def test_a_read_is_bounded_whatever_the_limit_is() -> None:
 def test_a_body_in_several_reads_is_read_to_its_length(app: Any) -> None:
     body = new_plant()
     stream = Stream(body[:5], body[5:], b"x")
-    assert call(app, stream, CONTENT_LENGTH=str(len(body))).plant == {"name": "Fern"}
+    assert call(app, stream, CONTENT_LENGTH=str(len(body)), wsgi_input_terminated=True).plant == {"name": "Fern"}
     assert stream.sizes == [len(body), len(body) - 5]
 
 

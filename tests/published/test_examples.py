@@ -69,6 +69,7 @@ class Mounted(HostContract):
 
     def test_paths_outside_the_mount_reach_the_host_application(self, host: Send) -> None:
         assert host(method="GET", path="/", headers=[]).body == b"garden"
+        assert host(method="GET", path="/stores/plants", headers=[]).status != 401
 
 
 TestFlask = Mounted.on(example="flask_app.py")
