@@ -77,6 +77,7 @@ def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
         assert service.send(method="GET", path="/livez", headers=[]).status == 200
         assert service.send(headers=[]).status == 401
         assert [client.send(b"x" * 9).response().status for client in slow] == [415] * 4
+        assert slow[0].send(head.replace(b"Bearer", b"Basic")).response().error == 40100  # Each request shows a token.
 
 
 OWN_CHECK = """
