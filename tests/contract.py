@@ -249,6 +249,7 @@ NOT_TEXT = {
     "a number": 1.5,
     "with U+0000": "Fe\0rn",
     "with U+0000 after a line feed": "Fern\n\0",
+    "with a high surrogate": "Fe\ud800rn",
     "with a low surrogate": "Fe\udfffrn",
 }
 

@@ -52,7 +52,6 @@ def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
 @pytest.mark.parametrize(
     "tokens",
     ["secret", b"secret", None, 1, [1], [], [""], ["a b"], ["=a"], ["a\n"], ["bearer"], ["ok", "sécret"]],
-    ids=repr,
 )
 def test_create_app_takes_any_iterable_of_valid_tokens_and_quotes_none(tokens: Any) -> None:
     assert call(plants.create_app(tokens=iter(["one", TOKEN])), Stream()).error == 40001

@@ -109,7 +109,7 @@ def test_the_described_examples_work_when_pasted(send: Send) -> None:
 
 
 # The described schema also accepts 1.0 and 1e3, which are integers in JSON Schema, and lone surrogates.
-REJECTED = [row[:2] for row in NOT_A_NEW_PLANT if not row[0].endswith((" 1.0", " 1e3", " with a low surrogate"))]
+REJECTED = [row[:2] for row in NOT_A_NEW_PLANT if not row[0].endswith((" 1.0", " 1e3", " surrogate"))]
 
 
 @pytest.mark.parametrize(
