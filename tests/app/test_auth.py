@@ -42,11 +42,11 @@ def test_a_token_check_that_returns_no_bool_accepts_no_token(caplog: pytest.LogC
 def test_the_token_check_gets_only_rfc_6750_tokens() -> None:
     check = Check()
     app = plants.create_app(tokens=check)
-    for token, error in {"AZaz09-._~+/==": 40001, "wrong": 40101}.items():
+    for token, error in {"AZaz09-._~+/===": 40001, "wrong": 40101}.items():
         assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == error
     for token in ("abc ", "abc\n", "ab\u017f", "ab\u212a", "\xe4bc"):
         assert call(app, Stream(), HTTP_AUTHORIZATION=f"Bearer {token}").error == 40101
-    assert check == ["AZaz09-._~+/==", "wrong"]
+    assert check == ["AZaz09-._~+/===", "wrong"]
 
 
 @pytest.mark.parametrize(
