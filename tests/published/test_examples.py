@@ -69,7 +69,7 @@ class Mounted(HostContract):
 
     def test_paths_outside_the_mount_reach_the_host_application(self, host: Send) -> None:
         assert host(method="GET", path="/", headers=[]).body == b"garden"
-        assert host(method="GET", path="/stores/plants", headers=[]).status != 401
+        assert host(method="GET", path="/storefront", headers=[]).status != 401
 
 
 TestFlask = Mounted.on(example="flask_app.py")
@@ -119,13 +119,11 @@ def test_two_apps_in_one_process_share_nothing() -> None:
         send = sender(app, prefix=f"/{side}")
         assert send(new_plant(), headers=[theirs, JSON_TYPE]).error == 40101
         assert send(new_plant(), headers=[ours, JSON_TYPE]).plant == {"name": "Fern"}
-        assert send(new_plant(), headers=[ours, JSON_TYPE]).error == 40003
 
 
 def test_an_expired_token_of_the_host_is_401() -> None:
     names = runpy.run_path(str(EXAMPLES / "own_check.py"))
     send = sender(names["app"])
-    assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
     names["leases"].expiry["secret"] = 0
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 

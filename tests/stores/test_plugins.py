@@ -13,7 +13,7 @@ import pytest
 from plants import Plant, PlantStore, StoreUnavailable, open_store
 from plants.store_suite import StoreSuite
 from tests.contract import AUTH, JSON_TYPE, new_plant
-from tests.stores.test_every_store import is_available
+from tests.stores.test_every_store import is_available, reason
 from tests.support.hosted import CHECKOUT, serving
 from tests.support.loop_driver import is_readable
 from tests.support.needs import needs
@@ -64,8 +64,9 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def redis_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install the example."""
-    [(group, schemes)] = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"].items()
-    assert group == "plants.stores"
+    package = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    [(group, schemes)] = package["project"]["entry-points"].items()
+    assert (group, package["tool"]["setuptools"]["py-modules"]) == ("plants.stores", ["plants_redis"])
     install(tmp_path, "plants_redis", (EXAMPLE / "plants_redis.py").read_text(), schemes)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -92,6 +93,14 @@ class TestRedisStore(StoreSuite):
                 store.add(Plant(1, "oak"))
             silent.accept()[0].close()
             assert not is_readable(silent)
+
+    def test_a_redis_that_accepts_no_writes_fails_the_check(self, store: PlantStore, redis_url: str) -> None:
+        from redis import Redis
+
+        with Redis.from_url(redis_url) as redis:
+            redis.config_set("min-replicas-to-write", 1)
+            assert reason(store).startswith("Redis: ")
+            redis.config_set("min-replicas-to-write", 0)
 
     def test_a_service_with_two_workers_uses_it(self, store: PlantStore, redis_url: str, redis_folder: Path) -> None:
         with serving(workers=2, PLANTS_STORE=redis_url, PYTHONPATH=f"{redis_folder}:{CHECKOUT}") as service:
