@@ -188,15 +188,16 @@ class PersistentContract(StoreContract):
     def test_a_plant_that_the_store_cannot_hold_fails_alone(self, store: GroupCommitStore, plant: Plant) -> None:
         assert add_together(store, [Plant(3, "oak"), plant, Plant(2, "fern")]) == ["added", "rejected", "added"]
 
-    def test_closing_a_store_commits_the_submitted_plants(self, store: GroupCommitStore, store_url: str) -> None:
-        futures = [submit(store, Plant(plant_id, "n" * 1_500_000)) for plant_id in (1, 2, 3)]
+    @pytest.mark.parametrize("ids", [range(1, 4), range(0)], ids=["used", "unused"])
+    def test_closing_commits_what_was_submitted(self, store: GroupCommitStore, store_url: str, ids: range) -> None:
+        futures = [submit(store, Plant(plant_id, "n" * 1_500_000)) for plant_id in ids]
         store.close()
         assert all(future.done() for future in futures)
         for use in (store.check, partial(store.add, Plant(4, "oak")), partial(store.get, 1)):
             with pytest.raises(StoreUnavailable, match="the store is closed"):
                 use()
         with contextlib.closing(open_store(store_url)) as reopened:
-            assert all(reopened.get(plant_id) for plant_id in (1, 2, 3))
+            assert all(reopened.get(plant_id) for plant_id in ids)
 
     def test_forked_processes_use_a_prepared_store(self, store_url: str) -> None:
         assert "unavailable" not in run_program(PREPARED, store_url)
@@ -214,6 +215,16 @@ class TestMemoryStore(StoreContract):
     @pytest.fixture
     def store_url(self) -> str:
         return "memory:"
+
+    def test_a_plant_is_found_only_with_its_tag(self, store: PlantStore) -> None:
+        class Id(int):
+            def __hash__(self) -> int:
+                found.append(store.get(int(self)))  # as another thread might at this moment
+                return int.__hash__(self)
+
+        found: list[Plant | None] = []
+        store.add(Plant(Id(1), "oak", "tree"))
+        assert set(found) == {None}
 
 
 class TestSQLiteStore(PersistentContract):
@@ -269,7 +280,7 @@ BAD_URLS = {
     "SQLite with a directory": ("sqlite:///plants/", SQLITE),
     "PostgreSQL by its short name": ("postgres://user:secret@host/plants?schema=public", POSTGRES),
     "PostgreSQL with an @ in the password": ("postgresql://user:sec@ret@host/plants", POSTGRES),
-    "PostgreSQL with a port that is not a number": ("postgresql://user:secret@host:port/plants", POSTGRES),
+    "PostgreSQL with a port that is not a number": ("postgresql://user:secret@a:5432,b:port/plants", POSTGRES),
     "PostgreSQL with a timeout that is not a number": ("postgresql://user:secret@host?connect_timeout=x", POSTGRES),
     "PostgreSQL with no slashes": ("postgresql:plants password=secret", POSTGRES),
 }

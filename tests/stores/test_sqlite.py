@@ -219,6 +219,8 @@ def test_what_a_client_was_told_survives_a_power_cut(
     with closing(SQLiteStore(f"{tmp_path}/plants.db")) as after:
         assert after.get(1) == Plant(1, "oak")
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o644}
+    with closing(store._connect()) as connection:
+        assert connection.execute("PRAGMA fullfsync").fetchall() == [(1,)]  # Only macOS needs it, and uses it.
 
 
 # For each: what an audit hook does.
@@ -491,15 +493,17 @@ def test_a_refused_plant_fails_alone(store: SQLiteStore, path: Path, definition:
     [
         ("sqlite:///{folder}/plants.db", "plants.db"),
         ("sqlite:///plants.db", "plants.db"),
-        ("sqlite:///a%20b%3F%23%25%C3%A9%FF.db", os.fsdecode(b"a b?#%\xc3\xa9\xff.db")),
+        ("sqlite:///a+%20b%3F%23%25%C3%A9%FF.db", os.fsdecode(b"a+ b?#%\xc3\xa9\xff.db")),
         ("sqlite:///caf\u00e9.db", "caf\u00e9.db"),
     ],
 )
 def test_a_path_is_relative_to_where_the_store_was_opened(
-    url: str, file: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, file: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.chdir(path.parent)
     with closing(open_store(url.format(folder=path.parent))) as store:
         monkeypatch.chdir("/")
         store.add(Plant(1, "oak"))
     assert path.with_name(file).exists()
+    assert b"created the table plants" in caplog.text.encode()  # The name may not be in UTF-8, and the log is.
