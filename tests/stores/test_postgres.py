@@ -59,7 +59,7 @@ def role_url(server: PostgresServer) -> Iterator[str]:
     server.execute("DROP OWNED BY plants; DROP ROLE plants")
 
 
-def wait_for_sessions(server: PostgresServer, event: str = "Lock", number: int = 1) -> None:
+def wait_for_sessions(server: PostgresServer, event: str, number: int = 1) -> None:
     """Wait until this number of the store's connections wait for an event."""
     waiting = f"SELECT pid {OURS} AND '{event}' IN (wait_event, wait_event_type)"
     wait_until(lambda: len(server.execute(waiting)) == number)
@@ -73,7 +73,7 @@ def test_a_batch_whose_connection_is_lost_is_not_retried(store: PostgresStore, s
     server.execute(f"SELECT pg_terminate_backend(pid) {OURS}")
     for future in pending:
         # A second attempt would sleep again, and time out.
-        with pytest.raises(StoreUnavailable, match=r"AdminShutdown|server closed the connection"):
+        with pytest.raises(StoreUnavailable, match=r"AdminShutdown, SQLSTATE 57P01: term|server closed the connection"):
             future.result()
     assert store.get(1) is None
 
@@ -100,19 +100,7 @@ def test_connecting_to_a_server_that_never_responds_times_out(server: PostgresSe
         # The first plants wait for the connection to the second host.
         with closing(PostgresStore(server.url.replace("@", f"@{silent_host},"))) as second:
             assert add_together(second, [Plant(1, "oak"), Plant(2, "oak")]) == ["added"] * 2
-    with closing(store):
-        wait_until(lambda: "refused" in reason(store))
-
-
-def test_connections_to_a_read_only_server_are_closed(store: PostgresStore, server: PostgresServer) -> None:
-    store.check()
-    before = set(server.execute(f"SELECT pid {OURS}"))
-    assert before
-    with setting(server, "default_transaction_read_only", "on"):
-        wait_until(lambda: not is_available(store))
-    ids = count()
-    wait_until(lambda: outcome(partial(store.add, Plant(next(ids), "oak"))) == "added")
-    assert before.isdisjoint(server.execute(f"SELECT pid {OURS}"))
+    store.close()
 
 
 @pytest.mark.parametrize("options", ["", "?options=-c%20client_min_messages%3Derror"], ids=["", "hidden warnings"])
@@ -132,8 +120,6 @@ def test_a_canceled_wait_for_the_standby_is_not_a_success(server: PostgresServer
                     time.sleep(0.02)
                 with pytest.raises(StoreUnavailable, match="a warning from SyncRepWaitForLSN"):
                     adds.result()
-        wait_until(lambda: is_available(stores[0]))
-        stores[0].add(Plant(-1, "oak"))
 
 
 def test_without_its_standby_a_store_logs_one_outage(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,15 +154,21 @@ def test_no_option_of_the_url_or_the_role_changes_a_statement(
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     # With the first of these, PostgreSQL also quotes the names of types.
     options = "-cquote_all_identifiers%3Don%20-cdefault_transaction_isolation%3Dserializable"
-    url = f"{server.url}?client_encoding=LATIN1&options={options}"
+    url = f"{server.url}?client_encoding=LATIN1&application_name=garden&options={options}"
+    waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'garden' AND wait_event_type = 'Lock'"
     with closing(PostgresStore(url, timeout=20)) as store:
         store.add(Plant(1, "Ж"))
         assert store.get(1) == Plant(1, "Ж")
-        with server.transaction("INSERT INTO plants VALUES (2, 'oak')"):
-            add = submit(store, Plant(2, "fern"))
-            wait_for_sessions(server)
-        assert isinstance(add.exception(), PlantIdInUse)
-        assert store.get(2) == Plant(2, "oak")
+        ids = count(2)
+
+        def add_while_it_is_inserted(plant_id: int) -> str:
+            with server.transaction(f"INSERT INTO plants VALUES ({plant_id}, 'oak')"):
+                add = submit(store, Plant(plant_id, "fern"))
+                wait_until(lambda: add.done() or server.execute(waiting))
+            return outcome(add.result)
+
+        # On a busy machine, the transaction may last longer than a batch waits for it.
+        wait_until(lambda: add_while_it_is_inserted(next(ids)) == "in use")
 
 
 FAIL = """
@@ -266,6 +258,10 @@ def test_a_start_without_a_privilege_has_the_statement_that_grants_it(
         store.add(Plant(1, "oak"))
         with pytest.raises(PlantIdInUse):
             store.add(Plant(1, "fern"))
+        server.execute('CREATE ROLE "user" LOGIN')
+        stack.callback(server.execute, 'DROP ROLE "user"')
+        stranger = stack.enter_context(closing(PostgresStore(role_url.replace("plants@", "user@"), timeout=20)))
+        assert reason(stranger).endswith('must send: GRANT SELECT, INSERT ON public.plants TO "user"')
 
 
 def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresServer) -> None:
@@ -277,7 +273,7 @@ def test_a_database_that_cannot_hold_all_text_is_unavailable(server: PostgresSer
 
 TEXTS = ", ".join(column.define({int: "bigint", str: "text"}) for column in COLUMNS[1:])
 PLANTS = f"TABLE plants (id bigint PRIMARY KEY, {TEXTS})"
-TRIGGER = "CREATE TRIGGER guard BEFORE INSERT"
+TRIGGER = "CREATE TRIGGER guard AFTER INSERT"
 FUNCTION = "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
 WHOLE = "FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
 PARTITIONED = f"{PLANTS} PARTITION BY HASH (id); CREATE TABLE p0 PARTITION OF plants {WHOLE}"
@@ -351,13 +347,13 @@ def test_a_table_with_the_wrong_schema_is_refused_and_unchanged(
 @pytest.mark.parametrize(
     "definition",
     [
-        "TABLE plants (note text, name text, id bigint UNIQUE, since date NOT NULL DEFAULT now())",
-        "TABLE plants (id bigint PRIMARY KEY, name text, tag text, number bigint GENERATED ALWAYS AS IDENTITY)",
-        f"{PLANTS}; CREATE INDEX ON plants (name)",
+        "TABLE plants (note text, name text, id bigint, since date NOT NULL DEFAULT now(), UNIQUE (id) INCLUDE (name))",
+        "TABLE plants (id bigint PRIMARY KEY, name text, number bigint GENERATED ALWAYS AS IDENTITY)",
+        f"{PLANTS}; CREATE INDEX ON plants (name); {TRIGGER.replace('INSERT', 'UPDATE')} ON plants {FUNCTION}",
         f"{PLANTS}; {TRIGGER} ON plants {FUNCTION}; ALTER TABLE plants ENABLE REPLICA TRIGGER guard",
         PARTITIONED,
     ],
-    ids=["further columns", "a further identity", "an index", "a trigger of replicas", "a partition"],
+    ids=["further columns", "a further identity", "a trigger of updates", "a trigger of replicas", "a partition"],
 )
 def test_a_table_that_can_store_every_plant_is_used(
     store: PostgresStore, server: PostgresServer, definition: str
@@ -419,7 +415,8 @@ def test_citus_an_id_in_use_after_a_failed_commit_is_not_reported(citus: Postgre
         outcomes = add_together(citus, plants)
         assert outcomes.pop(7) == "rejected"
         assert outcomes == [each] * 19
-    assert add_together(citus, plants[:7]) == ["in use"] * 7
+    assert outcome(partial(citus.add, plants[7])) == "rejected"
+    assert add_together(citus, plants[:7]) == ["in use"] * 7  # That commit was of another batch.
 
 
 def test_citus_a_table_may_become_distributed_while_a_store_uses_it(server: PostgresServer, role_url: str) -> None:
@@ -463,20 +460,27 @@ def test_no_id_of_the_first_table_becomes_available(server: PostgresServer, role
         wait_until(lambda: outcome(partial(store.add, Plant(1, "fern"))) == "in use")
 
 
-def test_ids_locked_by_another_transaction_fail_alone(
-    store: PostgresStore, server: PostgresServer, caplog: pytest.LogCaptureFixture
+def test_locked_ids_fail_alone_and_a_locked_table_is_an_outage(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     plants = [Plant(plant_id, "oak") for plant_id in range(200)]
-    store.check()
-    with server.transaction("INSERT INTO plants SELECT generate_series(0, 199, 16), 'fern'"):
-        for each in ("added", "in use"):
-            outcomes = add_together(store, plants)
-            assert outcomes[::16] == ["unavailable"] * 13
-            assert outcomes.count(each) == 187
-        store.add(Plant(200, "oak"))
-        store.check()  # It failed until a plant was stored.
-    assert add_together(store, plants) == ["in use"] * 200
-    assert "another transaction holds the id" in caplog.text
+    # If each locked id were waited for, the batch would not end in time.
+    with closing(PostgresStore(server.url, timeout=6)) as store:
+        wait_until(lambda: is_available(store))
+        with server.transaction("INSERT INTO plants SELECT generate_series(0, 199, 8), 'fern'"):
+            for each in ("added", "in use"):
+                outcomes = add_together(store, plants)
+                assert outcomes[::8] == ["unavailable"] * 25
+                assert outcomes.count(each) == 175
+            some = [Plant(0, "oak"), Plant(200, "oak"), Plant(8, "oak")]
+            assert add_together(store, some) == ["unavailable", "added", "unavailable"]
+            store.add(Plant(201, "oak"))
+            store.check()  # It failed until a plant was stored.
+        assert add_together(store, plants) == ["in use"] * 200
+        assert "another transaction holds the id" in caplog.text
+        locked_table = server.transaction("LOCK TABLE plants")
+        with locked_table, pytest.raises(StoreUnavailable, match="LockNotAvailable"):
+            store.add(Plant(202, "oak"))
 
 
 def test_if_there_is_no_time_to_find_locked_ids_their_batch_fails(server: PostgresServer) -> None:
@@ -488,15 +492,6 @@ def test_if_there_is_no_time_to_find_locked_ids_their_batch_fails(server: Postgr
             assert add_together(store, [Plant(plant_id, "oak") for plant_id in range(4)]) == ["unavailable"] * 4
 
 
-def test_a_long_lock_on_the_table_is_an_outage(store: PostgresStore, server: PostgresServer) -> None:
-    store.check()
-    with server.transaction("LOCK TABLE plants"):
-        assert outcome(partial(store.add, Plant(1, "oak"))) == "unavailable"
-        with pytest.raises(StoreUnavailable, match="LockNotAvailable"):
-            store.add(Plant(2, "oak"))
-    wait_until(lambda: is_available(store))
-
-
 def test_a_silent_connection_costs_one_timeout(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, timeout=2)) as store, ExitStack() as stack:
         wait_until(lambda: is_available(store))
@@ -506,7 +501,6 @@ def test_a_silent_connection_costs_one_timeout(server: PostgresServer) -> None:
         with pytest.raises(StoreUnavailable, match="timeout"):
             store.add(Plant(10, "oak"))
         wait_until(lambda: is_available(store))
-        store.add(Plant(11, "oak"))
 
 
 def test_a_changed_table_is_checked_again_while_adds_succeed(
