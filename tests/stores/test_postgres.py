@@ -159,7 +159,6 @@ def test_no_option_of_the_url_or_the_role_changes_a_statement(
     with closing(PostgresStore(url, timeout=20)) as store:
         store.add(Plant(1, "Ж"))
         assert store.get(1) == Plant(1, "Ж")
-        ids = count(2)
 
         def add_while_it_is_inserted(plant_id: int) -> str:
             with server.transaction(f"INSERT INTO plants VALUES ({plant_id}, 'oak')"):
@@ -168,7 +167,7 @@ def test_no_option_of_the_url_or_the_role_changes_a_statement(
             return outcome(add.result)
 
         # On a busy machine, the transaction may last longer than a batch waits for it.
-        wait_until(lambda: add_while_it_is_inserted(next(ids)) == "in use")
+        assert any(add_while_it_is_inserted(plant_id) == "in use" for plant_id in range(2, 50))
 
 
 FAIL = """
@@ -464,8 +463,7 @@ def test_locked_ids_fail_alone_and_a_locked_table_is_an_outage(
     server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     plants = [Plant(plant_id, "oak") for plant_id in range(200)]
-    # If each locked id were waited for, the batch would not end in time.
-    with closing(PostgresStore(server.url, timeout=6)) as store:
+    with closing(PostgresStore(server.url, timeout=6)) as store:  # It may not wait for each id in turn.
         wait_until(lambda: is_available(store))
         with server.transaction("INSERT INTO plants SELECT generate_series(0, 199, 8), 'fern'"):
             for each in ("added", "in use"):
@@ -478,8 +476,7 @@ def test_locked_ids_fail_alone_and_a_locked_table_is_an_outage(
             store.check()  # It failed until a plant was stored.
         assert add_together(store, plants) == ["in use"] * 200
         assert "another transaction holds the id" in caplog.text
-        locked_table = server.transaction("LOCK TABLE plants")
-        with locked_table, pytest.raises(StoreUnavailable, match="LockNotAvailable"):
+        with server.transaction("LOCK TABLE plants"), pytest.raises(StoreUnavailable, match="LockNotAvailable"):
             store.add(Plant(202, "oak"))
 
 
@@ -513,8 +510,6 @@ def test_a_changed_table_is_checked_again_while_adds_succeed(
     monkeypatch.setattr("time.monotonic", lambda: now() + RECHECK_SECONDS)
     assert outcome(partial(store.add, Plant(2, "oak"))) == "unavailable"
     assert "UNLOGGED" in reason(store)
-    server.execute("ALTER TABLE plants SET LOGGED")
-    wait_until(lambda: is_available(store))
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,6 @@ def test_an_open_store_is_unavailable_until_the_cause_is_gone(
                 use()
     wait_until(lambda: is_available(store))
     assert store.get(1) == Plant(1, "oak")
-    store.add(Plant(3, "moss"))
 
 
 def leave(path: Path, *, read_only: list[str]) -> None:
