@@ -124,29 +124,33 @@ def test_the_image_copies_existing_files() -> None:
     assert copied == set(re.findall(r"^!(.*)$", (CHECKOUT / ".dockerignore").read_text(), re.MULTILINE))
 
 
-# What the documents, and comments in the files, promise of files that no test can run here; without white space.
+# What the documents, or comments in the files, promise of files that no test can run here.
 PROMISED = """
-enableServiceLinks:false replicas:2 minAvailable:1 maxUnavailable:0 terminationGracePeriodSeconds:45 runAsUser:10001
-containerPort:8000} name:plants,key:store} value:/run/plants/tokens} mountPath:/run/plants, defaultMode:0440,items:[{
-key:tokens,path:tokens}] limits:{memory:768Mi} readOnlyRootFilesystem:true preStop:{sleep:{seconds:5}}
-startupProbe:{httpGet:{path:/livez livenessProbe:{httpGet:{path:/livez ENTRYPOINT["plants"]
-readinessProbe:{httpGet:{path:/readyz,port:http},periodSeconds:2,timeoutSeconds:2,failureThreshold:2}
-Requires=plants.socketAfter=plants.socket Type=notify kill-HUP$MAINPIDKillMode=mixed TimeoutStopSec=40Restart=always
-LoadCredential=tokens:/etc/plants/tokens EnvironmentFile=-/etc/plants/environmentDynamicUser=yesUser=plants
-StateDirectory=plantsStateDirectoryMode=0700UMask=0077LimitNOFILE=16384MemoryMax=768M AF_UNIXAF_INETAF_INET6
-ListenStream=127.0.0.1:8000Backlog=2048 [Socket]ListenStream=ListenStream=8443 WEB_CONCURRENCY=4 MemoryMax=2720M
-/var/lib/plants/plants.db/var/lib/plants/backups OnCalendar=daily Persistent=true LoadCredential=key.pem:/etc/plants/
-PLANTS_COMPILE=1 --owner=10001 VOLUME/var/lib/plants PORT=8000 USER10001:10001 CMD["plants","check"]
-expr:up{job="plants"}==0for:1m seconds_count{error="50300"}[5m])>0 seconds_count{status="500"}[5m])>0 keepalive32;
-client_max_body_size1m; proxy_http_version1.1;proxy_set_headerConnection""; httpchkGET/readyz :8000check
+enableServiceLinks: false | replicas: 2 | minAvailable: 1 | maxUnavailable: 0 | terminationGracePeriodSeconds: 45
+runAsUser: 10001 | containerPort: 8000 | {name: plants, key: store} | limits: {memory: 768Mi}
+PLANTS_TOKENS_FILE, value: /run/plants/tokens | mountPath: /run/plants, | items: [{key: tokens, path: tokens}]
+defaultMode: 0440 | readOnlyRootFilesystem: true | preStop: {sleep: {seconds: 5}}
+startupProbe: {httpGet: {path: /livez, port: http} | livenessProbe: {httpGet: {path: /livez, port: http}
+readinessProbe: {httpGet: {path: /readyz, port: http}, periodSeconds: 2, timeoutSeconds: 2, failureThreshold: 2}
+Requires=plants.socket After=plants.socket | Type=notify | -HUP $MAINPID KillMode=mixed | TimeoutStopSec=40
+Restart=always | LoadCredential=tokens:/etc/plants/tokens | LoadCredential=key.pem:/etc/plants/key.pem
+EnvironmentFile=-/etc/plants/environment DynamicUser=yes User=plants StateDirectory=plants StateDirectoryMode=0700
+UMask=0077 LimitNOFILE=16384 MemoryMax=768M | AF_UNIX AF_INET AF_INET6 | WEB_CONCURRENCY=4 | MemoryMax=2720M
+ListenStream=127.0.0.1:8000 Backlog=2048 | [Socket] ListenStream= ListenStream=8443
+/var/lib/plants/plants.db /var/lib/plants/backups | OnCalendar=daily | Persistent=true
+PLANTS_COMPILE=1 | --owner=10001 | VOLUME /var/lib/plants | PORT=8000 | USER 10001:10001
+CMD ["plants", "check"] | ENTRYPOINT ["plants"]
+expr: up{job="plants"} == 0 for: 1m | seconds_count{error="50300"}[5m]) > 0 | seconds_count{status="500"}[5m]) > 0
+keepalive 32; | client_max_body_size 1m; | proxy_http_version 1.1; proxy_set_header Connection "";
+option httpchk GET /readyz | server one 127.0.0.1:8000 check
 """
 
 
 def test_the_files_have_the_version_and_what_is_promised_of_them() -> None:
     files = [path for path in (*DEPLOY.glob("*"), *DEPLOY.glob("*.d/*")) if path.is_file()]
-    text = re.sub(r"\s", "", "".join(path.read_text() for path in files))
+    text = " ".join("".join(path.read_text() for path in files).split())
     assert re.findall(r'(?:plants:|image\.version=")(\d+\.\d+\.\d+)', text) == [plants.__version__] * 3
-    assert [promise for promise in PROMISED.split() if promise not in text] == []
+    assert [promise for promise in re.split(r" \| |\n", PROMISED.strip()) if promise not in text] == []
 
 
 @pytest.mark.parametrize("proxy", [pytest.param(name, marks=needs(name)) for name in COMMANDS])
