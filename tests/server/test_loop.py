@@ -187,11 +187,19 @@ def test_the_limit_of_descriptors_limits_the_connections(
     assert (f"(ulimit -n) allows only {possible} connections" in caplog.text) == (possible < connections)
 
 
-@pytest.mark.parametrize(("version", "first"), [(b"1.1", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"1.0", b"")])
-def test_100_continue_is_sent_once(driver: Driver, version: bytes, first: bytes) -> None:
-    head = b"POST /trusted HTTP/%b\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 1000\r\n\r\n" % version
+@pytest.mark.parametrize(
+    ("version", "framing", "size", "end"),
+    [
+        (b"1.1", b"Content-Length: 1000", b"", b""),
+        (b"1.1", b"Transfer-Encoding: chunked", b"3e8\r\n", b"\r\n0\r\n\r\n"),
+        (b"1.0", b"Content-Length: 1000", b"", b""),
+    ],
+)
+def test_100_continue_is_sent_once(driver: Driver, version: bytes, framing: bytes, size: bytes, end: bytes) -> None:
+    head = b"POST /trusted HTTP/%b\r\nHost: a\r\nExpect: 100-Continue\r\n%b\r\n\r\n" % (version, framing)
     client, _ = driver.connect(head)
-    for part, response in ((b"", first), (b"x", b""), (b"x" * 999, b"HTTP/1.1 200")):
+    first = b"HTTP/1.1 100 Continue\r\n\r\n" if version == b"1.1" else b""
+    for part, response in ((b"", first), (size + b"x", b""), (b"x" * 999 + end, b"HTTP/1.1 200")):
         client.sendall(part)
         driver.run_once()
         assert is_readable(client) == bool(response)
