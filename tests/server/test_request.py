@@ -71,6 +71,7 @@ HOSTILE = {
     # The host
     "no-host-in-a-head-request": (b"HEAD /bad HTTP/1.1\r\n\r\n", 40000),
     "two-hosts": (with_hosts(b" a", b" b"), 40000),
+    "the-same-host-twice": (with_hosts(b" a", b" a"), 40000),
     **{f"host-{host!r}": (with_hosts(b" " + host), 40000) for host in NO_HOSTS},
     "host-bad-in-http-1.0": (b"POST /bad HTTP/1.0\r\nHost: a b\r\nContent-Length: 0\r\n\r\n", 40000),
     "no-host-but-a-whole-url": (b"POST http://a/bad HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 40000),
