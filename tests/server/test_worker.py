@@ -39,7 +39,7 @@ def post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
 def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, client: Client) -> None:
     # The client is 127.0.0.1, from which Gunicorn's own workers trust forwarded headers.
     forwarded = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.1\r\nScript-Name: /a\r\nSCRIPT_NAME: /b\r\n"
-    fields = b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nX_A: 3\r\n"
+    fields = b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nx-A:\r\nX_A: 3\r\n"
     response = client.send(post(b"/a%20b+%2520?c=%20d", b"body", fields + forwarded)).response()
     environ, body = environ_and_body(response)
     assert body == "body"
@@ -56,7 +56,7 @@ def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, 
             "CONTENT_TYPE": "text/plain",
             "CONTENT_LENGTH": "4",
             "HTTP_HOST": "plants.example",
-            "HTTP_X_A": "1,2",
+            "HTTP_X_A": "1,2,",
             "REMOTE_ADDR": "127.0.0.1",
             "REMOTE_PORT": str(client.sock.getsockname()[1]),
             "SERVER_NAME": host,
