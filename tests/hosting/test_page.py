@@ -23,8 +23,7 @@ from plants.probes import Constant
 from plants.tokens import Tokens
 from tests.contract import TOKEN
 from tests.support.browser import ENTER, TAB, Browser, browsing
-from tests.support.hosted import Service, output_of
-from tests.support.needs import needs
+from tests.support.hosted import Service, needs, output_of
 
 FILES = {"/docs": "text/html", "/docs/page.css": "text/css", "/docs/page.js": "text/javascript"}
 

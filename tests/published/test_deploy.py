@@ -14,8 +14,7 @@ from packaging.requirements import Requirement
 
 import plants
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
-from tests.support.hosted import CHECKOUT, SERVE, Service, call, error_line, run, send_to, serving
-from tests.support.needs import needs
+from tests.support.hosted import CHECKOUT, SERVE, Service, call, error_line, needs, run, send_to, serving
 from tests.support.proxies import COMMANDS, running_proxy
 from tests.support.tls_client import make_certificate
 

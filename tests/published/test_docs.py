@@ -22,8 +22,7 @@ from plants.hosting.settings import SETTINGS
 from plants.tokens import TokenFile
 from tests.contract import AUTH, JSON_TYPE, TOKEN, new_plant
 from tests.support.calls import sender
-from tests.support.hosted import CHECKOUT, Service, output_of, run
-from tests.support.needs import needs
+from tests.support.hosted import CHECKOUT, Service, needs, output_of, run
 from tests.support.process import free_port
 from tests.support.servers import BIN
 

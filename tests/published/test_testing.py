@@ -24,8 +24,7 @@ from plants import Plant, StoreUnavailable
 from plants.stores.sqlite import SQLiteStore
 from plants.testing import Received, Server, serve
 from tests.contract import Response, new_plant
-from tests.support.hosted import CHECKOUT, output_of, run, send_to
-from tests.support.needs import needs
+from tests.support.hosted import CHECKOUT, needs, output_of, run, send_to
 from tests.support.process import free_port, wait_until
 
 TESTING = (CHECKOUT / "docs/testing.md").read_text()

@@ -14,9 +14,8 @@ from plants import Plant, PlantStore, StoreUnavailable, open_store
 from plants.store_suite import StoreSuite
 from tests.contract import AUTH, JSON_TYPE, new_plant
 from tests.stores.test_every_store import is_available, reason
-from tests.support.hosted import CHECKOUT, serving
+from tests.support.hosted import CHECKOUT, needs, serving
 from tests.support.loop_driver import is_readable
-from tests.support.needs import needs
 from tests.support.process import Process, free_port, wait_until
 
 EXAMPLE = CHECKOUT / "examples" / "redis_store"

@@ -20,8 +20,7 @@ import pytest
 from plants.stores import COLUMNS, Plant, PlantRefused, StoreUnavailable, StoreUnusable, open_store
 from plants.stores.sqlite import SQLiteStore
 from tests.stores.test_every_store import add_together, is_available, outcome, reason, submit
-from tests.support.hosted import CHECKOUT, output_of, run
-from tests.support.needs import needs
+from tests.support.hosted import CHECKOUT, needs, output_of, run
 from tests.support.process import wait_until
 
 

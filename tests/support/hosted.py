@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.contract import LIMIT, TOKEN, Headers, Response
 from tests.support.process import (
@@ -111,6 +114,11 @@ def output_of(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> s
     result = run(*command, cwd=cwd, **env)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    missing = [program for program in programs if not shutil.which(program)]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def call(*arguments: str, cwd: str | Path = CHECKOUT, **env: str) -> subprocess.CompletedProcess[str]:
