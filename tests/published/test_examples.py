@@ -113,12 +113,12 @@ class TestASGI(Mounted):
 
 
 def test_two_apps_in_one_process_share_nothing() -> None:
-    app = load("two_apps.py")
+    send = sender(load("two_apps.py"))
     north, south = (("Authorization", f"Bearer {side}-secret") for side in ("north", "south"))
     for side, ours, theirs in (("north", north, south), ("south", south, north)):
-        send = sender(app, prefix=f"/{side}")
-        assert send(new_plant(), headers=[theirs, JSON_TYPE]).error == 40101
-        assert send(new_plant(), headers=[ours, JSON_TYPE]).plant == {"name": "Fern"}
+        path = f"/{side}/plants"
+        assert send(new_plant(), path=path, headers=[theirs, JSON_TYPE]).error == 40101
+        assert send(new_plant(), path=path, headers=[ours, JSON_TYPE]).plant == {"name": "Fern"}
 
 
 def test_an_expired_token_of_the_host_is_401() -> None:

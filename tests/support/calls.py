@@ -12,11 +12,8 @@ from webtest import TestApp as WebTestApp
 from tests.contract import TOKEN, Headers, Response, Send
 
 
-def sender(app: Any, prefix: str = "") -> Send:
-    """Return a function that makes a request through WebTest, which also checks the application against PEP 3333.
-
-    ``prefix`` is prepended to each path.
-    """
+def sender(app: Any) -> Send:
+    """Return a function that makes a request through WebTest, which also checks the application against PEP 3333."""
     webtest = WebTestApp(app, lint=True)
 
     def send(body: bytes = b"", *, method: str = "POST", path: str = "/plants", headers: Headers) -> Response:
@@ -24,7 +21,7 @@ def sender(app: Any, prefix: str = "") -> Send:
         for name, value in headers:
             # RFC 3875, section 4.1.18: headers with the same name are joined.
             joined[name] = f"{joined[name]},{value}" if name in joined else value
-        response = webtest.request(prefix + path, method=method, headers=joined, body=body, expect_errors=True)
+        response = webtest.request(path, method=method, headers=joined, body=body, expect_errors=True)
         return _response(response.status_int, response.headerlist, response.body)
 
     return send
