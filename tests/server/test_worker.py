@@ -32,16 +32,12 @@ def request(fields: bytes = b"", target: bytes = b"/echo", method: bytes = b"GET
     return b"%b %b HTTP/%b\r\nHost: plants.example\r\n%b\r\n" % (method, target, version, fields)
 
 
-def post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
-    return request(b"Content-Length: %d\r\n%b" % (len(body), fields), target, b"POST") + body
-
-
 def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, client: Client) -> None:
     # The client is 127.0.0.1, from which Gunicorn's own workers trust forwarded headers.
     forwarded = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.1\r\nScript-Name: /a\r\nSCRIPT_NAME: /b\r\n"
-    fields = b"Content-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nx-A:\r\nX_A: 3\r\n"
-    response = client.send(post(b"/a%20b+%2520?c=%20d", b"body", fields + forwarded)).response()
-    environ, body = environ_and_body(response)
+    fields = b"Content-Length: 4\r\nContent-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nX_A: 3\r\n"
+    post = request(fields + forwarded, b"/a%20b+%2520?c=%20d", b"POST")
+    environ, body = environ_and_body(client.send(post + b"body").response())
     assert body == "body"
     host, port = server.address.split(":")
     assert (
@@ -56,7 +52,7 @@ def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, 
             "CONTENT_TYPE": "text/plain",
             "CONTENT_LENGTH": "4",
             "HTTP_HOST": "plants.example",
-            "HTTP_X_A": "1,2,",
+            "HTTP_X_A": "1,2",
             "REMOTE_ADDR": "127.0.0.1",
             "REMOTE_PORT": str(client.sock.getsockname()[1]),
             "SERVER_NAME": host,
@@ -118,13 +114,9 @@ def test_a_connection_is_persistent_if_the_client_requests_it(
     assert [response.headers.get("connection") for response in responses] == announced
 
 
-@pytest.mark.parametrize(
-    ("target", "status", "body"),
-    [(b"/written", 503, b"written and returned"), (b"/late", 200, b"late")],
-)
-def test_a_response_is_complete_when_it_is_sent(client: Client, target: bytes, status: int, body: bytes) -> None:
-    response = client.send(request(target=target)).response()
-    assert (response.status, response.headers["content-length"], response.body) == (status, str(len(body)), body)
+def test_a_response_is_complete_when_it_is_sent(client: Client) -> None:
+    response = client.send(request(target=b"/written")).response()
+    assert (response.status, response.headers["content-length"], response.body) == (503, "20", b"written and returned")
     assert not {"transfer-encoding", "connection"} & response.headers.keys()  # Even after an error, it is kept.
     assert response.headers["date"].endswith(" GMT")
 
