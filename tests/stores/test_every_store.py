@@ -14,7 +14,6 @@ import pytest
 from plants.store_suite import StoreSuite
 from plants.stores import Plant, PlantIdInUse, PlantStore, StoreUnavailable, open_store
 from plants.stores.group_commit import GroupCommitStore
-from plants.stores.sqlite import SQLiteStore
 from tests.support.calls import no_reference_cycle
 from tests.support.postgres_server import PostgresServer
 from tests.support.process import PATIENCE_SECONDS
@@ -157,6 +156,8 @@ class StoreContract(StoreSuite):
     @pytest.fixture
     def store(self, store_url: str) -> Iterator[PlantStore]:
         with contextlib.closing(open_store(store_url)) as store:
+            if isinstance(store, GroupCommitStore):
+                store.timeout = PATIENCE_SECONDS
             yield store
 
     @pytest.mark.parametrize("plant_id", [-(2**63) - 1, 2**63, 10**5000], ids=["below", "above", "far above"])
@@ -232,11 +233,6 @@ class TestSQLiteStore(PersistentContract):
     def store_url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/plants.db"
 
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[GroupCommitStore]:
-        with contextlib.closing(SQLiteStore(f"{tmp_path}/plants.db", PATIENCE_SECONDS)) as store:
-            yield store
-
     def test_a_file_that_another_process_of_the_service_has_had_is_not_recreated(self, store_url: str) -> None:
         run_program(CREATED_BY_A_CHILD, store_url)
 
@@ -256,13 +252,6 @@ class TestPostgresStore(PersistentContract):
     @pytest.fixture
     def store_url(self, server: PostgresServer) -> str:
         return server.url
-
-    @pytest.fixture
-    def store(self, server: PostgresServer) -> Iterator[GroupCommitStore]:
-        from plants.stores.postgres import PostgresStore
-
-        with contextlib.closing(PostgresStore(server.url, PATIENCE_SECONDS)) as store:
-            yield store
 
 
 START = "^a store's URL starts with one of memory:, sqlite:, postgresql:"

@@ -19,7 +19,6 @@ from tests.support.loop_driver import is_readable
 from tests.support.process import Process, free_port, wait_until
 
 EXAMPLE = CHECKOUT / "examples" / "redis_store"
-PLUGINS = {"broken": "no_module:Store", "crash": "builtins:open"}
 REJECTED = {
     "broken": r"^the store broken: \(no_module:Store\) cannot be imported: No module named 'no_module'$",
     "crash": r"^the store crash: \(builtins:open\) failed with FileNotFoundError$",
@@ -36,15 +35,12 @@ def install(folder: Path, module: str, source: str, schemes: dict[str, str]) -> 
     (metadata / "entry_points.txt").write_text(f"[plants.stores]\n{lines}\n")
 
 
-@pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "plugins", "", PLUGINS)
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(("scheme", "message"), REJECTED.items(), ids=REJECTED)
-def test_a_broken_or_unknown_plugin_is_rejected_by_its_name(scheme: str, message: str) -> None:
+def test_a_broken_or_unknown_plugin_is_rejected_by_its_name(
+    scheme: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "plugins", "", {"broken": "no_module:Store", "crash": "builtins:open"})
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
         open_store(f"{scheme}://secret@host")
     assert "secret" not in str(caught.value)
