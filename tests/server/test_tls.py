@@ -192,20 +192,14 @@ def test_a_client_in_its_handshake_gets_no_response(driver: Driver, end: Callabl
     assert client.recv(1000) == b""
 
 
-def fill(connection: Connection) -> int:
-    """Fill the socket's buffer, so that it accepts nothing; return the number of bytes."""
-    filled = 0
-    for size in (1000, 1):
-        with suppress(BlockingIOError):
-            while True:
-                filled += connection.sock.send(b"x" * size)
-    return filled
-
-
 @pytest.mark.parametrize("data", [b"", GET], ids=["alone", "with-a-request"])
 def test_a_response_to_a_key_update_waits_for_the_client(with_records: tuple[Peer, Records13], data: bytes) -> None:
     peer, records = with_records
-    filled = fill(peer.connection)
+    filled = 0
+    for size in (1000, 1):  # The socket's buffer is full if it does not accept another byte.
+        with suppress(BlockingIOError):
+            while True:
+                filled += peer.connection.sock.send(b"x" * size)
     peer.sock.sendall(records.key_update() + records.key_update() + (records.data(data) if data else b""))
     for _ in range(3):
         peer.driver.run_once()

@@ -118,7 +118,6 @@ def test_a_response_is_complete_when_it_is_sent(client: Client) -> None:
     response = client.send(request(target=b"/written")).response()
     assert (response.status, response.headers["content-length"], response.body) == (503, "20", b"written and returned")
     assert not {"transfer-encoding", "connection"} & response.headers.keys()  # Even after an error, it is kept.
-    assert response.headers["date"].endswith(" GMT")
 
 
 @pytest.mark.parametrize("client_ends", [False, True], ids=["Connection: close", "half-closed"])
