@@ -15,12 +15,11 @@ To fill a disk, the audit mounts a small one, which needs root. An outage passes
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from tests.audits.clients import Bystander
 from tests.audits.deployment import Deployment
 from tests.audits.kills import ID_IN_USE, adding_plants, audit_journal
 from tests.audits.report import Verdict, run_checks, together, verdict_on
+from tests.stores.test_sqlite import locked
 from tests.support.postgres_server import PostgresServer, server_directory
 from tests.support.process import wait_until
 
@@ -86,11 +86,8 @@ def server_suspended(place: Place) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@contextmanager
-def file_held(place: Place) -> Iterator[None]:
-    with closing(sqlite3.connect(place.file, isolation_level=None, timeout=10)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
+def file_held(place: Place) -> AbstractContextManager[None]:
+    return locked(place.file)
 
 
 @contextmanager

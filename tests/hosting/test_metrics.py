@@ -2,11 +2,9 @@
 
 import os
 import signal
-import sqlite3
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from plants.hosting.metrics import Metrics
 from plants.hosting.settings import Settings, SettingsError
 from plants.server.response import make_response
 from tests.contract import AUTH, JSON_TYPE, new_plant
+from tests.stores.test_sqlite import locked
 from tests.support.hosted import Service, send_to, serving
 from tests.support.loop_driver import new_exchange
 from tests.support.process import children, free_port, wait_for_workers, wait_until
@@ -85,11 +84,10 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(service: Service, me
 
 
 def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_port: int, database: Path) -> None:
-    with closing(sqlite3.connect(database, isolation_level=None)) as locker, ThreadPoolExecutor(1) as thread:
-        locker.execute("BEGIN IMMEDIATE")
-        waiting = thread.submit(create, service, 901, 1)
-        wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 1)
-        locker.execute("ROLLBACK")
+    with ThreadPoolExecutor(1) as thread:
+        with locked(database):
+            waiting = thread.submit(create, service, 901, 1)
+            wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 1)
         waiting.result()
     wait_until(lambda: value(metrics_port, "plants_requests_waiting") == 0)
     for _ in range(8):

@@ -76,7 +76,7 @@ def execute(path: Path, script: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
 
