@@ -38,10 +38,6 @@ def send(app: Any) -> Send:
 
 @pytest.fixture(scope="session")
 def server_directory() -> Iterator[Path]:
-    """Return a directory for PostgreSQL's data, which every user can enter, unlike ``tmp_path``.
-
-    PostgreSQL refuses to run as root. If the tests run as root, they start it as another user.
-    """
     pytest.importorskip("psycopg")
     if not find_binaries():
         pytest.skip(

@@ -101,7 +101,6 @@ def audit(
 
 
 def kills() -> Verdict:
-    """Kill each node, and start it again."""
     with running_cluster() as cluster:
         nodes = (cluster.workers[0], cluster.coordinator, cluster.workers[1])
         faults = [fault for node in nodes for fault in (node.kill, node.start)]

@@ -49,7 +49,6 @@ class Target(Service):
         self.descriptors = self.count_descriptors()
 
     def connect(self, host: str = "127.0.0.1", receive_buffer: int = 0) -> socket.socket:
-        """Connect from this address."""
         sock = socket.socket()
         sock.settimeout(PATIENCE_SECONDS)
         sock.bind((host, 0))
@@ -69,11 +68,9 @@ class Target(Service):
             return exchange(client, "POST", "/plants", TOKEN, plant(new_id()))
 
     def memory(self) -> int:
-        """Return the resident memory of the worker, in bytes."""
         return resident_bytes(self.worker)
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of the worker."""
         return time.clock_gettime(~self.worker << 3 | 2)  # Linux's clock of a process, as of clock_getcpuclockid(3)
 
     def count_descriptors(self) -> int:

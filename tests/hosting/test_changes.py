@@ -27,7 +27,6 @@ def hup(service: Deployment) -> None:
 
 
 def workers_more_and_fewer(service: Deployment) -> None:
-    """Start one more worker, and stop one."""
     for number, workers in ((signal.SIGTTIN, WORKERS + 1), (signal.SIGTTOU, WORKERS)):
         service.master.send_signal(number)
         wait_for_workers(service.master.pid, workers)

@@ -156,7 +156,6 @@ def test_a_reload_has_a_free_id_and_forgets_the_token(browser: Browser) -> None:
 
 
 def copied(browser: Browser) -> str:
-    """Return the text that the Copy button copies."""
     browser.run("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
     browser.run("document.getElementById('copy').focus()")
     browser.press(ENTER)  # Browsers do not let a script's click write to the clipboard.

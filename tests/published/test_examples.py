@@ -58,7 +58,6 @@ class Mounted(HostContract):
 
     @pytest.fixture
     def host(self) -> Send:
-        """Send a request to the host application."""
         return sender(mount(self.example)[0])
 
     @pytest.fixture

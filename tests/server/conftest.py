@@ -10,7 +10,6 @@ from tests.support.loop_driver import Driver, Make
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Return a function that makes a driver, which ends with the test."""
     drivers: list[Driver] = []
 
     def make(*arguments: Any, kind: type[Driver] = Driver, **options: Any) -> Driver:

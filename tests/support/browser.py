@@ -21,8 +21,6 @@ ENTER, TAB = "\ue007", "\ue004"
 
 
 class Browser:
-    """One window."""
-
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         session = self._call("POST", "/session", capabilities={"alwaysMatch": _CAPABILITIES})
@@ -70,7 +68,6 @@ class Browser:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """Start a browser."""
     # With --port=0, chromedriver picks a free IPv6 port, and exits if the same IPv4 port is in use.
     port = free_port()
     with Process(["chromedriver", f"--port={port}"], cwd=Path(), env=dict(os.environ)):

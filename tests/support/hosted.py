@@ -77,7 +77,6 @@ class Service(Process):
             assert " " not in re.sub(r'"(\\.|[^"\\])*"', "", line)  # Each line is compact JSON.
 
     def stop(self) -> int:
-        """Stop the service, and return its exit status."""
         self.process.terminate()
         return self.wait_for_exit()
 

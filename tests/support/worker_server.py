@@ -18,8 +18,6 @@ SUPPORT = Path(__file__).parent
 
 
 class Client(AbstractContextManager["Client"]):
-    """A client with one connection."""
-
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(PATIENCE_SECONDS)
         self.sock = sock
@@ -39,7 +37,6 @@ class Client(AbstractContextManager["Client"]):
         return self
 
     def response(self) -> Response:
-        """Read one response."""
         line = self._file.readline()
         if not line:
             raise EOFError
