@@ -365,7 +365,7 @@ def test_a_file_that_is_mounted_without_its_folder_is_rejected(path: Path) -> No
     assert not target.with_name("plants.db-wal").exists()
 
 
-WITHOUT_TAG = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+WITHOUT_TAG = "CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, since TEXT NOT NULL DEFAULT '')"
 TRIGGER = "CREATE TRIGGER never BEFORE INSERT ON Plants BEGIN SELECT RAISE(IGNORE); END"
 CREATED_BY_HAND = {
     "in another case": "create table Plants(ID integer primary key, Name text, TAG text); create index i on Plants(ID)",
