@@ -18,7 +18,7 @@ from plants.auth import CHALLENGE
 from plants.errors import HEADERS, ErrorCode
 from plants.fast_path import dumper, loader
 from plants.schemas import NewPlantSchema, PlantSchema
-from plants.stores import INT64_MAX, INT64_MIN, Plant
+from plants.stores import COLUMNS, INT64_MAX, INT64_MIN, Plant
 from tests.contract import AUTH, JSON_TYPE, NEW_PLANT, NOT_A_NEW_PLANT, Send
 from tests.support.examples import examples
 
@@ -64,6 +64,14 @@ def test_the_description_is_valid_openapi_and_has_what_the_contract_fixes() -> N
     assert [words for words in numbers if words not in json.dumps(DESCRIPTION)] == []
     assert [int(code) for code in SCHEMAS["Error"]["properties"]["error"]["x-error-codes"]] == list(ErrorCode)
     assert OPERATION["responses"].keys() == {"200", "default", *(str(code // 100) for code in ErrorCode)}
+
+
+def test_the_schemas_have_the_members_of_a_stored_plant() -> None:
+    types = {fields.Integer: int, fields.String: str}
+    declared = {(name, types[type(field)], not field.required) for name, field in NewPlantSchema().fields.items()}
+    assert declared == set(COLUMNS)
+    assert PlantSchema().fields.keys() == set(Plant._fields) - {"id"}
+    assert Plant._field_defaults == {column.name: None for column in COLUMNS if column.nullable}
 
 
 def test_the_described_operations_are_those_of_the_app() -> None:

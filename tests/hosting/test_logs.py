@@ -37,9 +37,12 @@ FORGED = (
 
 OWN = """
 wsgi_app = "own:app"
+
 import logging
 from plants.wsgi import app as service
+
 SECRETS = "the first secret", "the last secret\\n2026-11-21T00:00:00.000000Z info\\x1b[2J"
+
 def app(environ, start_response):
     if environ["PATH_INFO"] != "/faulty":
         return service(environ, start_response)

@@ -156,18 +156,26 @@ def test_durations_and_store_failures_are_counted_as_documented() -> None:
 # This operation is not part of the interface. It needs no more than a resource and a route.
 CONFIGURATION = """
 import falcon
+
 from plants.app import OPERATIONS
+
+
 class PlantItem:
     def __init__(self, store, _max_body_bytes):
         self._store = store
+
     def on_get(self, _req, resp, plant_id):
         plant = self._store.get(plant_id)
         if plant is None:
             raise falcon.HTTPNotFound
         resp.media = {"name": plant.name}
+
     def on_delete(self, _req, resp, plant_id):
         resp.status = plant_id
+
+
 OPERATIONS["/pots/{plant_id:int}"] = PlantItem
+
 from plants.hosting.gunicorn_conf import *
 """
 ROUTE = "/pots/{plant_id:int}"

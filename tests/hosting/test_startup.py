@@ -196,19 +196,24 @@ import os
 import threading
 from plants import StoreUnavailable
 from plants.testing import FaultyStore
+
 class Garden(FaultyStore):
     worker_threads, multiprocess = 1, False
+
     def __init__(self, url):
         if url != "garden://me:secret@home":
             raise ValueError("this is not my garden\\nand nobody reads on")
         super().__init__()
+
     def add(self, plant):
         self.check()
         super().add(plant)
+
     def check(self):
         threads = [thread.name for thread in threading.enumerate()].count("plants.server")
         if threading.current_thread() is threading.main_thread() or threads > self.worker_threads + 3:
             raise StoreUnavailable("called in the loop, or by more threads")
+
     def prepare(self):
         if "BROKEN" in os.environ:
             raise KeyError("garden://me:secret@home")

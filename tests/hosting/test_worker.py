@@ -82,6 +82,7 @@ def test_probes_get_200_while_token_holders_fill_the_worker() -> None:
 
 OWN_CHECK = """
 from asyncio import CancelledError
+
 class Check:
     known = ["tulip"]
     def accepts(self, token):
@@ -135,6 +136,7 @@ import time
 from functools import partial
 from pathlib import Path
 from plants.wsgi import app as wrapped
+
 def app(environ, start_response):
     del environ["REMOTE_ADDR"]
     while not Path(environ["QUERY_STRING"]).exists():  # An empty path is the working directory.

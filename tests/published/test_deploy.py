@@ -76,6 +76,12 @@ def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path, drop_in
     assert (state / "plants.db").stat().st_size > 0
 
 
+@needs("promtool")
+def test_prometheus_accepts_the_alerts() -> None:
+    result = run("promtool", "check", "rules", DEPLOY / "alerts.yaml")
+    assert (result.returncode, "3 rules found" in result.stdout) == (0, True), result.stdout + result.stderr
+
+
 def can_unshare() -> bool:
     command = ["bwrap", "--ro-bind", "/", "/", "--unshare-user", "true"]
     return shutil.which("bwrap") is not None and run(*command).returncode == 0
