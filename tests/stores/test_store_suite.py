@@ -76,9 +76,9 @@ FAULTS = {
         self.latest[max(plant.id, 1 - 2**63)] = plant
         super().add(plant)
     def get(self, plant_id):
-        return self.latest.get(plant_id)
+        return self.latest[plant_id]
 """,
-        "int64 in_use concurrent working",
+        "int64 unknown in_use concurrent working",
     ),
 }
 
