@@ -128,6 +128,10 @@ def test_a_command_that_cannot_work_fails_in_one_line(file: Path) -> None:
     file.unlink()
     with pytest.raises(AssertionError, match=r"^.*plants\.db: unable to open .*: no copy was made\n\Z"):
         run(BACK_UP, file)
+    (file.parent / "backups").rmdir()
+    (file.parent / "backups").touch()
+    with pytest.raises(AssertionError, match=r"^.*plants\.db: .* File exists: .*: no copy was made\n\Z"):
+        run(BACK_UP, file)
 
 
 def test_plants_move_to_postgresql_and_a_second_move_fails(
