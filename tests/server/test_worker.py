@@ -35,7 +35,7 @@ def request(fields: bytes = b"", target: bytes = b"/echo", method: bytes = b"GET
 def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, client: Client) -> None:
     # The client is 127.0.0.1, from which Gunicorn's own workers trust forwarded headers.
     forwarded = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 192.0.2.1\r\nScript-Name: /a\r\nSCRIPT_NAME: /b\r\n"
-    fields = b"Content-Length: 4\r\nContent-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nX_A: 3\r\n"
+    fields = b"Content-Length: 4\r\nContent-Type: text/plain\r\nX-A: 1\r\nx-a: 2\r\nx-A:\r\nX_A: 3\r\n"
     post = request(fields + forwarded, b"/a%20b+%2520?c=%20d", b"POST")
     environ, body = environ_and_body(client.send(post + b"body").response())
     assert body == "body"
@@ -52,7 +52,7 @@ def test_the_environ_describes_the_request_and_trusts_no_header(server: Server, 
             "CONTENT_TYPE": "text/plain",
             "CONTENT_LENGTH": "4",
             "HTTP_HOST": "plants.example",
-            "HTTP_X_A": "1,2",
+            "HTTP_X_A": "1,2,",
             "REMOTE_ADDR": "127.0.0.1",
             "REMOTE_PORT": str(client.sock.getsockname()[1]),
             "SERVER_NAME": host,
