@@ -50,6 +50,7 @@ def test_the_details_of_a_failure_are_only_in_the_log(
             responses.add(create(new_plant()))
         assert caplog.record_tuples == [("plants.errors", logging.ERROR, message) for message in logged]
         assert ("secret detail" in caplog.text) == bool(logged)
+        assert TOKEN not in caplog.text
     [(head, body)] = responses
     assert (json.loads(body)["error"], b"\r\nRetry-After: 1" in head) == (error, retry_after)
     assert b"secret" not in body

@@ -90,6 +90,8 @@ def test_an_integer_of_a_million_digits_is_not_converted() -> None:
     app = plants.create_app(tokens=[TOKEN])
     digits = "1" * 1_000_000
     assert call(app, io.BytesIO(with_id(digits)), wsgi_input_terminated=True).error == 40002
+    body = new_plant()[:-1] + f', "x": {digits}}}'.encode()
+    assert call(app, io.BytesIO(body), wsgi_input_terminated=True).plant == {"name": "Fern"}
     assert call(app, Stream(), CONTENT_LENGTH=str(2**20 + 1)).error == 41300  # the default limit
 
 

@@ -93,6 +93,7 @@ def test_a_bad_change_leaves_the_tokens_valid_and_is_logged_once(
     assert (logger, level) == ("plants.tokens", logging.ERROR)
     assert message.startswith("the token file cannot be used, so the old tokens stay valid: ")
     assert reason in message
+    assert "not a token" not in caplog.text
     new = path.with_name("new")
     caplog.set_level(logging.INFO)
     for content in ("", "first\n"):
@@ -111,3 +112,5 @@ def test_the_first_use_reads_the_file_again(path: Path, caplog: pytest.LogCaptur
         path.write_text(content)
         assert accepted(tokens) == valid
     assert "so no token is valid: line 1 " in caplog.text
+    path.write_text("first\n")
+    assert accepted(tokens) == ["first"]

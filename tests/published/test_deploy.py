@@ -1,6 +1,7 @@
 """The files of deploy/, checked by the tools that read them, or used to start the service or a proxy in front of it."""
 
 import configparser
+import json
 import re
 import shlex
 import shutil
@@ -8,6 +9,8 @@ import socket
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from packaging.requirements import Requirement
@@ -160,9 +163,14 @@ def test_the_files_have_the_version_and_what_is_promised_of_them() -> None:
 
 @pytest.mark.parametrize("proxy", [pytest.param(name, marks=needs(name)) for name in COMMANDS])
 def test_the_service_works_behind_a_proxy_with_a_prefix(proxy: str, tmp_path: Path) -> None:
+    headers = [AUTH, JSON_TYPE]
     with serving() as service, running_proxy(proxy, service.port, tmp_path) as port:
-        created = send_to(port, new_plant(), path="/v1/plants", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "own-1")])
+        created = send_to(port, new_plant(), path="/v1/plants", headers=[*headers, ("X-Request-ID", "own-1")])
         assert (created.plant, created.headers["x-request-id"]) == ({"name": "Fern"}, "own-1")
+        assert send_to(port, new_plant(), path="/v1/plants", headers=headers).error == 40003
+        assert b"docs/page.js" in send_to(port, method="GET", path="/v1/docs", headers=[]).body
+        description: Any = json.loads(send_to(port, method="GET", path="/v1/openapi.json", headers=[]).body)
+        assert urljoin("http://host/v1/openapi.json", description["servers"][0]["url"]) == "http://host/v1/"
         if proxy == "nginx":  # Its recipe adds the CORS headers, to every response.
             asked = [("Origin", "https://garden.example.com"), ("Access-Control-Request-Method", "POST")]
             preflight = send_to(port, method="OPTIONS", path="/v1/plants", headers=asked)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from plants import Plant
 from plants.errors import ErrorCode
 from plants.hosting import metrics
 from plants.hosting.settings import SETTINGS
@@ -71,6 +72,7 @@ def test_the_documented_embedded_application_responds(tmp_path: Path) -> None:
     with closing(names["store"]) as store:
         store.prepare()
         assert sender(names["app"])(new_plant(), headers=[AUTH, JSON_TYPE]).plant == {"name": "Fern"}
+        assert store.get(1) == Plant(1, "Fern")
         # Tornado passes the path with its prefix; Litestar appends a slash.
         for number, path in enumerate(["/store/plants", "/plants/"], start=2):
             response = sender(names["store_app"])(new_plant(id=number), path=path, headers=[AUTH, JSON_TYPE])

@@ -123,6 +123,7 @@ def test_two_apps_in_one_process_share_nothing() -> None:
 def test_an_expired_token_of_the_host_is_401() -> None:
     names = runpy.run_path(str(EXAMPLES / "own_check.py"))
     send = sender(names["app"])
+    assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).status == 200
     names["leases"].expiry["secret"] = 0
     assert send(new_plant(), headers=[("Authorization", "Bearer secret"), JSON_TYPE]).error == 40101
 

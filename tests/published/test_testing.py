@@ -54,6 +54,7 @@ def get(server: Server, path: str, method: str = "GET") -> Response:
 
 def test_the_app_fixture_has_a_valid_token_and_a_store_and_fails(plants_app: Any) -> None:
     assert plants_app.post_json("/plants", {"id": 1, "name": "Fern"}).json == {"name": "Fern"}
+    assert plants_app.deployment.store.get(1) == Plant(1, "Fern")
     assert plants_app.deployment.requests[0].headers["authorization"] == f"Bearer {plants_app.deployment.token}"
     for failure, error in {"close": ConnectionError, "cut": AssertionError}.items():
         plants_app.deployment.fail(failure, times=1)
@@ -110,9 +111,10 @@ def test_a_server_responds_with_a_status_on_demand(server: Server, status: int, 
 
 
 def test_a_close_stores_nothing_and_a_cut_response_the_plant(server: Server) -> None:
-    server.fail("close", times=1)
-    with pytest.raises(http.client.RemoteDisconnected):
-        post(server)
+    server.fail("close", times=2)
+    for _ in range(2):
+        with pytest.raises(http.client.RemoteDisconnected):
+            post(server)
     assert server.store.get(1) is None
     server.fail("cut", times=1)
     with pytest.raises(http.client.IncompleteRead) as caught:
@@ -121,8 +123,8 @@ def test_a_close_stores_nothing_and_a_cut_response_the_plant(server: Server) -> 
     assert post(server).error == 40003
     half = b'{"name": "Fern",'
     assert caught.value.partial == half
-    recorded = [(request.body, request.status, request.response) for request in server.requests[:2]]
-    assert recorded == [(new_plant(), 0, b""), (new_plant(tag="shade"), 200, half)]
+    recorded = [(request.body, request.status, request.response) for request in server.requests[:3]]
+    assert recorded == [(new_plant(), 0, b"")] * 2 + [(new_plant(tag="shade"), 200, half)]
 
 
 def test_an_unusable_token_or_failure_is_rejected(server: Server) -> None:
@@ -266,10 +268,11 @@ def test_the_command_ends_at_a_signal_or_with_one_line() -> None:
         for _ in range(2):
             with pytest.raises(http.client.RemoteDisconnected):
                 send_to(int(port), path="/plants", headers=[])
-        for option, value in (("--port", port), ("--port", "65536"), ("--fail", "200")):
+        wrong = (("--port", port, "[Errno "), ("--port", "65536", "bind(): port"), ("--fail", "200", "a failure is"))
+        for option, value, reason in wrong:
             result = run(sys.executable, "-m", "plants.testing", option, value)
             assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-            assert result.stderr.startswith("plants.testing: ")
+            assert result.stderr.startswith(f"plants.testing: {reason}")
         process.send_signal(signal.SIGINT)
         assert (process.wait(60), process.stdout.read()) == (-signal.SIGINT, "")
 

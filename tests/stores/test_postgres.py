@@ -509,6 +509,8 @@ def test_a_changed_table_is_checked_again_while_adds_succeed(
     monkeypatch.setattr("time.monotonic", lambda: now() + RECHECK_SECONDS)
     assert outcome(partial(store.add, Plant(2, "oak"))) == "unavailable"
     assert "UNLOGGED" in reason(store)
+    server.execute("ALTER TABLE plants SET LOGGED")
+    wait_until(lambda: is_available(store))
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def output_of(*command: str | Path, cwd: str | Path = CHECKOUT, **env: str) -> s
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
+    """Skip a test on a machine that lacks one of these programs, for a reason that names it."""
     missing = [program for program in programs if not shutil.which(program)]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 

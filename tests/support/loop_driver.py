@@ -67,6 +67,8 @@ class RecordingHooks(Hooks):
 
 
 class Driver:
+    """An event loop that runs one iteration at a time."""
+
     def __init__(self, *sockets: Any, app: Callable[..., Any] = app, hooks: Any = None, **options: Any) -> None:
         self.hooks = hooks or RecordingHooks()
         self.clients: list[socket.socket] = []
