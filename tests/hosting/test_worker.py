@@ -35,6 +35,7 @@ def test_each_response_has_the_clients_request_id_or_a_new_one(service: Service)
 REJECTED = {
     "no host": (b"GET / HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n", 400),
     "another protocol": (b"PROXY TCP4 a b 1 2\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "a body for a public path": (b"POST /livez HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n", 405),
 }
 
@@ -47,7 +48,8 @@ def test_requests_that_are_not_received_are_logged_with_an_id(service: Service, 
     assert (request_id == "mine", "PROXY" in response.message) == (b"mine" in request_, b"PROXY" in request_)
     line = service.line_of(request_id)
     assert (response.status, line["status"], response.headers["connection"]) == (status, status, "close")
-    assert (line["level"], line["error_code"], line["error_message"]) == ("warning", response.error, response.message)
+    level = "error" if status >= 500 else "warning"
+    assert (line["level"], line["error_code"], line["error_message"]) == (level, response.error, response.message)
 
 
 def test_a_worker_sends_heartbeats_without_which_the_master_kills_it(service: Service) -> None:
