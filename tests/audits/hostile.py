@@ -16,10 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.audits.bystander import new_id
 from tests.audits.clients import HEAD, MIB, Bystander, Crowd, Target, create_head
@@ -237,24 +238,28 @@ CHECKS: dict[Callable[..., Verdict], tuple[str, ...]] = {
     unread_responses: (),
     dear_requests: (),
     single_bytes: (MANY,),
-    tiny_records: TLS,
+    tiny_records: (MANY, *TLS),
     large_bodies: (),
     many_bodies: (),
     full_is_fair: ("--worker-connections=300",),
 }
 
 
-def run(check: Callable[..., Verdict], **sizes: float) -> Verdict:
-    """Start the service of a check, and run the check with these arguments."""
+def run(checks: Mapping[Callable[..., Verdict], dict[str, Any]]) -> Verdict:
+    """Start a service with the options of these checks, and run each with its arguments."""
+    [options] = {CHECKS[check] for check in checks}
+    verdicts = []
     with tempfile.TemporaryDirectory() as folder:
         make_certificate(Path(folder))
-        options = [option.replace("FOLDER", folder) for option in CHECKS[check]]
+        options = tuple(option.replace("FOLDER", folder) for option in options)
         with Target(*options, PLANTS_STORE=f"sqlite:///{folder}/plants.db") as service:
             service.wait_until_it_serves()
-            verdict = check(service, **sizes)
-            faults = service.faults()
-    return Verdict(verdict.holds and not faults, ", ".join([verdict.summary, *faults[:3]]))
+            for check, sizes in checks.items():
+                verdict = check(service, **sizes)
+                faults = service.faults()
+                verdicts.append(Verdict(verdict.holds and not faults, ", ".join([verdict.summary, *faults[:3]])))
+    return together(*verdicts)
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(__doc__, {check.__name__: partial(run, check) for check in CHECKS}))
+    sys.exit(run_checks(__doc__, {check.__name__: partial(run, {check: {}}) for check in CHECKS}))
