@@ -20,15 +20,6 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def no_subprocess_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not measure processes that a test starts, because coverage doubles their start-up time.
-
-    A test may use this if other tests cover the same code.
-    """
-    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-
-
-@pytest.fixture
 def store() -> PlantStore:
     return MemoryStore()
 

@@ -86,7 +86,6 @@ def test_each_request_is_logged_on_standard_output_with_a_level(service: Service
         assert service.line_of(response.headers["x-request-id"]).items() >= expected.items()
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_access_log_of_another_worker_class_has_no_query() -> None:
     headers = [AUTH, JSON_TYPE, ("Referer", "http://a/?access_token=b")]
     with serving("-kgthread", PLANTS_LOG_FORMAT="text") as service:

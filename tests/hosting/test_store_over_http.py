@@ -32,7 +32,6 @@ def is_live_while_creates_wait(service: Service, pool: ThreadPoolExecutor) -> bo
 
 
 @pytest.mark.parametrize("stall", [file_held, server_suspended])
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_requests_and_probes_get_responses_while_the_store_waits(
     stall: Outage, tmp_path: Path, server: PostgresServer
 ) -> None:

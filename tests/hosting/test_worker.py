@@ -148,7 +148,6 @@ def app(environ, start_response):
 LIVE, READY, CREATE = ("GET", "/livez"), ("GET", "/readyz"), ("POST", "/plants")
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_wrapper_that_blocks_or_copies_delays_and_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "wrapper.py").write_text(WRAPPER)
     with (

@@ -44,7 +44,6 @@ def test_systemd_verifies_the_units_and_their_exposure(tmp_path: Path) -> None:
     assert [sum("=" in line for line in lines) for lines in (backup - service, service - backup)] == [2, 5]
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 @pytest.mark.parametrize("drop_in", [None, DEPLOY / "plants.service.d/tls.conf"], ids=["plain", "TLS"])
 def test_the_unit_starts_a_service_that_notifies_systemd(tmp_path: Path, drop_in: Path | None) -> None:
     credentials, state = tmp_path / "credentials", tmp_path / "state"

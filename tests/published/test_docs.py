@@ -145,7 +145,6 @@ def test_a_checkout_runs_without_an_installation(command: str) -> None:
 
 
 @needs("curl")
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_tutorial_works_from_the_first_to_the_last_block(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     path = f"{BIN}:{os.environ['PATH']}"
@@ -188,7 +187,6 @@ def start_and_send(start: str, folder: Path) -> None:
 
 
 @needs("curl")
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_readme_shows_the_responses_to_its_requests() -> None:
     start_and_send(SERVE.replace(".venv", shlex.quote(sys.prefix)), CHECKOUT)
 

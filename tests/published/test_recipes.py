@@ -5,9 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.hosted import CHECKOUT, output_of
+from tests.support.process import NO_SUBPROCESS_COVERAGE
 
 # Each line is inserted after the one before it.
 STEPS = {
@@ -20,7 +19,6 @@ TESTS = ["tests/stores/test_every_store.py", "tests/app/test_schemas.py", "tests
 NAMES = "text or tag or type or in_use or described or members or new_plant or valid_plant"
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_tests_succeed_with_an_added_member(tmp_path: Path) -> None:
     for name in ("plants", "tests"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
@@ -33,4 +31,5 @@ def test_the_tests_succeed_with_an_added_member(tmp_path: Path) -> None:
     members = description["components"]["schemas"]["Plant"]["properties"]
     members["light"] = members["tag"]
     (tmp_path / "plants/openapi.json").write_text(json.dumps(description))
-    output_of(sys.executable, "-m", "pytest", "-q", *TESTS, "-k", NAMES, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    command = [*NO_SUBPROCESS_COVERAGE, sys.executable, "-m", "pytest", "-q", *TESTS, "-k", NAMES]
+    output_of(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path))

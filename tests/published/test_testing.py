@@ -218,7 +218,6 @@ test_z = test_y  # The id is free again, because each test has a new store.
 """
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_the_fixtures_the_documented_test_and_the_example_emit_no_warning(pytester: pytest.Pytester) -> None:
     (documented,) = re.findall(r"```python\n(.*?)```", TESTING, re.DOTALL)
     example = (CHECKOUT / "examples/test_client.py").read_text()

@@ -37,7 +37,6 @@ def test_a_signal_finishes_requests_and_closes_idle_clients(tmp_path: Path, numb
         assert server.wait_for_exit() == 0
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_a_worker_that_stops_gives_up_after_the_graceful_timeout(tmp_path: Path) -> None:
     with running_worker(tmp_path, "--threads=2", "--graceful-timeout=1") as server:
         client = server.client().send(get(f"/wait?{tmp_path}/gate"))

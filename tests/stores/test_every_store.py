@@ -206,7 +206,6 @@ class PersistentContract(StoreContract):
     def test_a_process_ends_with_an_open_store(self, store_url: str) -> None:
         assert run_program(STILL_OPEN, store_url) == ""
 
-    @pytest.mark.usefixtures("no_subprocess_coverage")
     def test_greenlets_use_a_store_opened_before_gevent_patched(self, store_url: str) -> None:
         pytest.importorskip("gevent")
         run_program(GREENLETS, store_url)

@@ -4,8 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.hosted import CHECKOUT, run
 
 OWN_STORE = """
@@ -83,7 +81,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.usefixtures("no_subprocess_coverage")
 def test_only_a_store_that_breaks_a_promise_fails_the_suite(tmp_path: Path) -> None:
     for name, (fault, _) in FAULTS.items():
         (tmp_path / f"test_{name}.py").write_text(f"{OWN_STORE}{fault}\n")

@@ -17,7 +17,7 @@ from typing import IO, Any, Self, TypeVar
 PATIENCE_SECONDS = 120
 # This line is appended to the lines of a stream when the process closes the stream.
 END = "(end)"
-# This prefix of a command turns off its coverage measurement, like the fixture of the same name.
+# This prefix of a command turns off its coverage measurement, which doubles the start-up time, if other tests cover it.
 NO_SUBPROCESS_COVERAGE = ["env", "-u", "COVERAGE_PROCESS_CONFIG"]
 # This program kills a process group unless it reads a line from its standard input before the end.
 WATCHER = 'read line || kill -KILL "-$0"'
