@@ -273,7 +273,9 @@ def test_the_command_ends_at_a_signal_or_with_one_line() -> None:
             assert (result.returncode, result.stderr.count("\n")) == (1, 1)
             assert result.stderr.startswith(f"plants.testing: {reason}")
         process.send_signal(signal.SIGINT)
-        assert (process.wait(60), process.stdout.read()) == (-signal.SIGINT, "")
+        assert process.wait(60) == -signal.SIGINT
+        # On a busy machine, a request arrives before waitress has started its threads, and waitress warns of it.
+        assert re.fullmatch(r"(Task queue depth is \d+\n)*", process.stdout.read())
 
 
 PYTHON_CLIENT = (
