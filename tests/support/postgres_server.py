@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +20,6 @@ with suppress(ImportError):  # Without it, the tests of PostgreSQL are skipped.
 from tests.support.process import children, end, free_port, start, wait_until
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
-# The first process of a test run makes and removes a directory that its processes share, and that every user can enter.
-if "TESTS_DIRECTORY" not in os.environ:
-    os.environ["TESTS_DIRECTORY"] = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, os.environ["TESTS_DIRECTORY"])
-SHARED = Path(os.environ["TESTS_DIRECTORY"])
 
 
 def find_binaries() -> Path | None:
@@ -41,6 +36,14 @@ def server_directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
+
+
+# The first process of a test run makes and removes a directory that its processes share.
+if "TESTS_DIRECTORY" not in os.environ:
+    _at_exit = ExitStack()
+    os.environ["TESTS_DIRECTORY"] = str(_at_exit.enter_context(server_directory()))
+    atexit.register(_at_exit.close)
+SHARED = Path(os.environ["TESTS_DIRECTORY"])
 
 
 @cache
@@ -71,7 +74,6 @@ class PostgresServer:
 
     def create(self) -> None:
         """Create an empty database, a copy of the one of the test run, because initdb takes six times as long."""
-        SHARED.chmod(0o755)
         database = SHARED / "database"
         with (SHARED / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
