@@ -222,8 +222,7 @@ def test_killed_workers_have_written_the_lines_of_their_responses(service: Servi
     workers = children(service.process.pid)
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: set(workers).isdisjoint(children(service.process.pid)))
-    wait_for_workers(service.process.pid, 2)
+    wait_for_workers(service.process.pid, 2, after=workers)
     wait_until(lambda: sum('"request_id":"kill-' in line for line in service.access) == 50)
     assert not any("were lost" in line for line in service.lines)
 

@@ -56,6 +56,8 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(service: Service, me
     os.kill(workers[0], signal.SIGKILL)
     service.wait_for(rf"Worker \(pid:{workers[0]}\) was sent SIGKILL")
     create(service, 1020, 20)
+    wait_for_workers(service.process.pid, 2, after=workers[:1])
+    replaced = children(service.process.pid)
     line_count = len(service.lines)
     service.signal(signal.SIGHUP)
     service.wait_for(rf"Worker exiting \(pid: {workers[1]}\)", after=line_count)
@@ -80,7 +82,7 @@ def test_metrics_are_the_exact_sum_of_live_and_dead_workers(service: Service, me
     assert value(metrics_port, "plants_created_total") - created_before == 60
     build = (plants.__version__, server.implementation())
     assert scrape(metrics_port, "plants_build_info", "version", "server") == {build: 1}
-    wait_for_workers(service.process.pid, 2)
+    wait_for_workers(service.process.pid, 2, after=replaced)
 
 
 def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_port: int, database: Path) -> None:
@@ -97,7 +99,7 @@ def test_the_gauges_have_what_is_open_and_waits_now(service: Service, metrics_po
     service.signal(signal.SIGTTOU)  # This ends one worker without a replacement.
     os.kill(workers[-1], signal.SIGKILL)
     service.wait_for(rf"Worker \(pid:{workers[-1]}\) was sent SIGKILL")
-    wait_for_workers(service.process.pid, 1)
+    wait_for_workers(service.process.pid, 1, after=workers)
     service.clients.close()
     wait_until(lambda: value(metrics_port, "plants_connections") <= 1)
     service.signal(signal.SIGTTIN)

@@ -81,8 +81,8 @@ def resident_bytes(process: int) -> int:
     return int(_status(process, r"VmRSS:\s+(\d+) kB")) * 1024
 
 
-def wait_for_workers(master: int, number: int) -> None:
-    """Wait until Gunicorn has ``number`` workers that have installed their signal handlers.
+def wait_for_workers(master: int, number: int, *, after: Sequence[int] = ()) -> None:
+    """Wait until the workers ``after`` have ended, and ``number`` others have installed their signal handlers.
 
     Without the packaged configuration, Gunicorn's workers miss an earlier signal, and it kills them after the graceful
     timeout.
@@ -92,6 +92,7 @@ def wait_for_workers(master: int, number: int) -> None:
     def has_started(worker: int) -> bool:
         return bool(int(_status(worker, r"SigCgt:\s+(\w+)"), 16) & sigabrt_bit)
 
+    wait_until(lambda: set(after).isdisjoint(children(master)))
     wait_until(lambda: sum(map(has_started, children(master))) == number)
 
 
