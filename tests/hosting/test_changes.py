@@ -22,8 +22,7 @@ def hup(service: Deployment) -> None:
     """Let the master replace the workers."""
     old = service.workers()
     service.master.send_signal(signal.SIGHUP)
-    wait_until(lambda: set(old).isdisjoint(service.workers()))
-    wait_for_workers(service.master.pid, WORKERS)
+    wait_for_workers(service.master.pid, WORKERS, after=old)
 
 
 def workers_more_and_fewer(service: Deployment) -> None:

@@ -202,8 +202,9 @@ def test_the_logs_go_to_files_and_usr1_opens_them_again(tmp_path: Path) -> None:
         reason = "a log file cannot be opened again.* Is a directory: '(.*)'"
         wait_until(lambda: {*re.findall(reason, text_of(tmp_path / "errors.1"))} == {str(file), str(errors)})
         send_until("fourth", tmp_path / "access.2")
-        os.kill(children(service.process.pid)[0], signal.SIGKILL)
-        wait_for_workers(service.process.pid, 1)
+        [worker] = children(service.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        wait_for_workers(service.process.pid, 1, after=[worker])
         send_until("fifth", tmp_path / "access.2")
         file.rmdir()
         service.signal(signal.SIGUSR1)

@@ -64,8 +64,7 @@ def test_port_listens_on_ipv4_and_ipv6_and_a_lost_worker_is_logged() -> None:
         os.kill(worker, signal.SIGKILL)
         warning = service.wait_for(f".*all plants in memory were lost with worker {worker}; their ids are free again.*")
         assert json.loads(warning[0])["level"] == "warning"
-        wait_until(lambda: children(service.process.pid) not in ([], [worker]))
-        wait_for_workers(service.process.pid, 1)
+        wait_for_workers(service.process.pid, 1, after=[worker])
         service.signal(signal.SIGINT)
         assert service.wait_for_exit() == 0
     for text, times in (("will be lost when this process ends", 1), ("were lost", 1), ("Booting", 2), ("Traceback", 0)):

@@ -127,6 +127,16 @@ class PostgresServer:
         (pid,) = (process.pid for process in self._running)
         return [pid, *children(pid)]
 
+    @contextmanager
+    def paused_writers(self) -> Iterator[None]:
+        """Pause the processes that write to the server's log (WAL), or flush it, although no client asks for that."""
+        statement = "SELECT pid FROM pg_stat_activity WHERE backend_type ~ 'writer|checkpointer'"
+        with ExitStack() as stack:
+            for (pid,) in self.execute(statement):
+                os.kill(pid, signal.SIGSTOP)
+                stack.callback(os.kill, pid, signal.SIGCONT)
+            yield
+
     def stop(self) -> None:
         """Shut the server down ("fast") if it runs."""
         for process in self._running:
