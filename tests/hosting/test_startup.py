@@ -48,7 +48,7 @@ def test_a_start_without_privileges_and_stdout_says_in_one_line_what_started(tmp
 def test_port_listens_on_ipv4_and_ipv6_and_a_lost_worker_is_logged() -> None:
     port = free_port()
     with Service(SERVE, CHECKOUT, {"PLANTS_TOKENS": TOKEN, "PORT": str(port)}) as service:
-        wait_for_workers(service.process.pid, 1)
+        service.wait_until_it_responds_on(port)
         [worker] = children(service.process.pid)
         os.kill(worker, signal.SIGHUP)  # A worker ignores what the whole process group may get.
         for name, address in (("ipv4", "127.0.0.1"), ("ipv6", "::1")):
