@@ -118,7 +118,7 @@ def test_the_text_format_is_human_readable(text_service: Service) -> None:
     text_service.send(b"[]", headers=[AUTH, JSON_TYPE, ("X-Request-ID", "second")])
     wait_until(lambda: "second" in "".join(text_service.access))
     first, second = text_service.access[-2:]
-    end = r"\d+ 0\.\d+ 127\.0\.0\.1\n"
+    end = r"\d+ \d\.\d{6} 127\.0\.0\.1\n"
     assert re.fullmatch(rf"{TIMESTAMP} info plants\.access first POST /plants 200 {end}", first)
     message = r"'The body is not a NewPlant\.[^']*'"
     assert re.fullmatch(rf"{TIMESTAMP} warning plants\.access second POST /plants 400 40002 {message} {end}", second)
