@@ -236,7 +236,7 @@ def test_the_level_warning_omits_successes_and_messages_until_hup_sets_another(t
         [worker] = children(service.process.pid)
         assert service.send(new_plant(), headers=[AUTH, JSON_TYPE]).status == 200
         assert service.send(headers=[]).status == 401
-        wait_until(lambda: service.access)
+        wait_until(lambda: service.access and service.lines)
         assert [json.loads(line)["status"] for line in service.access] == [401]
         assert ["all plants will be lost" in line for line in service.lines] == [True]
         _, written, failed = map(json.loads, lines_of(service, "first"))
