@@ -80,7 +80,7 @@ def test_a_check_fails_for_5_s_or_until_a_plant_is_stored(
 
 
 def test_a_store_that_can_write_accepts_plants_although_it_fails(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health()
+    health = Health(lambda: 1000.0)
     health.record([StoreUnavailable("a locked id"), None])
     assert health.is_fresh()  # One of the plants was stored.
     assert caplog.messages == ["the store is unavailable: a locked id"]
