@@ -1,6 +1,7 @@
 """The committer, on a database that a test can break."""
 
 import queue
+import re
 import sys
 import threading
 import time
@@ -143,8 +144,9 @@ def hanging(store: GardenStore) -> Iterator[None]:
 
 def test_while_a_commit_hangs_calls_time_out_and_then_fail_fast(caplog: pytest.LogCaptureFixture) -> None:
     """The plants that have waited too long take no room in a later batch, and cost no commit."""
-    with closing(GardenStore(timeout=1)) as store:
+    with closing(GardenStore(timeout=1.5)) as store:
         with hanging(store), ThreadPoolExecutor(2) as threads:
+            store.timeout = 1  # A call waits for 2.8 s, but fails at once if the commit has lasted for 2.3 s.
             late = [submit(store, Plant(plant_id, "oak")) for plant_id in range(500)]
             calls: list[Callable[[], None]] = [partial(store.add, Plant(500, "oak")), store.check]
             began = time.monotonic()
@@ -156,11 +158,9 @@ def test_while_a_commit_hangs_calls_time_out_and_then_fail_fast(caplog: pytest.L
         store.add(Plant(501, "oak"))
         assert {outcome(future.result) for future in late} == {"unavailable"}
         assert [batch for batch in store.batches if batch] == [[1000], [501]]
-        wait_until(lambda: len(caplog.messages) == 2)
-    assert caplog.messages == [
-        "the store is unavailable: no response in time",
-        "the store is available again; requests rejected meanwhile: 511",
-    ]
+        # On a busy machine, an outage may end before the plants that have waited too long begin another one.
+        wait_until(lambda: sum(map(int, re.findall("meanwhile: ([0-9]+)", caplog.text))) == 511)
+    assert {*caplog.messages[::2]} == {"the store is unavailable: no response in time"}
 
 
 def test_closing_a_store_times_out_while_a_commit_hangs() -> None:
