@@ -164,8 +164,9 @@ def test_while_a_commit_hangs_calls_time_out_and_then_fail_fast(caplog: pytest.L
 
 
 def test_closing_a_store_times_out_while_a_commit_hangs() -> None:
-    with closing(GardenStore(timeout=0.5)) as store, hanging(store):
+    with closing(GardenStore()) as store, hanging(store):
         queued = submit(store, Plant(1, "fern"))
+        store.timeout = 0.5
         store.close()
         with pytest.raises(StoreUnavailable, match="the store is closed"):
             queued.result(0)
