@@ -17,7 +17,7 @@ from typing import Any
 with suppress(ImportError):  # Without it, the tests of PostgreSQL are skipped.
     import psycopg
 
-from tests.support.process import children, end, free_port, start, wait_until
+from tests.support.process import children, end, free_port, resident_bytes, start, wait_until
 
 USER = None if os.geteuid() else "nobody"  # PostgreSQL refuses to run as root
 
@@ -146,12 +146,13 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Kill the server, if it runs, as a power cut would, except that the kernel still writes its cache."""
+        pids = self.processes() if self._running else []
+        for pid in pids:  # Each process leads a group of its own.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self._running:
-            # Each process leads a group of its own, so kill each by its id.
-            for pid in self.processes():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
             end(process)
+        wait_until(lambda: not any(map(resident_bytes, pids)))  # The next start would find their memory in use.
         self._running.clear()
 
 
