@@ -124,14 +124,16 @@ def test_a_canceled_wait_for_the_standby_is_not_a_success(server: PostgresServer
 
 def test_without_its_standby_a_store_logs_one_outage(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with closing(PostgresStore(server.url, timeout=1)) as store:
-        wait_until(lambda: is_available(store))
+    stores = [PostgresStore(server.url, timeout=seconds) for seconds in (1, 20)]
+    with closing(stores[0]) as store, closing(stores[1]) as healthy:
+        healthy.prepare()
         assert "created the table plants, which is empty" in caplog.messages
+        wait_until(lambda: is_available(store))
         with setting(server, "synchronous_standby_names", "absent"):
             # The first adds may run before the setting takes effect.
             assert any(outcome(partial(store.add, Plant(plant_id, "oak"))) == "unavailable" for plant_id in count())
-            with closing(PostgresStore(server.url, timeout=20)) as healthy:
-                healthy.check()  # It only reads.
+            healthy.check()  # It only reads.
+            wait_until(lambda: "unavailable" in caplog.text)  # A call may time out before that.
             caplog.clear()
             for _ in range(2):
                 time.sleep(0.6)  # so that the committer tries again
