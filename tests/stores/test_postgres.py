@@ -201,7 +201,7 @@ def test_a_failed_insert_has_a_reason_without_the_plant(
     server: PostgresServer, role_url: str, statement: str, message: str
 ) -> None:
     server.execute(FAIL)
-    with closing(PostgresStore(role_url, timeout=2)) as store:
+    with closing(PostgresStore(role_url, timeout=20)) as store:
         store.add(Plant(1, "oak"))
         server.execute(statement)
         with pytest.raises(PlantRefused, match=f"^{message}$"):
