@@ -493,7 +493,7 @@ def test_if_there_is_no_time_to_find_locked_ids_their_batch_fails(server: Postgr
 def test_a_silent_connection_costs_one_timeout(server: PostgresServer) -> None:
     with closing(PostgresStore(server.url, timeout=2)) as store, ExitStack() as stack:
         wait_until(lambda: is_available(store))
-        [(pid,)] = server.execute(f"SELECT pid {OURS}")
+        [(pid,)] = server.execute(f"SELECT pid {OURS} ORDER BY backend_start DESC LIMIT 1")
         stack.callback(os.kill, pid, signal.SIGCONT)
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match="timeout"):
