@@ -316,7 +316,7 @@ def test_a_copy_with_the_same_inode_number_is_another_file(store: SQLiteStore, p
 
 
 def test_a_closed_store_leaves_no_descriptor(path: Path) -> None:
-    with closing(SQLiteStore(str(path))) as store:
+    with closing(SQLiteStore(str(path), timeout=20)) as store:
         store.add(Plant(1, "oak"))
     del store
     gc.collect()
