@@ -35,7 +35,7 @@ from typing import NamedTuple
 from tests.audits.odd_requests import cases
 from tests.audits.report import Verdict, audit_parser, report
 from tests.support.hosted import CHECKOUT
-from tests.support.process import Process
+from tests.support.process import PATIENCE_SECONDS, Process
 
 PEERS = Path(__file__).with_name("peers")
 # If a server has not responded after this time, it is waiting for more input.
@@ -200,7 +200,7 @@ def main() -> int:
     findings: Counter[str] = Counter()
     with peers() as (ours, *others), ThreadPoolExecutor(32) as threads:
         for peer in (ours, *others):
-            plain = peer.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
+            plain = peer.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody", quiet=PATIENCE_SECONDS)
             assert plain.echoes == (("POST", "/", "body"), ("GET", "/sentinel", "")), (peer.name, plain)
 
         def compare(data: bytes) -> list[str]:
