@@ -13,7 +13,7 @@ import pytest
 
 from plants.server.connection import Connection
 from plants.server.request import HTTPError
-from plants.server.state import CLOSED, CLOSING, OPEN, RECEIVING, WRITING
+from plants.server.state import CLOSED, CLOSING, OPEN, RECEIVING, RESPONDING, WRITING
 from plants.server.tls import HANDSHAKE_BYTES, HANDSHAKE_BYTES_WITH_CERTIFICATE, restricted
 from tests.support.loop_driver import GET, Driver, Make, get, is_readable, post
 from tests.support.tls_client import Records13, TLSClient, make_certificate, trusting
@@ -76,6 +76,7 @@ class Peer:
             self.sock.sendall(ciphertext[start : start + self.packet_bytes])
             self.driver.run_once()
             self.deadlines.add(self.connection.deadline)
+        self.driver.run_until(lambda: self.connection.state is not RESPONDING)
         return self.received()
 
     def received(self) -> bytes:
