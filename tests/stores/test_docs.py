@@ -18,6 +18,7 @@ from tests.support.postgres_server import PostgresServer, find_binaries
 
 DOCUMENTS = [path.read_text() for path in (CHECKOUT / "docs").glob("*.md")]
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", (CHECKOUT / "docs" / "stores.md").read_text(), re.DOTALL)
+READ_COMMANDS = re.findall("^python3 -c 'import sqlite3.*", "".join(DOCUMENTS), re.MULTILINE)
 READ_FILE, READ_TABLE, BACK_UP, RESTORE_FILE, DUMP, RESTORE, MOVE = COMMANDS
 PLANTS = [Plant(-(2**63), "", ""), Plant(0, "a\tb\\N\n"), Plant(2**63 - 1, "🌵", "café")]
 
@@ -41,9 +42,6 @@ def run(command: str, file: Path, server: PostgresServer | None = None) -> str:
 
 def test_the_read_command_prints_every_plant(file: Path) -> None:
     assert run(READ_FILE, file).splitlines() == [repr(tuple(plant)) for plant in PLANTS]
-
-
-READ_COMMANDS = re.findall("^python3 -c 'import sqlite3.*", "".join(DOCUMENTS), re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", [*READ_COMMANDS, BACK_UP, MOVE])

@@ -143,13 +143,6 @@ def test_without_its_standby_a_store_logs_one_outage(server: PostgresServer, cap
         wait_until(lambda: is_available(store))
 
 
-WARN = """
-    CREATE OR REPLACE FUNCTION warn() RETURNS text LANGUAGE plpgsql AS
-    'BEGIN RAISE WARNING ''{}''; RETURN 1; END';
-    ALTER TABLE plants ADD IF NOT EXISTS note text DEFAULT warn()
-"""
-
-
 def test_no_option_of_the_url_or_the_role_changes_a_statement(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +165,11 @@ def test_no_option_of_the_url_or_the_role_changes_a_statement(
         assert any(add_while_it_is_inserted(plant_id) == "in use" for plant_id in range(2, 50))
 
 
+WARN = """
+    CREATE OR REPLACE FUNCTION warn() RETURNS text LANGUAGE plpgsql AS
+    'BEGIN RAISE WARNING ''{}''; RETURN 1; END';
+    ALTER TABLE plants ADD IF NOT EXISTS note text DEFAULT warn()
+"""
 FAIL = """
     CREATE OR REPLACE FUNCTION fail(code text, name text) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN
     IF name <> 'oak' THEN RAISE EXCEPTION USING ERRCODE = code, MESSAGE = name; END IF;
